@@ -68,8 +68,7 @@ class Algorithm:
         """Statistics that the objective requires under the weights that sampled the rollouts, by name."""
         self.nonfinite = 0
         """Number of consecutive steps in which an optimizer step was skipped because of NaN or infinity."""
-        self.methods: tuple[Method, ...] = methods_of(self)
-        """The active methods, in the order of config/sections.py."""
+        self.methods: tuple[Method, ...] = methods_of(self)  # the active methods, in the order of config/sections.py
 
     @property
     def requires(self) -> frozenset[str]:

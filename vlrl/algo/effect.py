@@ -27,8 +27,7 @@ class Inert:
     setting: str
     value: Any
     reason: str
-    usual: bool = False
-    """Whether the value is the default or clearly intended. Then only dry runs report it."""
+    usual: bool = False  # Whether the value is the default or clearly intended. Then only dry runs report it.
 
     def __str__(self) -> str:
         value = f"{self.value:g}" if isinstance(self.value, float) else short(self.value)

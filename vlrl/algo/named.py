@@ -25,11 +25,9 @@ class Bound:
     """A function of the objective with bound options, so that a call only passes the inputs."""
 
     name: str
-    function: Any
-    """The function. If the name refers to a class, an instance created with the options."""
+    function: Any  # The function. If the name refers to a class, an instance created with the options.
     options: Mapping[str, Any] = field(default_factory=dict)
-    requires: frozenset[str] = frozenset()
-    """Inputs that the function needs; see inputs.requires."""
+    requires: frozenset[str] = frozenset()  # inputs that the function needs; see inputs.requires
 
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments, **self.options)

@@ -36,8 +36,7 @@ class Objective:
     aggregation: Bound
     weights: Sequence[Bound] = ()
     correction: Bound | None = None
-    kl: Bound | None = None
-    """None if the loss has no KL term."""
+    kl: Bound | None = None  # None if the loss has no KL term
     kl_weights: Sequence[Bound] = ()
     entropy: Bound | None = None
 

@@ -13,8 +13,7 @@ from vlrl.algo.effect import FunctionUse, Inert
 from vlrl.config.algo import CLIPS
 from vlrl.monitoring.mismatch import samples_as_it_trains
 
-LARGEST_LOG = 20.0
-"""Log-ratios are clamped to +- this value; see LossInputs.log_ratio."""
+LARGEST_LOG = 20.0  # Log-ratios are clamped to +- this value; see LossInputs.log_ratio
 MOST = math.exp(LARGEST_LOG)
 _FARTHEST = {"clip_low": 1.0, "clip_high": MOST - 1, "delta": MOST, "dual_clip": MOST, "cap": MOST, "pre_clip": MOST,
              "delta_low": 1.0, "delta_high": 1.0}
@@ -25,14 +24,11 @@ _FARTHEST = {"clip_low": 1.0, "clip_high": MOST - 1, "delta": MOST, "dual_clip":
 class Ratio:
     """How a policy term depends on p / p(old)."""
 
-    options: tuple[str, ...]
-    """Options that act only through the ratio."""
+    options: tuple[str, ...]  # options that act only through the ratio
     alone: bool
     """Whether at a ratio of 1 the term's gradient equals that of algo.loss=reinforce, up to a factor (see `like`)."""
-    like: str
-    """How a message relates the gradient at a ratio of 1 to that of reinforce: "that", "a multiple of that"."""
-    farthest: Mapping[str, float]
-    """Option -> the smallest value that no ratio can reach, if it differs from _FARTHEST."""
+    like: str  # how a message relates the gradient at a ratio of 1 to that of reinforce: "that", "a multiple of that"
+    farthest: Mapping[str, float]  # option -> the smallest value that no ratio can reach, if it differs from _FARTHEST
     hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
     """Given the options that are set, yields (option, reason) for each option that another one overrides."""
 

@@ -24,8 +24,7 @@ from vlrl.errors import RankError, VlrlError
 if TYPE_CHECKING:
     from vlrl.distributed.rank_monitor import RankMonitor
 
-here = RankPosition()
-"""Position of this process: its current step, phase and collective."""
+here = RankPosition()  # position of this process: its current step, phase and collective
 _monitor: RankMonitor | None = None
 _lost: RankError | None = None
 

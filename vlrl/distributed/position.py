@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-GRACE = 30.0
-"""A waiting rank is ended this number of seconds after the timeout, if its transport raises no error."""
+GRACE = 30.0  # A waiting rank is ended this number of seconds after the timeout, if its transport raises no error
 
 
 class RankPosition:
@@ -18,12 +17,9 @@ class RankPosition:
         self.step = "before the first step"
         self.phases: list[str] = []
         self.doing, self.caller = "", ("", 0)
-        self.since = time.monotonic()
-        """When this rank entered the current collective or step (time.monotonic)."""
-        self.count = 0
-        """Number of collectives entered so far; equal on every rank at the same point of the program."""
-        self.patient = False
-        """Whether this rank waits for rank 0 without a timeout."""
+        self.since = time.monotonic()  # when this rank entered the current collective or step (time.monotonic)
+        self.count = 0  # number of collectives entered so far; equal on every rank at the same point of the program
+        self.patient = False  # whether this rank waits for rank 0 without a timeout
 
     def at(self, step: str) -> None:
         """Records that this rank begins a step."""

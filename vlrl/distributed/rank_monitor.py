@@ -26,16 +26,13 @@ from vlrl.errors import RankError
 from vlrl.store import lock
 from vlrl.types import Record
 
-BEAT = 2.0
-"""Interval in seconds at which a rank writes its record."""
-CONNECT = 10.0
-"""Timeout in seconds for connecting to the store."""
+BEAT = 2.0  # interval in seconds at which a rank writes its record
+CONNECT = 10.0  # timeout in seconds for connecting to the store
 ANSWER = 15.0
 """Timeout of a read in seconds. Longer than CONNECT: a thread that fails during shutdown would abort the process."""
 _GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
 """TCP's error messages for an unreachable host. For a host on the local network, "no route to host" comes first."""
-_NAMED = 8
-"""Maximum number of ranks that a message names."""
+_NAMED = 8  # maximum number of ranks that a message names
 
 T = TypeVar("T")
 

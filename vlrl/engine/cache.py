@@ -18,10 +18,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 
 from vlrl.models.attention import PromptCache
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values of one layer."""
-ROOM = 64
-"""When the buffers of a layer grow, they get space for this number of additional tokens."""
+Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer
+ROOM = 64  # when the buffers of a layer grow, they get space for this number of additional tokens
 
 
 class RoomyLayer(DynamicLayer):

@@ -24,18 +24,15 @@ from vlrl.engine.cache import ROOM
 from vlrl.models.policy import Policy
 from vlrl.types import Prompt
 
-Job = tuple[int, list[int]]
-"""A part of a batch: (index of the request, indices of the request's rollouts)."""
+Job = tuple[int, list[int]]  # A part of a batch: (index of the request, indices of the request's rollouts)
 GIB = 2**30
 MOST_ROWS = 256
 """Maximum number of completions per batch. Small models reach this limit first, so their batches are the same on every
 machine."""
 LOGIT_COPIES = 3
 """Number of float32 copies of the logits [rows, vocabulary] that decoding.sample_tokens holds at the same time."""
-_SHARE = {"cuda": 0.7}
-"""Share of the remaining memory that a batch may use. The rest is for prefill and fragmentation."""
-_OTHER_SHARE = 0.5
-"""The share of memory on other devices, where data, Python and other programs use the same memory."""
+_SHARE = {"cuda": 0.7}  # Share of the remaining memory that a batch may use. The rest is for prefill and fragmentation.
+_OTHER_SHARE = 0.5  # the share of memory on other devices, where data, Python and other programs use the same memory
 _TRAINING = 4
 """Memory that training needs, as a multiple of the size of the trained weights: both AdamW moments, a reference policy,
 dtype casts."""
@@ -45,16 +42,11 @@ dtype casts."""
 class Capacity:
     """The limits of one batch. All memory sizes are in bytes."""
 
-    rows: int
-    """Maximum number of completions."""
-    total: float = math.inf
-    """Maximum memory of the KV caches and logits of a batch."""
-    token: int = 0
-    """Size of the KV cache of one token."""
-    logits: int = 0
-    """Size of the logits for one completion's next token, including temporary copies."""
-    shared: bool = True
-    """Whether the completions of a group share one copy of their prompt's cache."""
+    rows: int  # maximum number of completions
+    total: float = math.inf  # maximum memory of the KV caches and logits of a batch
+    token: int = 0  # size of the KV cache of one token
+    logits: int = 0  # size of the logits for one completion's next token, including temporary copies
+    shared: bool = True  # whether the completions of a group share one copy of their prompt's cache
 
     def fits(self, prompts: int, widest: int, rows: int, longest: int, shares: int = 1) -> bool:
         """Whether a batch fits into 1 / `shares` of the memory. The batch has `prompts` prompts of up to `widest`

@@ -18,14 +18,10 @@ from vlrl.types import Completion
 class DecodedBatch:
     """The tokens of R completions, padded to the length N of the longest one."""
 
-    tokens: np.ndarray
-    """[R, N] token ids."""
-    logprobs: np.ndarray
-    """[R, N] float32 log-probabilities."""
-    sampled: np.ndarray
-    """[R, N] bool; False where a token was forced."""
-    lengths: np.ndarray
-    """[R] number of tokens of each completion."""
+    tokens: np.ndarray  # [R, N] token ids
+    logprobs: np.ndarray  # [R, N] float32 log-probabilities
+    sampled: np.ndarray  # [R, N] bool; False where a token was forced
+    lengths: np.ndarray  # [R] number of tokens of each completion
 
 
 class DecodingBatch:

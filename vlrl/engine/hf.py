@@ -41,8 +41,7 @@ from vlrl.models.token_text import TokenTexts
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
 
-_COMPACT = 0.75
-"""Finished rows are removed from the batch when at most this share of its rows is still being decoded."""
+_COMPACT = 0.75  # finished rows are removed from the batch when at most this share of its rows is still being decoded
 _log = logging.getLogger(__name__)
 
 

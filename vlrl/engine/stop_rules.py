@@ -30,8 +30,7 @@ class StopRules:
                                     device=texts.device)
         self.forced = torch.full(tokens.shape, -1, device=texts.device)
         """[R, N] forced token ids; -1 where the token is sampled."""
-        self._end = torch.zeros_like(self._budget)
-        """[R] position after the last forced token; 0 if no token is forced."""
+        self._end = torch.zeros_like(self._budget)  # [R] position after the last forced token; 0 if no token is forced
         for row in (self._budget < begun).nonzero()[:, 0].tolist():
             self._close(row, tokens)
 

@@ -25,12 +25,9 @@ _log = logging.getLogger(__name__)
 class RowCache:
     """The KV cache of one row of n tokens."""
 
-    layers: list[Pair]
-    """Keys and values [1, H_kv, n, d] of each layer."""
-    ids: np.ndarray
-    """[n] token ids."""
-    media: tuple[str, ...]
-    """Hashes of the media among the tokens."""
+    layers: list[Pair]  # keys and values [1, H_kv, n, d] of each layer
+    ids: np.ndarray  # [n] token ids
+    media: tuple[str, ...]  # hashes of the media among the tokens
 
     def rest(self, prompt: Prompt, observed: Prompt | None) -> Prompt | None:
         """The part of a prompt after the cached tokens, which has the media of `observed`. None if the prompt does not

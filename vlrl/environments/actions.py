@@ -11,8 +11,7 @@ import numpy as np
 
 from vlrl.task.tool_calls import from_json
 
-_MOST = 20_000
-"""Maximum length of an action in characters."""
+_MOST = 20_000  # maximum length of an action in characters
 _NUMBERS = {"integer": int, "number": float}
 _KINDS: Mapping[str, type] = {"boolean": bool, "array": list, "object": dict, "null": type(None)}
 _NUMBER = re.compile(r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,3})?", re.ASCII)

@@ -8,10 +8,8 @@ from typing import Any
 from vlrl.environments.validation import ProtocolError, checked_names
 from vlrl.rewards.scalar import finite_number, truth_value
 
-PARTS = ("return", "success")
-"""The default reward parts. `progress` and `illegal` are also available."""
-SUCCESS = ("is_success", "success")
-"""Names under which an environment may report success."""
+PARTS = ("return", "success")  # The default reward parts. `progress` and `illegal` are also available.
+SUCCESS = ("is_success", "success")  # names under which an environment may report success
 _PROGRESS = ("progress", "progression")
 
 

@@ -33,16 +33,13 @@ Make = Callable[..., Environment]
 class EnvironmentKind:
     """A kind of external environment, selected by the word before the first colon of environment.name."""
 
-    package: str
-    """The Python package that this kind requires."""
-    extra: str
-    """The extra of vlrl that installs the package."""
+    package: str  # the Python package that this kind requires
+    extra: str  # the extra of vlrl that installs the package
     make: Callable[[Sequence[str], Mapping[str, Any]], Make]
     """(addresses, options) -> a function that creates environments, called with parts, step_s and reset_s. Raises
     ConfigError for invalid addresses or options."""
     tools: Callable[[Sequence[str], Mapping[str, Any], float], Sequence[Tool]] = lambda addresses, options, seconds: ()
-    several: bool = False
-    """Whether several addresses can be given."""
+    several: bool = False  # whether several addresses can be given
 
 
 def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
@@ -81,8 +78,7 @@ def _mcp_tools(addresses: Sequence[str], options: Mapping[str, Any], seconds: fl
     return mcp.mcp_tools(addresses, seconds=seconds, **own)
 
 
-_GIVEN = ("parts", "step_s", "reset_s")
-"""Arguments that vlrl sets, so they cannot be set as options."""
+_GIVEN = ("parts", "step_s", "reset_s")  # arguments that vlrl sets, so they cannot be set as options
 KINDS = {"gym": EnvironmentKind("gymnasium", "gym", _gym),
          "openenv": EnvironmentKind("websockets", "openenv", _openenv, several=True),
          "mcp": EnvironmentKind("mcp", "mcp", _mcp, _mcp_tools, several=True)}

@@ -40,8 +40,7 @@ _PAUSES_S = (0.25, 0.5, 1.0)
 _MOST_LOST = 3
 """After this number of consecutive samples whose resets failed in all attempts, resets are attempted only once until
 one succeeds. So a server that is down does not delay every episode by the full time limit."""
-_START_S = 60.0
-"""Time limit in seconds for starting a process."""
+_START_S = 60.0  # time limit in seconds for starting a process
 _NOTHING = pickle.dumps(("close", 0, None))
 """A call without effect, used to wait until a process has started. No episode has the number 0."""
 _log = logging.getLogger(__name__)
@@ -61,12 +60,10 @@ class HostedEpisode:
     number: int
     sample: Sample
     seed: int
-    actions: list[str] = field(default_factory=list)
-    """The actions to which the environment has responded."""
+    actions: list[str] = field(default_factory=list)  # the actions to which the environment has responded
     seen: list[str] = field(default_factory=list)
     """Fingerprints of the first observation and of the response to each action."""
-    seconds: float = 0.0
-    """Duration of the last call in seconds."""
+    seconds: float = 0.0  # duration of the last call in seconds
 
 
 class Environments:

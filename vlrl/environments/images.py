@@ -20,14 +20,12 @@ from vlrl.environments.validation import ProtocolError
 from vlrl.errors import DataError
 from vlrl.types import Media, Observation
 
-_MOST_BYTES = 2**26
-"""Maximum size of an image file in bytes."""
+_MOST_BYTES = 2**26  # maximum size of an image file in bytes
 _LIMITS = LimitsSettings(media_bytes=_MOST_BYTES)
 _MAGIC = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD")
 """The first characters of base64-encoded PNG, JPEG, WebP and GIF files."""
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.ASCII)
-_LEAST = 64
-"""Minimum length of a base64 string that is recognized as an image."""
+_LEAST = 64  # minimum length of a base64 string that is recognized as an image
 
 
 def image_of_array(values: Any, what: str) -> Image.Image:

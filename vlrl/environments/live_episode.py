@@ -23,19 +23,15 @@ class LiveEpisode:
     base_request: Request
     index: int
     episode: HostedEpisode
-    whole: Prompt
-    """The prompt, followed by all tokens and media of the episode so far."""
-    last: int | None
-    """How many of the last observations the model sees (`episode.history=last:k`); None = all."""
-    end: int
-    """Id of the token that ends a turn."""
+    whole: Prompt  # the prompt, followed by all tokens and media of the episode so far
+    last: int | None  # how many of the last observations the model sees (`episode.history=last:k`); None = all
+    end: int  # id of the token that ends a turn
     replay_of: Completion | None = None
     """Another episode whose actions are replayed first (Request.begun); None = start with a new action."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    shown: list[Prompt] = field(default_factory=list)
-    """The observations that were shown to the model so far."""
+    shown: list[Prompt] = field(default_factory=list)  # the observations that were shown to the model so far
     observed_media: list[LoadedMedia] = field(default_factory=list)
     """The media of all observations, including a final one that is not shown to the model."""
     windows: list[Prompt] = field(default_factory=list)

@@ -34,11 +34,9 @@ from vlrl.errors import ConfigError
 from vlrl.task.environment import SUCCESS
 from vlrl.types import Media, Observation, Step
 
-_MOST_BYTES = 2**26
-"""Maximum size of a response in bytes."""
+_MOST_BYTES = 2**26  # maximum size of a response in bytes
 _MOST_TOOLS, _MOST_SCHEMA, _MOST_CONTENT = 100, 20_000, 64
-_CLOSE_S = 5.0
-"""Time limit in seconds for closing a session."""
+_CLOSE_S = 5.0  # time limit in seconds for closing a session
 _MODELS_FAULT = (-32602, -32601)
 """JSON-RPC error codes for invalid parameters and an unknown method. The model gets the error message, and the episode
 continues."""

@@ -34,8 +34,7 @@ from vlrl.task.environment import Environment
 from vlrl.task.tool_calls import from_json
 from vlrl.types import Media, Observation, Step
 
-MOST_BYTES = 2**26
-"""Maximum size of a message in bytes."""
+MOST_BYTES = 2**26  # maximum size of a message in bytes
 _MOST_SCHEMA = 2**20
 _CONNECT_S = 10.0
 _CLOSE_S = 1.0

@@ -20,11 +20,9 @@ from vlrl.environments.traffic import network
 
 BEHIND, AHEAD, ASIDE = 16.0, 48.0, 16.0
 """Visible distance in metres behind the ego vehicle, ahead of it, and to each side."""
-CAR = (5.0, 2.0)
-"""Length and width of a vehicle in metres."""
+CAR = (5.0, 2.0)  # length and width of a vehicle in metres
 THING = (2.0, 2.0)
-MOST_SPEED = 20.0
-"""The speed in metres per second at which the speed bar is full."""
+MOST_SPEED = 20.0  # the speed in metres per second at which the speed bar is full
 _BAR = 6 / 64  # of the picture's height
 _DETAIL = 3  # drawn so many times larger, then averaged
 _PIECE = 2.0  # metres between the points of a lane's edge

@@ -44,11 +44,9 @@ class Deadline:
 @dataclass
 class _Server:
     address: str
-    place: int
-    """Order among servers with the same number of sessions. Each process begins with a different server."""
+    place: int  # Order among servers with the same number of sessions. Each process begins with a different server.
     sessions: int = 0
-    pause: float = 0.0
-    """Duration of the current pause in seconds; 0 if the server responds."""
+    pause: float = 0.0  # duration of the current pause in seconds; 0 if the server responds
     until: float = 0.0
 
 

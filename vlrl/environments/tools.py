@@ -34,15 +34,11 @@ from vlrl.task.environment import SUCCESS, Environment
 from vlrl.task.tool_calls import Call, calls_of
 from vlrl.types import Media, Observation, Sample, Step
 
-MOST_TEXT = 10_000
-"""Maximum length in characters of a text shown to the model."""
-_MOST_PIXELS = 2**26
-"""Maximum number of pixels of an image that a tool returns."""
-_MOST_STORED = 2_000
-"""Maximum length of a call's arguments in Step.info, in characters of JSON."""
+MOST_TEXT = 10_000  # maximum length in characters of a text shown to the model
+_MOST_PIXELS = 2**26  # maximum number of pixels of an image that a tool returns
+_MOST_STORED = 2_000  # maximum length of a call's arguments in Step.info, in characters of JSON
 _MOST_ERROR = 500
-NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
-"""A valid tool name: one that a model can write."""
+NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)  # A valid tool name: one that a model can write
 
 
 class CallError(Exception):

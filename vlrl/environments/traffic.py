@@ -24,10 +24,8 @@ from highway_env.road.road import Road, RoadNetwork
 from highway_env.vehicle.behavior import IDMVehicle
 from highway_env.vehicle.objects import Obstacle
 
-STEP = 0.1
-"""Seconds per simulation step."""
-MOST_SPEED = 30.0
-"""The highest speed of any driver, in metres per second."""
+STEP = 0.1  # seconds per simulation step
+MOST_SPEED = 30.0  # the highest speed of any driver, in metres per second
 Lane = tuple[str, str, int]
 _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "merge": (MergeEnv, {}),
           "intersection": (IntersectionEnv, {"initial_vehicle_count": 1}), "roundabout": (RoundaboutEnv, {}),
@@ -46,8 +44,7 @@ class Driver(IDMVehicle):
     KP_LATERAL = 0.7
     LANE_CHANGE_MIN_ACC_GAIN = 0.5
     EASE = 1.8
-    wanted = 0.0
-    """Target speed on a free road in metres per second."""
+    wanted = 0.0  # target speed on a free road in metres per second
 
     def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
         """The acceleration by the IDM. Braking is gentle if its only reason is the target speed."""

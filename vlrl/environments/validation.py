@@ -18,8 +18,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.scalar import finite_number, truth_value
 from vlrl.types import Media, Observation, Step
 
-MOST_TEXT = 100_000
-"""Maximum length in characters of an observation's text, and of `info` as JSON."""
+MOST_TEXT = 100_000  # maximum length in characters of an observation's text, and of `info` as JSON
 
 
 class ProtocolError(Exception):

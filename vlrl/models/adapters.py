@@ -85,8 +85,7 @@ def load(name: str, base: str, dtype: torch.dtype, what: str, device: torch.devi
 # --- 4-bit weights (QLoRA) --------------------------------------------------------------------------------------------
 
 
-QUANTIZATION_FILE = "quantization.json"
-"""File in an adapter's folder that records how the base model was quantized."""
+QUANTIZATION_FILE = "quantization.json"  # file in an adapter's folder that records how the base model was quantized
 
 _DTYPES = Literal["float32", "bfloat16", "float16"]
 
@@ -97,8 +96,7 @@ class Quantization(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     quantize: Literal["nf4"] = "nf4"
     target: str | tuple[str, ...]
-    dtype: _DTYPES
-    """Compute type of the quantized layers, and type of the weights before quantization."""
+    dtype: _DTYPES  # compute type of the quantized layers, and type of the weights before quantization
 
     @classmethod
     def of(cls, settings: LoraSettings, dtype: torch.dtype) -> Quantization:

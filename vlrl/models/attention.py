@@ -34,10 +34,8 @@ from vlrl.errors import ConfigError
 
 ATTENTION = "vlrl_prefix_shared"
 
-Run = tuple[int, int, int]
-"""(offset, length, end of the last descendant) of a run of tokens in a row."""
-Span = tuple[int, int]
-"""(offset, length) of a run of tokens in a row."""
+Run = tuple[int, int, int]  # (offset, length, end of the last descendant) of a run of tokens in a row
+Span = tuple[int, int]  # (offset, length) of a run of tokens in a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +46,8 @@ class Grid:
     """[R * A] position in the row of each entry of the batch; a padded entry has the position of its run's last token.
     """
     shape: tuple[int, int]
-    valid: torch.Tensor | None
-    """[R * A] bool, False on padding; None if there is no padding."""
-    positions: torch.Tensor
-    """[tokens] position in the row of each token, without padding, in the order of `flat`."""
+    valid: torch.Tensor | None  # [R * A] bool, False on padding; None if there is no padding
+    positions: torch.Tensor  # [tokens] position in the row of each token, without padding, in the order of `flat`
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
         """Gathers tokens of a row into the batch: [T, H, ...] -> [R, H, A, ...]. Fills the padding with `padding` if
@@ -72,8 +68,7 @@ class Bucket:
     """A batch of runs whose ancestors have similar total length, for the masked implementation."""
 
     runs: Grid
-    ancestors: Grid | None
-    """[R, P] the ancestors' tokens of each run; None for runs without ancestors."""
+    ancestors: Grid | None  # [R, P] the ancestors' tokens of each run; None for runs without ancestors
     mask: torch.Tensor | None
     """[R, 1, A, P + A] bool, True where a query (of A) may attend to a key (of P + A); None for runs without ancestors.
     """
@@ -130,17 +125,14 @@ class PromptCache:
     """KV cache of P prompts, shared by the R completions that are being generated. It is passed as a keyword of the
     model's forward."""
 
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
-    """Keys and values [P, H_kv, L, d] of each layer."""
+    layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values [P, H_kv, L, d] of each layer
     bias: torch.Tensor | None
     """[P, 1, 1, L] attention bias: -inf on the padding of a prompt, else 0; None if there is no padding."""
-    owner: torch.Tensor
-    """[R] index of each completion's prompt, in ascending order."""
+    owner: torch.Tensor  # [R] index of each completion's prompt, in ascending order
     grid: torch.Tensor | None = field(init=False)
     """[P * G] completion at each of the G query slots of a prompt, where G is the largest number of completions of a
     prompt. None if every prompt has G completions."""
-    inverse: torch.Tensor = field(init=False)
-    """[R] index in `grid` of each completion."""
+    inverse: torch.Tensor = field(init=False)  # [R] index in `grid` of each completion
 
     def __post_init__(self) -> None:
         self._arrange()

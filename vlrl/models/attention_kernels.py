@@ -18,8 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from vlrl.models.attention import Layout, Run
 
-BLOCK = 128
-"""Block size of FlexAttention, in positions."""
+BLOCK = 128  # block size of FlexAttention, in positions
 
 
 # --- flash attention over many lengths -------------------------------------------------------------------------------
@@ -29,8 +28,7 @@ BLOCK = 128
 class Lengths:
     """Boundaries of consecutive runs of tokens, in the form that variable-length flash attention takes."""
 
-    edges: torch.Tensor
-    """[runs + 1] int32: the start of each run, then the end of the last run."""
+    edges: torch.Tensor  # [runs + 1] int32: the start of each run, then the end of the last run
     longest: int
 
     @staticmethod
@@ -43,10 +41,8 @@ class Lengths:
 class Level:
     """All runs at one depth of the tree that have descendants: M tokens, whose descendants have Q tokens."""
 
-    keys: torch.Tensor
-    """[M] positions in the row of the runs' tokens."""
-    queries: torch.Tensor
-    """[Q] positions in the row of all descendants' tokens."""
+    keys: torch.Tensor  # [M] positions in the row of the runs' tokens
+    queries: torch.Tensor  # [Q] positions in the row of all descendants' tokens
     per_run: Lengths
     below: Lengths
 
@@ -56,8 +52,7 @@ class RowRuns:
     """The runs of a row, in row order (`each`) and grouped by their depth in the tree (`levels`)."""
 
     each: Lengths
-    levels: tuple[Level, ...]
-    """One Level per depth of the tree; the first holds the prompts."""
+    levels: tuple[Level, ...]  # one Level per depth of the tree; the first holds the prompts
 
     @staticmethod
     def of(layout: Layout, device: torch.device) -> RowRuns:

@@ -16,10 +16,8 @@ from vlrl.distributed import comm
 from vlrl.models.cost import Cost, group_cost, optimizer_steps
 from vlrl.types import Group
 
-WORTH_MOVING = 1.05
-"""Groups move only if the largest load of a rank exceeds the mean load by this factor."""
-EVEN = 1.01
-"""Moving ends once the largest load of a rank is at most the mean load times this factor."""
+WORTH_MOVING = 1.05  # groups move only if the largest load of a rank exceeds the mean load by this factor
+EVEN = 1.01  # moving ends once the largest load of a rank is at most the mean load times this factor
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,7 @@ from typing import Any
 Message = dict[str, Any]
 Parts = list[dict[str, Any]]
 Form = Callable[[Parts], Any]
-Template = Callable[..., str]
-"""Renders a conversation: (messages, **options) -> text."""
+Template = Callable[..., str]  # renders a conversation: (messages, **options) -> text
 
 _TEXTS = ("Where is it?", "There it is.")
 _KEY = "vlrl-key"

@@ -34,24 +34,20 @@ class Family:
     """Properties of one family of vision-language models."""
 
     model_type: str
-    coordinates: str
-    """The convention for bounding boxes that the model was trained on; see data/coordinates.py."""
+    coordinates: str  # the convention for bounding boxes that the model was trained on; see data/coordinates.py
     vision_tokens: tuple[str, ...] = ()
     """Tokens that represent or enclose visual input. A completion may not contain them."""
     vision: tuple[str, ...] = ("vision_tower.", "vision_model.", "visual.", "vision_encoder.")
     """Fragments of module paths that identify the vision tower."""
     mergers: tuple[str, ...] = ("multi_modal_projector.", "connector.", "merger.", "image_newline.", "projector.")
     """Fragments of module paths that identify the projection of vision features into the language model."""
-    mrope: bool = False
-    """Whether rotary positions have three rows (time, height, width), as in Qwen2-VL."""
+    mrope: bool = False  # whether rotary positions have three rows (time, height, width), as in Qwen2-VL
     grids: bool = False
     """Whether the processor returns the number of patches (time, height, width) of every image and video."""
-    videos: bool = True
-    """Whether the model accepts videos, if its processor does."""
+    videos: bool = True  # whether the model accepts videos, if its processor does
     shared: bool = True
     """Whether the completions of a group can share one copy of the prompt (packing.py). Otherwise rows are padded."""
-    nested: tuple[str, ...] = ()
-    """Processor inputs that must be a list per prompt: "images", "videos"."""
+    nested: tuple[str, ...] = ()  # processor inputs that must be a list per prompt: "images", "videos"
     exclusive_media: bool = False
     """Whether images and videos use the same input tensor, so that a prompt cannot contain both."""
     template: Mapping[str, Any] = field(default_factory=dict)
@@ -61,8 +57,7 @@ class Family:
     answer_types: Mapping[str, int] = field(default_factory=dict)
     """Token type of completion tokens, by the name of the model's input, where the type is not 0; see
     Prompt.aligned_answer."""
-    other_ids: tuple[int, ...] = ()
-    """Ids of vision tokens whose text is unknown."""
+    other_ids: tuple[int, ...] = ()  # ids of vision tokens whose text is unknown
 
     module_parts: tuple[tuple[str, Part], ...] = ()
     """(prefix of module names, part of the model), longest prefix first. Only for models of unknown type."""

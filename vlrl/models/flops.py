@@ -29,10 +29,8 @@ class Products:
     """
 
     weights: float = 0.0
-    trained: float = 0.0
-    """How many of the weights are trainable."""
-    first: float = 0.0
-    """How many of the weights are applied to pixels, which need no gradient."""
+    trained: float = 0.0  # how many of the weights are trainable
+    first: float = 0.0  # how many of the weights are applied to pixels, which need no gradient
 
     def operations(self, training: bool, flows: bool) -> float:
         """Operations per token: of the forward pass, or with `training` of forward and backward pass. `flows`: whether
@@ -53,14 +51,11 @@ class Cost:
     head: Products
     merger: Products
     vision: Products
-    attention: int
-    """Attention channels (number of heads times head size), summed over the decoder layers."""
+    attention: int  # attention channels (number of heads times head size), summed over the decoder layers
     sight: tuple[int, int]
     """Attention channels, summed over the vision layers with global attention, and over those with window attention."""
-    window: float
-    """Number of patches in a window of window attention."""
-    merge: int
-    """Number of patches per visual token."""
+    window: float  # number of patches in a window of window attention
+    merge: int  # number of patches per visual token
 
     def of(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
         """Operations of a forward and backward pass. Parts of the model below all trainable parameters have no backward

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-HEAD = "reward_head.safetensors"
-"""File in the model's folder with the head of a reward model."""
+HEAD = "reward_head.safetensors"  # file in the model's folder with the head of a reward model
 
 
 @dataclass(frozen=True)
@@ -21,22 +20,17 @@ class HeadSettings:
     """Training settings of a head."""
 
     lr: float
-    coef: float = 1.0
-    """Factor for the gradient that the head's loss sends into the policy."""
-    warmup: int = 0
-    """Number of first steps in which only the head is trained."""
+    coef: float = 1.0  # factor for the gradient that the head's loss sends into the policy
+    warmup: int = 0  # number of first steps in which only the head is trained
 
 
 class Head(torch.nn.Module):
     """A linear layer that predicts a scalar for each completion token from the hidden state before it. Float32,
     initially zero."""
 
-    key: ClassVar[str]
-    """Key of the head's state in checkpoints, and prefix of the names of its metrics."""
-    file: ClassVar[str] = ""
-    """File of the head in the model's folder; "" if the head is stored only in checkpoints."""
-    reads: ClassVar[tuple[str, ...]] = ()
-    """Names of the Rollout.per_token arrays that the head's loss needs."""
+    key: ClassVar[str]  # key of the head's state in checkpoints, and prefix of the names of its metrics
+    file: ClassVar[str] = ""  # file of the head in the model's folder; "" if the head is stored only in checkpoints
+    reads: ClassVar[tuple[str, ...]] = ()  # names of the Rollout.per_token arrays that the head's loss needs
 
     def __init__(self, width: int, settings: HeadSettings, device: torch.device | str = "cpu"):
         super().__init__()

@@ -36,8 +36,7 @@ ADAPTERS = Table({
     "quantization": "vlrl.models.adapters:Quantization",
 })
 """Functions for LoRA adapters, imported when the settings (model.lora) or the loaded model need them."""
-_TEMPLATE_S = 30.0
-"""Time limit in seconds for a chat template to render a question, which usually takes milliseconds."""
+_TEMPLATE_S = 30.0  # time limit in seconds for a chat template to render a question, which usually takes milliseconds
 
 
 class Quantized(Protocol):

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_BYTES = 2**29
-"""Largest size of a chunk's float32 logits in bytes: 883 tokens at a vocabulary of 152,000."""
+CHUNK_BYTES = 2**29  # largest size of a chunk's float32 logits in bytes: 883 tokens at a vocabulary of 152,000
 
 Statistic = Callable[..., torch.Tensor]
 """A statistic of each token's distribution: (logits [n, V], targets [n]) -> values [n, ...]. Each row of values depends
@@ -33,10 +32,8 @@ model is compared, the third argument holds the second model's logits [n, V] for
 class TokenStats:
     """Statistics of the N completion tokens of a Batch."""
 
-    logprobs: torch.Tensor
-    """[N] float32 log-probabilities at the sampling temperature; banned ids have probability 0."""
-    entropy: torch.Tensor
-    """[N] float32 in nats, without gradient."""
+    logprobs: torch.Tensor  # [N] float32 log-probabilities at the sampling temperature; banned ids have probability 0
+    entropy: torch.Tensor  # [N] float32 in nats, without gradient
     more: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Values [N, ...] of each requested Statistic by name, with gradient."""
     states: torch.Tensor | None = None
@@ -63,10 +60,8 @@ class Head:
     """The output layer of a model, which turns hidden states into logits, and the transformation of these logits."""
 
     vocabulary: int
-    layer: Any = None
-    """The output layer, perhaps wrapped by PEFT; None if the "hidden states" are already logits."""
-    cap: float | None = None
-    """If not None, the model caps its logits smoothly to (-cap, cap)."""
+    layer: Any = None  # the output layer, perhaps wrapped by PEFT; None if the "hidden states" are already logits
+    cap: float | None = None  # if not None, the model caps its logits smoothly to (-cap, cap)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of hidden states [n, H], as the model computes them."""
@@ -78,8 +73,7 @@ class Head:
         return self.layer is not None and any(p.requires_grad for p in self.layer.parameters())
 
 
-_RUN_WHOLE: set[type] = set()
-"""Model classes that transform their logits in a way that Head does not reproduce."""
+_RUN_WHOLE: set[type] = set()  # model classes that transform their logits in a way that Head does not reproduce
 
 
 def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Head]:

@@ -13,8 +13,7 @@ from vlrl.data import coordinates
 from vlrl.errors import ConfigError, TaskError, did_you_mean
 from vlrl.store.files import read_json
 
-ASSETS = Path(__file__).parents[1] / "assets"
-"""Folder with the models that are shipped with the package."""
+ASSETS = Path(__file__).parents[1] / "assets"  # folder with the models that are shipped with the package
 
 
 class FamilyConvention(coordinates.Convention):

@@ -35,10 +35,8 @@ class Piece:
     without completions is computed, but its outputs are not used (`with_idle`)."""
 
     prompt: Prompt
-    answers: tuple[np.ndarray, ...]
-    """Token ids [T] of each completion."""
-    rollouts: tuple[int, ...]
-    """For each completion, the index of its rollout in the optimizer step."""
+    answers: tuple[np.ndarray, ...]  # token ids [T] of each completion
+    rollouts: tuple[int, ...]  # for each completion, the index of its rollout in the optimizer step
     shown: tuple[Prompt | None, ...] = ()
     """For each completion, its tokens with the media of its observations (Completion.shown); () if no completion has
     any."""
@@ -90,10 +88,8 @@ class Piece:
 class SharedTokens:
     """Maps N completion tokens to the U tokens that are computed, because completions share prefixes."""
 
-    targets: torch.Tensor
-    """[U] ids of the computed tokens."""
-    index: torch.Tensor
-    """[N] for each completion token, the index of its computed token."""
+    targets: torch.Tensor  # [U] ids of the computed tokens
+    index: torch.Tensor  # [N] for each completion token, the index of its computed token
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,18 +97,13 @@ class Batch:
     """The model inputs of one micro-batch, and the positions at which the outputs for its N completion tokens are read.
     """
 
-    inputs: dict[str, Any]
-    """Keyword arguments for the model's forward."""
-    columns: torch.Tensor
-    """[C] positions within the rows at which hidden states are read."""
+    inputs: dict[str, Any]  # keyword arguments for the model's forward
+    columns: torch.Tensor  # [C] positions within the rows at which hidden states are read
     select: torch.Tensor | None
     """[N] indices of the completion tokens in the flattened [B * C] hidden states; None if all are used in order."""
-    targets: torch.Tensor
-    """[N] ids of the completion tokens."""
-    rollout_id: torch.Tensor
-    """[N] for each completion token, the index of its rollout in the optimizer step."""
-    tokens: int
-    """Number of tokens that the language model computes, padding included."""
+    targets: torch.Tensor  # [N] ids of the completion tokens
+    rollout_id: torch.Tensor  # [N] for each completion token, the index of its rollout in the optimizer step
+    tokens: int  # number of tokens that the language model computes, padding included
     observed: bool = False
     """Whether the completion tokens include observations, which may contain ids that cannot be sampled."""
     shared: SharedTokens | None = None

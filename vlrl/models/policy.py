@@ -53,22 +53,18 @@ class Policy:
         self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
         """Token ids that are never sampled and get probability 0: vision tokens, and ids that the tokenizer does not
         know."""
-        self.vocabulary = vocabulary
-        """Number of rows of the output layer."""
+        self.vocabulary = vocabulary  # number of rows of the output layer
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
         self.quantized, self.features, self.head = quantized, features, head
         self.scaler = _loss_scaler(self.device, dtype)
-        self.idle: Prompt | None = None
-        """Prompt of idle micro-batches under FSDP (packing.with_idle); else None."""
+        self.idle: Prompt | None = None  # prompt of idle micro-batches under FSDP (packing.with_idle); else None
         self.most_tokens: int | None = None
         """Token limit of a micro-batch since memory last ran out; None = train.tokens_per_batch."""
-        self.shards: shards.Shards | None = None
-        """The sharded model; None if the model is not sharded over ranks."""
+        self.shards: shards.Shards | None = None  # the sharded model; None if the model is not sharded over ranks
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
         """Weights of the moving reference by parameter name; see `start_moving_reference`."""
-        self.swapped = False
-        """Whether the reference's weights temporarily replace the trained weights."""
+        self.swapped = False  # whether the reference's weights temporarily replace the trained weights
         self.updating = False
         """Whether an update may have changed the weights of the policy or reference since the last completed step."""
 

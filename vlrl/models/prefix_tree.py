@@ -15,8 +15,7 @@ import torch
 
 from vlrl.types import Prompt
 
-SHORTEST = 32
-"""Minimum number of common tokens that make a shared node."""
+SHORTEST = 32  # minimum number of common tokens that make a shared node
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,8 @@ class Node:
 class Tree:
     """The completions of a prompt as a prefix tree."""
 
-    nodes: tuple[Node, ...]
-    """All nodes, each before its descendants."""
-    positions: tuple[np.ndarray, ...]
-    """For each completion, the positions [T] of its tokens after the prompt."""
+    nodes: tuple[Node, ...]  # all nodes, each before its descendants
+    positions: tuple[np.ndarray, ...]  # for each completion, the positions [T] of its tokens after the prompt
 
     @property
     def tokens(self) -> int:

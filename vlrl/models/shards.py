@@ -16,8 +16,7 @@ from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 
-SHARDED = ("fsdp2", "zero2", "zero3")
-"""Values of train.sharding for which the model is sharded."""
+SHARDED = ("fsdp2", "zero2", "zero3")  # values of train.sharding for which the model is sharded
 KINDS = Table({
     "fsdp2": "vlrl.models.sharding.fsdp:shard",
     "zero": "vlrl.models.sharding.zero:start",
@@ -36,8 +35,7 @@ class Shards(ABC):
     For a checkpoint, tensors are gathered one at a time into main memory on the main process; other processes get None.
     `gather`, `whole`, `state` and `weights` must be called on all processes."""
 
-    gathered: bool
-    """Whether this process holds the full model, for passes without gradient."""
+    gathered: bool  # whether this process holds the full model, for passes without gradient
     steps: bool = False
     """Whether a DeepSpeed engine (sharding.zero.Zero) runs the model's passes, sums and clips gradients, and steps the
     optimizer."""

@@ -44,12 +44,9 @@ class VisualInput:
 class Features:
     """Output of the vision tower and merger for one VisualInput, without gradient."""
 
-    output_class: type
-    """The model's class for the outputs of its vision tower."""
-    pooled: tuple[torch.Tensor, ...]
-    """Features of the visual tokens, [..., H], in the order of the text."""
-    listed: bool
-    """Whether the model expects a list of feature tensors, not one tensor."""
+    output_class: type  # the model's class for the outputs of its vision tower
+    pooled: tuple[torch.Tensor, ...]  # features of the visual tokens, [..., H], in the order of the text
+    listed: bool  # whether the model expects a list of feature tensors, not one tensor
     deepstack: tuple[tuple[torch.Tensor, ...], ...] = ()
     """For each deepstack layer, features of the same visual tokens that are added inside the language model."""
 

@@ -1,4 +1,3 @@
 """Reports on a run while it runs: metrics, progress, alerts, trackers, the watchdog, signals."""
 
-LEAST_WIDTH = 20
-"""Number of columns of the narrowest terminal that tables and panels support."""
+LEAST_WIDTH = 20  # number of columns of the narrowest terminal that tables and panels support

@@ -34,8 +34,7 @@ _WEBHOOK = Table({"open": "vlrl.monitoring.webhook:open_webhook"})
 class Alert:
     """A rule whose condition has become true."""
 
-    alert: str
-    """Name of the rule's setting in `alerts`."""
+    alert: str  # name of the rule's setting in `alerts`
     step: int
     value: float
     limit: float
@@ -46,10 +45,8 @@ Columns = Mapping[str, Sequence[float]]
 """Values of the last alerts.window steps by metric, NaN for a step without a value. For reward/mean and reward/std, the
 last steps with rewards count. BEST: highest mean reward over a window so far. HIGHEST: largest entropy so far."""
 BEST, HIGHEST = "reward/best", "entropy/highest"
-_RECENT = 5
-"""Number of last steps that the rule zero_variance_above inspects."""
-Breach = tuple[float, float, str]
-"""(value, limit, message) of a rule whose condition is true."""
+_RECENT = 5  # number of last steps that the rule zero_variance_above inspects
+Breach = tuple[float, float, str]  # (value, limit, message) of a rule whose condition is true
 Rule = Callable[[Columns, AlertSettings], Breach | None]
 
 

@@ -16,8 +16,7 @@ from vlrl.config.schema import Config
 from vlrl.config.sections import active
 from vlrl.errors import TrainingError
 
-_FLOAT32 = {"kl": 1e-4, "gap": 0.1}
-"""Limits for float32, where only the order of sums differs."""
+_FLOAT32 = {"kl": 1e-4, "gap": 0.1}  # limits for float32, where only the order of sums differs
 _ROUNDED = {"kl": 0.02, "gap": 5.0}
 """Limits for 16-bit or 4-bit weights: a mean |g| of 0.02 is usual, more in a mixture of experts."""
 

@@ -12,12 +12,9 @@ from html import escape
 from typing import Any
 
 _WIDTH, _HEIGHT, _EDGE = 640, 140, 40
-_MOST = 600
-"""Maximum number of points that are drawn. A longer curve shows every k-th point and the last."""
-_LARGEST = 1e100
-"""Numbers above this are not valid steps or rewards."""
-_PAUSE_S = 0.5
-"""Minimum number of seconds between two redraws."""
+_MOST = 600  # Maximum number of points that are drawn. A longer curve shows every k-th point and the last.
+_LARGEST = 1e100  # numbers above this are not valid steps or rewards
+_PAUSE_S = 0.5  # minimum number of seconds between two redraws
 
 
 class Cell:

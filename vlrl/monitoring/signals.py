@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that ask a run to stop."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # signals that ask a run to stop
 _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
 _TWICE_S = 1.0
 """A repetition of a signal within this number of seconds is ignored, because launcher and terminal may both send it."""

@@ -36,8 +36,7 @@ class GroupView:
     """(image, caption) of each shown group: its first image, with the boxes and other marks of its answers drawn on it.
     """
     columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    """Table rows, one per rollout of the shown groups."""
+    rows: Sequence[Sequence[Any]]  # table rows, one per rollout of the shown groups
     values: Mapping[str, np.ndarray]
     """Values of all rollouts of the step, [N] float64, by name. Each is sent as a histogram."""
 

@@ -22,12 +22,10 @@ from vlrl.distributed import comm
 from vlrl.errors import TrainingError
 from vlrl.monitoring import metrics
 
-GRACE_S = 60.0
-"""Number of seconds without a sign of life (saving gives some) in which a run must end by itself."""
+GRACE_S = 60.0  # number of seconds without a sign of life (saving gives some) in which a run must end by itself
 _SIGNAL = signal.SIGVTALRM
 _TICK_S = 5.0
-_FAREWELL_S = 5.0
-"""Time limit in seconds for the last messages of a process that is ended."""
+_FAREWELL_S = 5.0  # time limit in seconds for the last messages of a process that is ended
 
 
 class Stuck(TrainingError):

@@ -16,10 +16,8 @@ from vlrl.config.alerts import AlertSettings, webhook_problem
 from vlrl.errors import ConfigError
 from vlrl.store import plain
 
-_WAITING = 100
-"""Maximum number of alerts that wait to be sent."""
-_AT_THE_END_S = 10.0
-"""A run that ends waits this number of seconds for the webhook."""
+_WAITING = 100  # maximum number of alerts that wait to be sent
+_AT_THE_END_S = 10.0  # A run that ends waits this number of seconds for the webhook
 
 
 def open_webhook(settings: AlertSettings, say: Callable[[str], None]) -> Webhook:

@@ -29,10 +29,8 @@ class RejectionCount:
 
     drawn: int = 0
     count: int = 0
-    in_a_row: int = 0
-    """Number of draws since a prompt was last accepted."""
-    fresh: list[str] = field(default_factory=list)
-    """Why prompts were rejected since the last call of `take`."""
+    in_a_row: int = 0  # number of draws since a prompt was last accepted
+    fresh: list[str] = field(default_factory=list)  # why prompts were rejected since the last call of `take`
 
     def note(self, reasons: Sequence[str], drawn: int, accepted: bool, limit: float, samples: int) -> None:
         """Records the result of some draws. Raises TrainingError if more than `limit` of all drawn prompts were
@@ -55,16 +53,12 @@ class RejectionCount:
 class DrawBatch:
     """Draws whose prompts are encoded, and whose completions are generated, together."""
 
-    draws: Mapping[int, Draw]
-    """Draws of all processes by group number, including draws of carried-over groups."""
-    fresh: int
-    """Number of new draws."""
+    draws: Mapping[int, Draw]  # draws of all processes by group number, including draws of carried-over groups
+    fresh: int  # number of new draws
     carried_over: Mapping[int, PartialGroup] = field(default_factory=dict)
     """Unfinished groups of earlier steps, by group number."""
-    accepted: list[AcceptedDraw] = field(default_factory=list)
-    """The draws of this process whose prompts were encoded."""
-    refused: list[str] = field(default_factory=list)
-    """Why prompts of this process were rejected."""
+    accepted: list[AcceptedDraw] = field(default_factory=list)  # the draws of this process whose prompts were encoded
+    refused: list[str] = field(default_factory=list)  # why prompts of this process were rejected
     encoded: bool = False
 
 

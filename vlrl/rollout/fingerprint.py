@@ -29,12 +29,9 @@ class Fingerprint:
     """Checksums of the rows of a split."""
 
     rows: int
-    places: np.ndarray
-    """[K] int64: indices of the rows that have a checksum."""
-    sums: np.ndarray
-    """[K] uint32: the CRC-32 of each of these rows."""
-    ids: tuple[str, ...]
-    """[K] ids of these rows; not saved."""
+    places: np.ndarray  # [K] int64: indices of the rows that have a checksum
+    sums: np.ndarray  # [K] uint32: the CRC-32 of each of these rows
+    ids: tuple[str, ...]  # [K] ids of these rows; not saved
     files: Mapping[Path, tuple[int, int]]
     """Size in bytes and modification time (ns) of each file that rows were read from; not saved."""
 

@@ -57,14 +57,12 @@ Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Service
 class AcceptedDraw:
     """A draw whose prompt is encoded, so that completions can be generated."""
 
-    number: int
-    """Number of the group, which also selects its random streams."""
+    number: int  # number of the group, which also selects its random streams
     draw: Draw
     sample: Sample
     prompt: Prompt
     variants: tuple[tuple[Variant, Sample, Prompt], ...] = ()
-    carried_over: PartialGroup | None = None
-    """The unfinished group from the previous step; None for a new group."""
+    carried_over: PartialGroup | None = None  # the unfinished group from the previous step; None for a new group
 
     def answered(self, completions: Sequence[Completion], most: int, step: int) -> PartialGroup:
         """The group after this step, which generated `completions`. `most` is the token limit of a completion."""
@@ -84,14 +82,10 @@ class RolloutGenerator:
     algorithm: Algorithm | None = None
     """The run's Algorithm, which determines the temperature; None = use rollout.temperature."""
     score: Score = score_all
-    likelihoods: Likelihoods | None = None
-    """Computes log-probabilities for services; None if the task needs none."""
-    services: RunServices | None = None
-    """The services of `services.*` that the task needs; None if it needs none."""
-    methods: Sequence[Method] = ()
-    """The active methods of the run, whose `start` was called."""
-    policy_step: int | None = None
-    """Number of completed steps of the engine's weights; None = equal to `step`."""
+    likelihoods: Likelihoods | None = None  # computes log-probabilities for services; None if the task needs none
+    services: RunServices | None = None  # the services of `services.*` that the task needs; None if it needs none
+    methods: Sequence[Method] = ()  # the active methods of the run, whose `start` was called
+    policy_step: int | None = None  # number of completed steps of the engine's weights; None = equal to `step`
     fixed_temperature: float | None = None
     step: int = 0
 

@@ -69,17 +69,14 @@ class GroupSource:
         self.filters, self.tally = Filters(self.config.curriculum), Tally()
         self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
         self.encoder = DrawEncoder(generator, samples, self.prefetch, self.generates)
-        self.drawn = 0
-        """Number of groups drawn since the run began, which numbers the groups and their random streams."""
+        self.drawn = 0  # number of groups drawn since the run began, which numbers the groups and their random streams
         self.step = 0
         self.rejected = RejectionCount()
-        self.outcomes: list[Outcome] = []
-        """Outcomes of all draws of the last call, over all processes."""
+        self.outcomes: list[Outcome] = []  # outcomes of all draws of the last call, over all processes
         self.dropped: list[Group] = []
         """Groups of this process in the last call that were generated but are not trained on, and episodes that could
         not begin."""
-        self.wasted = 0
-        """Number of groups of this process that were generated but are not trained on."""
+        self.wasted = 0  # number of groups of this process that were generated but are not trained on
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
         """Rewards in the last call by name of the variant, over all processes; "" = unmodified samples."""

@@ -31,14 +31,11 @@ from vlrl.types import Completion, Group, Turn
 class PartialGroup:
     """The completions of a group after a step, which may be unfinished."""
 
-    number: int
-    """Number of the group, which also selects its random streams."""
+    number: int  # number of the group, which also selects its random streams
     draw: Draw
     answers: tuple[Completion, ...]
-    steps: tuple[int, ...]
-    """For each completion, the step that generated its last part."""
-    most: int
-    """Token limit of a completion."""
+    steps: tuple[int, ...]  # for each completion, the step that generated its last part
+    most: int  # token limit of a completion
 
     @property
     def unfinished(self) -> tuple[AnswerPrefix, ...]:
@@ -78,8 +75,7 @@ def draw_of(state: Mapping[str, Any]) -> Draw:
     return Draw(**{**state, **{name: tuple((key, value) for key, value in state.get(name, ())) for name in _PAIRS}})
 
 
-_PAIRS = ("knobs", "fields")
-"""Fields of a draw that are tuples of (name, value) pairs."""
+_PAIRS = ("knobs", "fields")  # fields of a draw that are tuples of (name, value) pairs
 
 
 def completion_state(c: Completion) -> dict[str, Any]:

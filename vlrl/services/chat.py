@@ -23,12 +23,9 @@ from vlrl.engine.vllm.client import CONNECT_S, http_client
 from vlrl.errors import ConfigError
 from vlrl.types import LoadedMedia
 
-MOST_BYTES = 2**24
-"""Maximum size of a response in bytes."""
-MOST_PNG = 2**22
-"""Maximum size of a PNG in bytes; a larger image is sent as JPEG of quality 95."""
-MOST_DETAIL = 300
-"""Maximum number of characters of a server's response that an error message quotes."""
+MOST_BYTES = 2**24  # maximum size of a response in bytes
+MOST_PNG = 2**22  # maximum size of a PNG in bytes; a larger image is sent as JPEG of quality 95
+MOST_DETAIL = 300  # maximum number of characters of a server's response that an error message quotes
 WAIT_S, MOST_WAIT_S = 1.0, 60.0
 """Number of seconds before the first retry, which doubles for each further retry, and the longest wait."""
 _FATAL = {HTTPStatus.UNAUTHORIZED: "refuses the key", HTTPStatus.FORBIDDEN: "refuses the key",
@@ -50,10 +47,8 @@ class ChatReply:
     """The reply to a chat request."""
 
     text: str
-    finish_reason: str
-    """"stop", or "length" if the reply was truncated."""
-    tokens_in: int = 0
-    """Number of prompt tokens, counted by the server; 0 if unknown."""
+    finish_reason: str  # "stop", or "length" if the reply was truncated
+    tokens_in: int = 0  # number of prompt tokens, counted by the server; 0 if unknown
     tokens_out: int = 0
     tries: int = 1
 
@@ -103,8 +98,7 @@ class ChatClient:
         self.address, self._option, self._key = address_of(url, option), option, key
         self._timeout_s, self._retries, self._wait_s = timeout_s, retries, wait_s
         self._http = http_client(key, timeout_s, connections)
-        self.closed = threading.Event()
-        """Set when the client is closed. No further requests are sent."""
+        self.closed = threading.Event()  # Set when the client is closed. No further requests are sent.
         self._length = "max_tokens"
         self.model = model or self._only_model()
 

@@ -45,8 +45,7 @@ class Clip:
         text_config = getattr(self._model.config, "text_config", self._model.config)
         self._longest = int(getattr(text_config, "max_position_embeddings", 77))
         self._known: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._pictures: dict[tuple[str, int], int] = {}
-        """(split, step) -> number of images compared."""
+        self._pictures: dict[tuple[str, int], int] = {}  # (split, step) -> number of images compared
 
     concurrency = 1
 

@@ -32,8 +32,7 @@ from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatR
 from vlrl.services.reply_cache import ReplyCache, StoredReply
 from vlrl.task.services import Question, ServiceContext
 
-_FRAMES = VideoSampling(fps=1.0, max_frames=16)
-"""Which frames of a video are shown to the judge."""
+_FRAMES = VideoSampling(fps=1.0, max_frames=16)  # which frames of a video are shown to the judge
 COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
 """Counts in the metrics: requests, replies from the cache, requests without a reply, retries, tokens sent and received.
 """
@@ -43,12 +42,9 @@ COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
 class JudgeCounts:
     """Statistics about the requests of one step in this process."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    """Counts by name (see COUNTS)."""
-    seconds: list[float] = field(default_factory=list)
-    """Duration of each request in seconds."""
-    counted: set[str] = field(default_factory=set)
-    """Keys of the requests that were counted."""
+    counts: Counter[str] = field(default_factory=Counter)  # counts by name (see COUNTS)
+    seconds: list[float] = field(default_factory=list)  # duration of each request in seconds
+    counted: set[str] = field(default_factory=set)  # keys of the requests that were counted
 
     def note(self, reply: StoredReply) -> None:
         self.counts.update(calls=1, failed=reply.text is None, retries=reply.tries - 1, tokens_in=reply.tokens_in,

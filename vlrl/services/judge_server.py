@@ -22,8 +22,7 @@ from vlrl.store import checkpoint
 _SET_BY = {"--model": "services.judge.model", "--served-model-name": "services.judge.model", "--host": "--host",
            "--port": "services.judge.url", "--api-key": "services.judge.key_env"}
 _HERE = ("127.0.0.1", "localhost", "::1")
-_PORT = 8001
-"""The default port: the port after that of the first policy server."""
+_PORT = 8001  # the default port: the port after that of the first policy server
 
 
 def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port: int | None = None,

@@ -35,8 +35,7 @@ class StoredReply:
     tokens_in: int = 0
     tokens_out: int = 0
     tries: int = 1
-    seconds: float = 0.0
-    """Number of seconds from the first attempt to the reply."""
+    seconds: float = 0.0  # number of seconds from the first attempt to the reply
 
     def of(self, place: ServiceContext) -> bool:
         """Whether the reply was first requested in this split and step."""

@@ -48,8 +48,7 @@ class GroupRewardModel:
 
     def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: ServiceContext):
         self._scorer, self.place = scorer, place
-        self.scored = 0
-        """Number of answers so far, including answers without a score."""
+        self.scored = 0  # number of answers so far, including answers without a score
         self.failures: list[str] = []
 
     def __call__(self, question: str, media: Sequence[Any], answers: Sequence[str]) -> list[tuple[float, ...] | None]:

@@ -30,8 +30,7 @@ from vlrl.models.policy import Policy
 T = TypeVar("T")
 _SETTING = "algo.distillation.server"
 _KEY = "algo.distillation.key_file"
-_MOST = 64
-"""Maximum number of outstanding requests; each is a separate forward pass over prompt and completion."""
+_MOST = 64  # maximum number of outstanding requests; each is a separate forward pass over prompt and completion
 
 
 def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temperature: float) -> ServedTeacher:

@@ -30,8 +30,7 @@ from vlrl.store.files import file_sha256, fsync, is_disk_error, read_json, read_
 from vlrl.store.trainer_state import STATE, State
 
 MANIFEST = "manifest.json"
-BEST = "best"
-"""`checkpoints/best` names the checkpoint of the best evaluation, wherever a checkpoint can be named."""
+BEST = "best"  # `checkpoints/best` names the checkpoint of the best evaluation, wherever a checkpoint can be named
 _NAME = re.compile(r"step-(\d+)")
 
 

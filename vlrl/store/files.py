@@ -32,8 +32,7 @@ import psutil
 
 from vlrl.errors import RunError
 
-MOST_LINE = 1 << 20
-"""Maximum length of a line in bytes. If a line is longer, only its end is read."""
+MOST_LINE = 1 << 20  # Maximum length of a line in bytes. If a line is longer, only its end is read.
 _HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
           (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
 _INNER = {b"WEBP": ".webp", b"AVI ": ".avi", b"avif": ".avif"}  # at byte 8

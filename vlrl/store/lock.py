@@ -29,8 +29,7 @@ import psutil
 from vlrl.errors import RunError
 from vlrl.store.files import disk_errors, read_json
 
-BEAT_S = 15.0
-"""Seconds between two signs of life of an owner."""
+BEAT_S = 15.0  # seconds between two signs of life of an owner
 SILENT_S = 180.0
 """A lock may be taken over after this number of seconds without a sign of life: several missed beats, plus delays of
 NFS."""

@@ -36,8 +36,7 @@ from vlrl.store.media_files import MediaFiles
 from vlrl.store.rollout_rows import ROLLOUT_FILE, SCHEMA, read_rollouts, rollout_table, split_name
 from vlrl.types import Group, LoadedMedia
 
-PINS = "data_sources.json"
-"""Name of the file that maps each Hub data set of the config to its commit."""
+PINS = "data_sources.json"  # name of the file that maps each Hub data set of the config to its commit
 
 
 class RunFolder:

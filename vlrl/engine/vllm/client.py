@@ -9,8 +9,7 @@ import httpx
 
 from vlrl.errors import ConfigError, TrainingError
 
-CONNECT_S = 10.0
-"""Time limit in seconds for connecting, and for the response to a health check."""
+CONNECT_S = 10.0  # time limit in seconds for connecting, and for the response to a health check
 IDLE_S = 2.0
 """Idle connections are reused for this number of seconds. vLLM closes them after 5 seconds, and a request sent at that
 moment would be lost."""

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-SPIN_S = 0.001
-"""For this number of seconds an engine or worker process polls for the next message before it sleeps."""
+SPIN_S = 0.001  # for this number of seconds an engine or worker process polls for the next message before it sleeps
 
 
 def widen_heads() -> None:

@@ -60,8 +60,7 @@ class VLLMEngine:
                                       settings.top_k)
         self._numbers = itertools.count()
         self._distributed = torch.distributed.is_initialized()
-        self.abandoned = threading.Event()
-        """Set to end the running generation."""
+        self.abandoned = threading.Event()  # set to end the running generation
         self._sleeps = settings.sleep and policy.device.type == "cuda" and not overlaps
         self._asleep: set[str] = set()
         self._synced = False

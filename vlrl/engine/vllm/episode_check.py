@@ -24,10 +24,8 @@ from vlrl.types import Completion, Observation, Prompt, Turn
 class EpisodeMismatch:
     """The first difference between engine and trainer, or between the trainer's inputs and the turns of the episode."""
 
-    turn: int
-    """Index of the turn in Completion.turns."""
-    token: int
-    """Index of the token in Completion.tokens."""
+    turn: int  # index of the turn in Completion.turns
+    token: int  # index of the token in Completion.tokens
     where: str
     what: str
     gap: float = float("inf")

@@ -22,8 +22,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.token_text import TokenTexts
 from vlrl.types import Completion, LoadedMedia, Prompt, Turn
 
-HOTTEST = 2.0
-"""The highest sampling temperature that vLLM accepts."""
+HOTTEST = 2.0  # the highest sampling temperature that vLLM accepts
 ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "detokenize": False}
 """Sampling options of a call that only asks for log-probabilities."""
 
@@ -129,8 +128,7 @@ class Draft:
         self.tokens: list[int] = begun.tokens.tolist() if begun else []
         self.logprobs: list[float] = begun.logprobs.tolist() if begun else []
         self.ended = len(self.tokens) >= sampling.max_new_tokens
-        self.stopped = False
-        """Whether an end token or a stop string ended the completion."""
+        self.stopped = False  # whether an end token or a stop string ended the completion
         self._tail = max((len(stop.encode()) for stop in sampling.stop), default=0) + 4
 
     @classmethod

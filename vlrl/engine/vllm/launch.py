@@ -40,10 +40,8 @@ MIDDLEWARE = "vlrl.engine.vllm.routes.Routes"
 PROGRAM = "vlrl.engine.vllm.process"
 _POLL_S = 0.5
 _HEALTH_S = 5.0
-_GRACE_S = 30.0
-"""Servers that have not shut down after this number of seconds are killed."""
-_MOST_DEATHS = 5
-"""A server that has died this many times without a response in between is not restarted."""
+_GRACE_S = 30.0  # servers that have not shut down after this number of seconds are killed
+_MOST_DEATHS = 5  # A server that has died this many times without a response in between is not restarted
 _SILENT_S = 600.0
 """A server is restarted if it or its engine stops responding for this number of seconds, or for engine.timeout_s if
 that is longer."""
@@ -58,17 +56,14 @@ _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len"
 class ServerProcess:
     """One server and its process."""
 
-    address: str
-    """The URL that trainers use, also on other hosts."""
-    local: str
-    """The URL on this host."""
+    address: str  # the URL that trainers use, also on other hosts
+    local: str  # the URL on this host
     command: list[str]
     environment: dict[str, str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
     healthy: bool = False
-    deaths: int = 0
-    """How often the process has died since the server's last response."""
+    deaths: int = 0  # how often the process has died since the server's last response
     start_at: float = 0.0
     checked: float = 0.0
     heard: float = 0.0
@@ -80,15 +75,13 @@ class ServerGroup:
 
     servers: list[ServerProcess]
     say: Callable[[str], None]
-    key_file: Path | None = None
-    """The file with the servers' key; None if the key is not in a file."""
+    key_file: Path | None = None  # the file with the servers' key; None if the key is not in a file
     silent_s: float = _SILENT_S
     back: str = "the trainer brings it the current weights"
     """Text that follows "ADDRESS responds again;" in the message about a restarted server."""
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait forever for its lock
     _signal: int = signal.SIGTERM
-    _start_s: float = math.inf
-    """Number of seconds within which a server must respond after a start or restart."""
+    _start_s: float = math.inf  # number of seconds within which a server must respond after a start or restart
 
     @property
     def addresses(self) -> list[str]:

@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 
 from vlrl.models.policy import Policy
 
-SHARD = 4 * 2**30
-"""Maximum size of a weights file in bytes."""
+SHARD = 4 * 2**30  # maximum size of a weights file in bytes
 _LAYER = re.compile(r"(.*?\.\d+\.)?")
 Named = Iterator[tuple[str, torch.Tensor]]
 

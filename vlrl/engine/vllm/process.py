@@ -21,8 +21,7 @@ from pathlib import Path
 from vlrl import _torchcodec
 from vlrl.engine.vllm.cpu_patches import wait_asleep
 
-PARENT = "VLRL_PARENT"
-"""Environment variable with the id of the process that started the server."""
+PARENT = "VLRL_PARENT"  # environment variable with the id of the process that started the server
 _PR_SET_PDEATHSIG = 1
 
 _torchcodec.hide_broken()  # at import: the processes that vLLM starts import this module too

@@ -23,10 +23,8 @@ from vlrl.errors import TrainingError, VlrlError
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_PAUSES = (0.25, 10.0)
-"""Number of seconds before the first retry, and the longest pause between retries."""
-_LOOK_S = 1.0
-"""After this number of seconds at most, the pool checks whether the run was abandoned."""
+_PAUSES = (0.25, 10.0)  # number of seconds before the first retry, and the longest pause between retries
+_LOOK_S = 1.0  # after this number of seconds at most, the pool checks whether the run was abandoned
 
 
 @dataclass(eq=False)
@@ -39,8 +37,7 @@ class ServerCall:
     weight: int = 1
     failures: int = 0
     not_before: float = 0.0
-    avoid: Replica | None = None
-    """The server on which this request failed last."""
+    avoid: Replica | None = None  # the server on which this request failed last
 
 
 CallSteps = Generator[list[ServerCall], list[Any], T]
@@ -56,19 +53,16 @@ class Replica:
     ready: bool = False
     awaited: bool = True
     """Whether `admit_all` waits for this server: True if it was ready before, or has never been checked."""
-    problem: str = "not asked yet"
-    """Why the server is not ready."""
+    problem: str = "not asked yet"  # why the server is not ready
     checking: bool = False
     """Whether a check by `admit` is running, or its report was not processed yet. A check may outlast the call of the
     pool that started it. The next call then processes the report."""
     report: tuple[int, BaseException | None] | None = None
     """The outcome of `admit`: (number of calls of `invalidate` before the check, error or None)."""
-    requests: int = 0
-    """Number of requests sent to this server so far."""
+    requests: int = 0  # number of requests sent to this server so far
     retry_at: float = 0.0
     pause: float = _PAUSES[0]
-    heard: float = 0.0
-    """The time of the last response (time.monotonic)."""
+    heard: float = 0.0  # the time of the last response (time.monotonic)
 
 
 @dataclass(eq=False)

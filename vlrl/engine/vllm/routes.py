@@ -29,17 +29,14 @@ from typing import Any
 
 from vlrl.engine.vllm import wire as vllm_wire
 
-_LOOK_S = 2.0
-"""While the engine loads weights, its health is checked every this number of seconds."""
+_LOOK_S = 2.0  # while the engine loads weights, its health is checked every this number of seconds
 KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
 """Environment variables of a server: its key, and the folders (joined by os.pathsep) from which it may load weights."""
 ADAPTER = "adapter_model.safetensors"
 """This file must exist in an adapter's folder. Without it vLLM would load a pickle file."""
 ALIVE = "/vlrl/alive"
-MOST_BYTES = 2**30
-"""Maximum size of a request in bytes, enough for a thousand large video frames."""
-Choices = tuple[float, tuple[int, ...]]
-"""The temperature and the banned ids with which log-probabilities are computed."""
+MOST_BYTES = 2**30  # maximum size of a request in bytes, enough for a thousand large video frames
+Choices = tuple[float, tuple[int, ...]]  # the temperature and the banned ids with which log-probabilities are computed
 _ALL: Choices = (1.0, ())
 _NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 

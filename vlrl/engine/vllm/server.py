@@ -66,8 +66,7 @@ from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
 
-KEY = "VLRL_ENGINE_KEY"
-"""Environment variable with the servers' key, used if engine.key_file is empty."""
+KEY = "VLRL_ENGINE_KEY"  # environment variable with the servers' key, used if engine.key_file is empty
 DEFAULT = ("http://127.0.0.1:8000",)
 EXTENSION = "vlrl.engine.vllm.worker.Extension"
 _FAILED = 500
@@ -79,12 +78,9 @@ class TargetWeights:
     """The weights that the servers must load, and the trainer's log-probabilities of the probe with these weights."""
 
     version: str
-    base: tuple[str, str]
-    """Version and folder of the full weights; with an adapter, of the base model's weights."""
-    adapter: str | None
-    """Folder of the adapter, which is loaded after the full weights; None if there is none."""
-    probe: tuple[float, ...]
-    """[T] log-probabilities of the probe's answer."""
+    base: tuple[str, str]  # version and folder of the full weights; with an adapter, of the base model's weights
+    adapter: str | None  # folder of the adapter, which is loaded after the full weights; None if there is none
+    probe: tuple[float, ...]  # [T] log-probabilities of the probe's answer
     allowed: float
 
 

@@ -36,8 +36,7 @@ from vlrl.models.policy import Policy
 from vlrl.types import Prompt
 
 Way = Literal["full", "adapter", "merged"]
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The LoRA ranks for which vLLM can reserve memory."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the LoRA ranks for which vLLM can reserve memory
 _SHARED = Path("/dev/shm")
 _PLAIN = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "target_parameters", "use_qalora",
           "layer_replication", "alora_invocation_tokens", "rank_pattern", "alpha_pattern")

@@ -30,12 +30,9 @@ Pairs = Iterable[tuple[str, torch.Tensor, torch.Tensor]]
 """Weights to compare: (name, the policy's tensor, the engine's tensor)."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 _ANSWER = "The circle is red."
-WHOLE = 2
-"""All weights are compared in this number of first checks."""
-_ULPS = 4
-"""Allowed difference of a weight, in units in the last place of the tensor's largest absolute value."""
-_SLICE = 2**22
-"""Number of elements that are compared at once, because an engine leaves little memory on its device."""
+WHOLE = 2  # all weights are compared in this number of first checks
+_ULPS = 4  # allowed difference of a weight, in units in the last place of the tensor's largest absolute value
+_SLICE = 2**22  # number of elements that are compared at once, because an engine leaves little memory on its device
 
 
 class ProbeTask(Task):

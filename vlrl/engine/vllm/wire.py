@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-PROTOCOL = 2
-"""Version of the protocol; trainer and server must have the same version."""
+PROTOCOL = 2  # version of the protocol; trainer and server must have the same version
 _FAST = 1  # zlib's compression level: pixels are sent over a local network
 
 

@@ -12,8 +12,7 @@ from vlrl.config.schema import Config
 from vlrl.config.sections import WITHOUT_HEAD, active, head_of
 from vlrl.errors import ConfigError
 
-_STAGES = {"2": "zero2", "3": "zero3"}
-"""Value of train.sharding for each ZeRO stage of `accelerate launch`."""
+_STAGES = {"2": "zero2", "3": "zero3"}  # value of train.sharding for each ZeRO stage of `accelerate launch`
 _LEAST = "0.19.8"
 """First version of DeepSpeed in which the training loop can choose the number of micro-batches of a step."""
 

@@ -26,8 +26,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.shards import Shards
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-BUCKET = 2**26
-"""Number of gradient values that are reduced in one collective."""
+BUCKET = 2**26  # number of gradient values that are reduced in one collective
 
 
 class _PassModule(torch.nn.Module):
