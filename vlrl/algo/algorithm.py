@@ -57,7 +57,9 @@ class Algorithm:
         self.shaping = [bind(f"algo.shaping.{i}", s, SHAPINGS) for i, s in enumerate(algo.shaping)]
         self.batch = bind("algo.batch", algo.batch, BATCHES)
         _refuse_idle(self.advantage, self.shaping, algo)
-        _check_given(self.advantage, config)
+        for what in sorted(self.advantage.requires & GIVEN.keys()):
+            if problem := GIVEN[what](config, self.advantage.name):
+                raise ConfigError(problem)
         self.objective = Objective.of(algo)
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
         self.reference = bind("algo.reference", algo.reference, REFERENCES)
@@ -159,12 +161,6 @@ class Algorithm:
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
             comm.copy_into_shard(policy.moving_reference[name], weight)
-
-
-def _check_given(advantage: Bound, config: Config) -> None:
-    for what in sorted(advantage.requires & GIVEN.keys()):
-        if problem := GIVEN[what](config, advantage.name):
-            raise ConfigError(problem)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:

@@ -150,7 +150,8 @@ class RankMonitor:
             if record is not None and record["beat"] != beat and not record["ended"]:
                 beat, heard = record["beat"], time.monotonic()
             quiet = time.monotonic() - heard
-            if quiet > self.limit or (quiet > 3 * BEAT and record is not None and _is_dead(record)):
+            if quiet > self.limit or (quiet > 3 * BEAT and record is not None and (
+                    record["ended"] or lock.owner_lives(record) is False)):
                 raise self.error(time.monotonic() - began, "rank 0 was doing work for which the other ranks wait")
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
@@ -244,7 +245,3 @@ def describe_missing(rank: int, count: int, before: Sequence[Record | None], aft
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
-
-
-def _is_dead(record: Record) -> bool:
-    return bool(record["ended"]) or lock.owner_lives(record) is False

@@ -30,7 +30,10 @@ class CopiedEngine(HFEngine):
 
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
                  prefill_tokens: int = 16384):
-        super().__init__(copy_policy(policy), seed, batch_rollouts, prefill_tokens)
+        own: Any = with_own_processor(policy)
+        own.model = copy.deepcopy(policy.model).requires_grad_(False)
+        own.features = policy.features and policy.features.empty_copy()
+        super().__init__(own, seed, batch_rollouts, prefill_tokens)
         self._abandoned = threading.Event()
 
     def sync(self, policy: Policy, step: int) -> None:
@@ -57,14 +60,6 @@ class CopiedEngine(HFEngine):
     def abandon(self) -> None:
         """Called from another thread: the running generation raises Abandoned after its next token."""
         self._abandoned.set()
-
-
-def copy_policy(policy: Policy) -> Policy:
-    """A frozen copy of a policy with its weights and processor, and with an empty feature cache."""
-    other: Any = with_own_processor(policy)
-    other.model = copy.deepcopy(policy.model).requires_grad_(False)
-    other.features = policy.features and policy.features.empty_copy()
-    return other
 
 
 def with_own_processor(policy: Policy) -> Policy:

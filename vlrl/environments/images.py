@@ -7,7 +7,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,11 @@ def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
         if url or must or (len(value) >= _LEAST and value.startswith(_MAGIC)):
             return image_of_base64(value[url.end():] if url else value, name)
     if isinstance(value, list) and isinstance(shape, list):
-        return image_of_array(_reshaped(value, shape, name), name)
+        try:
+            array = np.asarray(value).reshape([int(side) for side in shape])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ProtocolError(f"its {name} does not have the shape {str(shape)[:60]}: {str(error)[:100]}") from None
+        return image_of_array(array, name)
     if must or _is_frame(value):
         return image_of_array(value, name)
     return None
@@ -114,15 +118,6 @@ def _is_frame(value: Any) -> bool:
             return False
         wide, value = len(value), value[0]
     return wide in (3, 4) and isinstance(value, (int, float))
-
-
-def _reshaped(value: Sequence[Any], shape: Sequence[Any], name: str) -> Any:
-    import numpy as np
-
-    try:
-        return np.asarray(value).reshape([int(side) for side in shape])
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ProtocolError(f"its {name} does not have the shape {str(shape)[:60]}: {str(error)[:100]}") from None
 
 
 def _written(value: Any) -> str:

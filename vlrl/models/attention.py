@@ -188,7 +188,10 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if isinstance(prefix_layout, PromptCache):
         return _next_token(query, key, value, prefix_layout, int(getattr(module, "layer_idx", 0)), scaling), None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return _implementation(q, v, prefix_layout.kind)(q, k, v, prefix_layout, scaling)[None], None
+    kind = prefix_layout.kind
+    if kind == "auto":
+        kind = "merged" if q.device.type == "cpu" and q.shape[-1] == v.shape[-1] else "masked"
+    return IMPLEMENTATIONS[kind](q, k, v, prefix_layout, scaling)[None], None
 
 
 AttentionInterface.register(ATTENTION, attention)
@@ -225,12 +228,6 @@ def check(kind: str, device: str, dtype: torch.dtype) -> None:
     if kind == "varlen" and dtype == torch.float32:
         raise ConfigError("train.attention=varlen computes in 16 bits, but model.dtype is float32: set "
                           "model.dtype=bfloat16 or train.attention=auto")
-
-
-def _implementation(q: torch.Tensor, v: torch.Tensor, kind: str) -> Implementation:
-    if kind == "auto":
-        kind = "merged" if q.device.type == "cpu" and q.shape[-1] == v.shape[-1] else "masked"
-    return IMPLEMENTATIONS[kind]
 
 
 def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -154,8 +154,9 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     count = np.zeros((-(-layout.length // BLOCK),) * 2, np.int64)
     for start, n, end in layout.row:
         last[start:start + n] = end
-        _add_causal(count, start, start + n)
-        _add_all(count, (start + n, end), (start, start + n))
+        (keys, k), (later, q) = _shares(start, start + n), _shares(start + n, end)
+        count[keys, keys] += np.tril(np.outer(k, k), -1) + np.diag(k * (k + 1) // 2)
+        count[later, keys] += np.outer(q, k)
     ends = torch.from_numpy(last).to(device)
 
     def sees(_: Any, __: Any, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
@@ -171,16 +172,6 @@ def _shares(start: int, stop: int) -> tuple[slice, np.ndarray]:
     first, last = start // BLOCK, -(-stop // BLOCK)
     edges = np.clip(np.arange(first, last + 1) * BLOCK, start, stop)
     return slice(first, last), np.diff(edges)
-
-
-def _add_all(count: np.ndarray, queries: tuple[int, int], keys: tuple[int, int]) -> None:
-    (rows, q), (columns, k) = _shares(*queries), _shares(*keys)
-    count[rows, columns] += np.outer(q, k)
-
-
-def _add_causal(count: np.ndarray, start: int, stop: int) -> None:
-    places, n = _shares(start, stop)
-    count[places, places] += np.tril(np.outer(n, n), -1) + np.diag(n * (n + 1) // 2)
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

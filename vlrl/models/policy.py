@@ -56,7 +56,8 @@ class Policy:
         self.vocabulary = vocabulary  # number of rows of the output layer
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
         self.quantized, self.features, self.head = quantized, features, head
-        self.scaler = _loss_scaler(self.device, dtype)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        self.scaler.scale(torch.zeros((), device=self.device))  # creates its tensors, even on ranks without loss
         self.idle: Prompt | None = None  # prompt of idle micro-batches under FSDP (packing.with_idle); else None
         self.most_tokens: int | None = None
         """Token limit of a micro-batch since memory last ran out; None = train.tokens_per_batch."""
@@ -401,12 +402,6 @@ def make_head(config: Config, base: Any, device: torch.device) -> heads.Head | N
     """The head (see heads.py) that the settings ask for; None if they ask for none."""
     name = head_of(config)
     return HEADS[name](config, base.config.get_text_config().hidden_size, device) if name else None
-
-
-def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
-    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    scaler.scale(torch.zeros((), device=device))  # creates its tensors, even on ranks without loss
-    return scaler
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -87,7 +87,8 @@ class Encoder:
         begin = text[:max(_MOST_AT_ONCE, _CHARACTERS * self.config.limits.prompt_tokens)]
         if len(begin) < len(text):  # tokenizing megabytes takes a minute
             self._check_length(len(self.processor.tokenizer(begin)["input_ids"]), sample.id, "more than ")
-        encoded = self._encoded(sample.id, text, loaded, self._adds_special(text))
+        bos = self.processor.tokenizer.bos_token
+        encoded = self._encoded(sample.id, text, loaded, not (bos and text.startswith(bos)))
         self._check_length(len(encoded), sample.id)
         return encoded
 
@@ -272,10 +273,6 @@ class Encoder:
             kwargs["return_mm_token_type_ids"] = True
         kwargs |= {name: [kwargs[name]] for name in self.family.nested if name in kwargs}
         return self.processor(text=[text], return_tensors="pt", **kwargs)
-
-    def _adds_special(self, text: str) -> bool:
-        first = self.processor.tokenizer.bos_token
-        return not (first and text.startswith(first))
 
     def _shown(self, batch: Any, ids: torch.Tensor, loaded: Sequence[LoadedMedia]) -> int:
         """How many media have a placeholder in the text according to the processor. If it does not say: all or none."""

@@ -18,16 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vlrl.rewards.verdicts import read_fields
-from vlrl.services.judge_prompts import (
-    BETTER,
-    SCORES,
-    better_prompt,
-    grades,
-    judge_view,
-    principles_prompt,
-    reference,
-    scores_prompt,
-)
+from vlrl.services import judge_prompts as prompts
 from vlrl.task.base import Task
 from vlrl.task.part import part
 from vlrl.task.services import Question
@@ -47,14 +38,14 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
     texts = [a.text if reasoning else a.final for a in answers]
     key = f"{task.seed}/{sample.id}/{answers[0].step}"
     base = zlib.crc32(key.encode("utf-8", "backslashreplace")) % len(answers)
-    right, others = reference(task, sample), [i for i in range(len(answers)) if i != base]
+    right, others = prompts.reference(task, sample), [i for i in range(len(answers)) if i != base]
     orders = [(i, base, "first") for i in others] + [(base, i, "second") for i in others]
     questions = []
     for a, b, _ in orders:
-        question, shown = judge_view(task, sample, [answers[a], answers[b]], media)
-        questions.append(Question(better_prompt(question, right, texts[a], texts[b]), shown, BETTER))
+        question, shown = prompts.judge_view(task, sample, [answers[a], answers[b]], media)
+        questions.append(Question(prompts.better_prompt(question, right, texts[a], texts[b]), shown, prompts.BETTER))
     replies = services.judge(questions)
-    wins = [None if (said := _fields(reply, BETTER)) is None else said["better"] == own
+    wins = [None if (said := _fields(reply, prompts.BETTER)) is None else said["better"] == own
             for reply, (*_, own) in zip(replies, orders, strict=True)]
     both = dict(zip(others, zip(wins[:len(others)], wins[len(others):], strict=True), strict=True))
     paid: dict[int, float | None] = {i: None if None in pair else 1.0 if all(pair) else -1.0
@@ -77,11 +68,11 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
-    right = reference(task, sample)
+    right = prompts.reference(task, sample)
 
     def question_for(a: int, b: int) -> Question:
-        question, shown = judge_view(task, sample, [answers[a], answers[b]], media)
-        return Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
+        question, shown = prompts.judge_view(task, sample, [answers[a], answers[b]], media)
+        return Question(prompts.scores_prompt(question, right, texts[a], texts[b]), shown, prompts.SCORES)
 
     def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
         swapped = [zlib.crc32(f"{texts[i]}|{texts[j]}".encode("utf-8", "backslashreplace")) % 2 for i, j in pairs]
@@ -89,7 +80,7 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
         replies = services.judge([question_for(a, b) for a, b in shown_as])
         out: list[tuple[float, float] | None] = []
         for reply, swap in zip(replies, swapped, strict=True):
-            said = _fields(reply, SCORES)
+            said = _fields(reply, prompts.SCORES)
             pair = None if said is None else (float(said["first"]), float(said["second"]))
             out.append((pair[1], pair[0]) if pair and swap else pair)
         return out
@@ -146,17 +137,18 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     has a reply, the answers have no value. With services.judge.json_schema=false the judge can write text before the
     grades."""
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
-    right = reference(task, sample)
+    right = prompts.reference(task, sample)
 
     def question_for(order: Sequence[int]) -> Question:
-        question, shown = judge_view(task, sample, [answers[i] for i in order], media)
-        return Question(principles_prompt(question, right, [texts[i] for i in order]), shown, grades(count))
+        question, shown = prompts.judge_view(task, sample, [answers[i] for i in order], media)
+        text = prompts.principles_prompt(question, right, [texts[i] for i in order])
+        return Question(text, shown, prompts.grades(count))
 
     orders = _orders(f"{task.seed}/{sample.id}/{answers[0].step}", count, samples)
     replies = services.judge([*map(question_for, orders)])
     given_grades: list[list[float]] = [[] for _ in answers]
     for order, reply in zip(orders, replies, strict=True):
-        said = _fields(reply, grades(count))
+        said = _fields(reply, prompts.grades(count))
         for place, i in enumerate(order if said else ()):
             given_grades[i].append(float((said or {})[f"answer_{place + 1}"]))
     return [{"principles": fmean(values) if values else None} for values in given_grades]

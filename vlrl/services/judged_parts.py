@@ -15,15 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.rewards.verdicts import read_fields
-from vlrl.services.judge_prompts import (
-    AGREES,
-    VERDICT,
-    criterion_prompt,
-    judge_view,
-    reasoning_prompt,
-    reference,
-    verdict_prompt,
-)
+from vlrl.services import judge_prompts as prompts
 from vlrl.task.base import Task
 from vlrl.task.part import part
 from vlrl.task.services import Question
@@ -35,7 +27,7 @@ _PIECE = re.compile(r"\w+|[^\w\s]")
 def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]:
     """The judge's verdict on each question: True for yes, False for no, None without a reply."""
     replies = services.judge(questions) if questions else []
-    parsed = [None if reply is None else read_fields(reply, VERDICT) for reply in replies]
+    parsed = [None if reply is None else read_fields(reply, prompts.VERDICT) for reply in replies]
     return [None if fields is None else fields["verdict"] == "yes" for fields in parsed]
 
 
@@ -43,11 +35,12 @@ def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: 
            criterion: str = "") -> dict[int, float | None]:
     """The judge's verdict on the final text of each answer, by the answer's index: 1, 0, or None without a reply. An
     empty answer gets 0 without asking the judge."""
-    right, nonempty = reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
+    right, nonempty = prompts.reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []
     for answer in nonempty.values():
-        question, shown = judge_view(task, sample, [answer], media)
-        questions.append(Question(verdict_prompt(question, right, answer.final, criterion=criterion), shown, VERDICT))
+        question, shown = prompts.judge_view(task, sample, [answer], media)
+        text = prompts.verdict_prompt(question, right, answer.final, criterion=criterion)
+        questions.append(Question(text, shown, prompts.VERDICT))
     known = {i: None if v is None else float(v)
              for i, v in zip(nonempty, _verdicts(services, questions), strict=True)}
     return {i: known.get(i, 0.0) for i in answers}
@@ -93,7 +86,7 @@ def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], servi
     - 1 - penalty * min(most, d) if the judge finds it correct, where d is the difference in length between the answer
       and the reference answer, in words and punctuation marks."""
     said = {i: a for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
-    verdicts, length = _right(task, sample, said, services, media), len(_PIECE.findall(reference(task, sample)))
+    verdicts, length = _right(task, sample, said, services, media), len(_PIECE.findall(prompts.reference(task, sample)))
     off = {i: min(most, abs(len(_PIECE.findall(a.final)) - length)) for i, a in said.items()}
     paid = {i: None if v is None else v * (1 - penalty * off[i]) for i, v in verdicts.items()}
     return [{"general_verdict": paid.get(i, missing)} for i in range(len(answers))]
@@ -114,9 +107,9 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     if not wanted or total <= 0:
         raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' has no criteria with a weight "
                          "above 0")
-    views = [(a, *judge_view(task, sample, [a], media)) for a in answers]
+    views = [(a, *prompts.judge_view(task, sample, [a], media)) for a in answers]
     verdicts = iter(_verdicts(services, [
-        Question(criterion_prompt(question, text, a.text if reasoning else a.final), shown, VERDICT)
+        Question(prompts.criterion_prompt(question, text, a.text if reasoning else a.final), shown, prompts.VERDICT)
         for a, question, shown in views for text, _ in wanted]))
     met = [[next(verdicts) for _ in wanted] for _ in answers]
     paid = [None if None in own else sum(w for v, (_, w) in zip(own, wanted, strict=True) if v) / total for own in met]
@@ -135,9 +128,9 @@ def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: An
     ends = {i: "\n".join(a.reasoning.strip().split("\n")[-lines:]) for i, a in enumerate(answers)
             if correct_by_rule(task, sample, a)}
     nonempty = {i: end for i, end in ends.items() if end}
-    replies = services.judge([Question(reasoning_prompt(end, answers[i].final), (), AGREES)
+    replies = services.judge([Question(prompts.reasoning_prompt(end, answers[i].final), (), prompts.AGREES)
                               for i, end in nonempty.items()]) if nonempty else []
-    said = {i: None if reply is None else read_fields(reply, AGREES)
+    said = {i: None if reply is None else read_fields(reply, prompts.AGREES)
             for i, reply in zip(nonempty, replies, strict=True)}
     paid = {i: None if fields is None else _AGREEMENT[str(fields["agrees"])] for i, fields in said.items()}
     return [{"reasoned": paid.get(i, 0.0)} for i in range(len(answers))]

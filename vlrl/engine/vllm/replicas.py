@@ -273,18 +273,15 @@ class _Run(Generic[T]):
             if invalidations != self._pool._invalidations:  # about old weights
                 replica.retry_at = 0.0
             elif error is None:
-                self._admitted(replica)
+                if replica.problem != "not asked yet":
+                    _log.warning("the server %s responds again", replica.address)
+                replica.ready, replica.awaited, replica.problem = True, True, ""
+                replica.pause, replica.heard = _PAUSES[0], time.monotonic()
             elif isinstance(error, Unavailable):
                 replica.problem, replica.retry_at = str(error), time.monotonic() + replica.pause
                 replica.pause = min(2 * replica.pause, _PAUSES[1])
             else:
                 _raising(error)()
-
-    def _admitted(self, replica: Replica) -> None:
-        if replica.problem != "not asked yet":
-            _log.warning("the server %s responds again", replica.address)
-        replica.ready, replica.awaited, replica.problem = True, True, ""
-        replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
     def _ping(self) -> None:
         """Sends health checks to servers that have outstanding requests, even if they were dropped. If a host

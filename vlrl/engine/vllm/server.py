@@ -35,29 +35,11 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Request
 from vlrl.engine.copied_engine import GIVEN_UP, Abandoned, with_own_processor
+from vlrl.engine.vllm import inputs, sync_check
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.client import ServerClient, Unavailable
-from vlrl.engine.vllm.inputs import (
-    ONE_TOKEN,
-    SamplingRules,
-    check_lengths,
-    check_prompt,
-    completion_steps,
-    model_length,
-    prompt_input,
-)
 from vlrl.engine.vllm.policy_weights import adapted_layers, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.engine.vllm.replicas import CallSteps, ReplicaPool, ServerCall
-from vlrl.engine.vllm.sync_check import (
-    ADVICE,
-    WHOLE,
-    Pairs,
-    SyncCheck,
-    cause_of_mismatch,
-    counted_differences,
-    describe_differences,
-    trainer_logprobs,
-)
 from vlrl.engine.vllm.weights import SIDES
 from vlrl.engine.vllm.worker import read_weights
 from vlrl.errors import ConfigError, TrainingError
@@ -96,13 +78,13 @@ class ServerEngine:
     def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder.absolute()
         settings = config.engine
-        self.max_model_len = model_length(config, policy.base.config, episodes)
+        self.max_model_len = inputs.model_length(config, policy.base.config, episodes)
         overlaps = config.asynchronous.max_staleness > 0
-        self.rules = SamplingRules.of(with_own_processor(policy) if overlaps else policy, settings.top_p,
-                                      settings.top_k)
+        self.rules = inputs.SamplingRules.of(with_own_processor(policy) if overlaps else policy, settings.top_p,
+                                             settings.top_k)
         self._dtype = settings.dtype or str(policy.dtype).removeprefix("torch.")
-        self._proof = SyncCheck.of(Encoder(policy.processor, policy.family, policy.positions, config), settings.proof,
-                                   getattr(torch, self._dtype), episodes)
+        encode = Encoder(policy.processor, policy.family, policy.positions, config)
+        self._proof = sync_check.SyncCheck.of(encode, settings.proof, getattr(torch, self._dtype), episodes)
         self._target: TargetWeights | None = None
         self._run = comm.broadcast(secrets.token_hex(4))  # versions of two runs differ
         self._syncs = 0
@@ -124,7 +106,7 @@ class ServerEngine:
         """Returns the `request.n` completions of each request. For `done` see Engine.generate."""
         if self._target is None:
             self.sync(self.policy, self.step)
-        check_lengths(requests, self.max_model_len, self.config.engine.max_model_len is not None)
+        inputs.check_lengths(requests, self.max_model_len, self.config.engine.max_model_len is not None)
         with phase("generate"):
             return self.pool.run([self._steps(request) for request in requests], done)
 
@@ -140,7 +122,7 @@ class ServerEngine:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _steps(self, request: Request) -> CallSteps[list[Completion]]:
-        steps, responses = completion_steps(request, self.rules, self.seed), None
+        steps, responses = inputs.completion_steps(request, self.rules, self.seed), None
         while True:
             try:
                 parts = steps.send(responses)  # pyright: ignore[reportArgumentType] - None starts a generator
@@ -153,7 +135,7 @@ class ServerEngine:
         fields = {"version": self._target.version, "options": options}
 
         def body() -> bytes:  # built when it is sent: the pixels of all requests together may exceed the memory
-            return vllm_wire.pack({**fields, "input": prompt_input(prompt, written)})
+            return vllm_wire.pack({**fields, "input": inputs.prompt_input(prompt, written)})
         return ServerCall("/vlrl/generate", body, weight=options["n"])
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -191,17 +173,17 @@ class ServerEngine:
         if self.way == "adapter" and (comm.is_main() or _sharded(policy)):
             adapter = str(self.folder / f"adapter-{version}")
             write_adapter(policy, Path(adapter))
-        probe = trainer_logprobs(policy, self._proof.prompt, self._proof.answer)
+        probe = sync_check.trainer_logprobs(policy, self._proof.prompt, self._proof.answer)
         target = TargetWeights(version, base, adapter, tuple(map(float, probe)), self._proof.allowed(policy))
-        if self._syncs <= WHOLE and (comm.is_main() or _sharded(policy)):
-            _, differences = counted_differences(self._written(policy, target))
+        if self._syncs <= sync_check.WHOLE and (comm.is_main() or _sharded(policy)):
+            _, differences = sync_check.counted_differences(self._written(policy, target))
             if differences:
                 raise TrainingError("the weight files for the servers differ from the policy: "
-                                    f"{describe_differences(differences)}. Check the disk of engine.scratch (or of "
-                                    "run.dir if it is not set).")
+                                    f"{sync_check.describe_differences(differences)}. Check the disk of "
+                                    "engine.scratch (or of run.dir if it is not set).")
         return target
 
-    def _written(self, policy: Policy, target: TargetWeights) -> Pairs:
+    def _written(self, policy: Policy, target: TargetWeights) -> sync_check.Pairs:
         """Yields (name, the policy's tensor, the tensor in the file), with NaN if the file lacks the tensor. Yields
         nothing on processes other than the main process."""
         files = dict(read_weights(Path(target.base[1]))) if comm.is_main() else {}
@@ -220,8 +202,9 @@ class ServerEngine:
             self.pool.admit_all()
         except PolicyMismatch as error:
             assert self._target is not None
-            _, differences = counted_differences(() if _sharded(policy) else self._written(policy, self._target))
-            named = describe_differences(differences)
+            written = () if _sharded(policy) else self._written(policy, self._target)
+            _, differences = sync_check.counted_differences(written)
+            named = sync_check.describe_differences(differences)
             lost = f" The weight files for the servers already differ from the policy: {named}." if named else ""
             raise TrainingError(f"{error}{lost}") from None
 
@@ -238,7 +221,7 @@ class ServerEngine:
         body = json.dumps({"version": target.version, "base": target.base, "adapter": target.adapter}).encode()
         try:
             self._client.post(address, "/vlrl/load", body)
-            self._prove(address, target, whole=mine and self._checks.get(address, 0) < WHOLE)
+            self._prove(address, target, whole=mine and self._checks.get(address, 0) < sync_check.WHOLE)
         except Unavailable as error:
             refusals = self._refusals[address] = self._refusals.get(address, 0) + (error.status == _FAILED)
             if refusals > self.config.engine.retries:
@@ -259,8 +242,8 @@ class ServerEngine:
         differences, compared = [(name, by, size) for name, by, size in report["differing"]], report["compared"]
         if alike and not differences:
             return
-        cause = cause_of_mismatch(compared, differences) if compared else (
-            f"Its weights are sharded over several devices, so they are not compared. {ADVICE}")
+        cause = sync_check.cause_of_mismatch(compared, differences) if compared else (
+            f"Its weights are sharded over several devices, so they are not compared. {sync_check.ADVICE}")
         raise PolicyMismatch(f"the server {address} does not compute the trainer's log-probabilities after a sync: "
                              f"for a fixed answer they differ by {gap:.2g}, more than {target.allowed:g}. {cause}")
 
@@ -270,10 +253,10 @@ class ServerEngine:
         prompt tokens can be wrong or crash the engine when other requests run at the same time."""
         prompt, answer, measured = self._proof.prompt, tuple(map(int, self._proof.answer)), []
         for i, token in enumerate(answer):
-            options = {**ONE_TOKEN, "logprob_token_ids": [token]}
+            options = {**inputs.ONE_TOKEN, "logprob_token_ids": [token]}
             response = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
-                {"version": target.version, "options": options, "input": prompt_input(prompt, answer[:i])}))
-            check_prompt(prompt, response["prompt"], i)
+                {"version": target.version, "options": options, "input": inputs.prompt_input(prompt, answer[:i])}))
+            inputs.check_prompt(prompt, response["prompt"], i)
             measured.append(response["outputs"][0]["logprobs"][0])
         gaps = np.abs(np.array(measured, dtype=np.float64) - np.array(target.probe))
         return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")
@@ -347,4 +330,3 @@ def read_key(file: str, setting: str = "engine.key_file") -> str:
     except OSError as error:
         raise ConfigError(f"{setting}={file!r} cannot be read: {error.strerror}. `vlrl serve` writes it; copy it "
                           "to this host if the servers run on another one.") from None
-
