@@ -70,8 +70,8 @@ def check(settings: CurriculumSettings, task: Task) -> None:
 
 
 def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, float] | None = None) -> Sampler:
-    """The sampler of `curriculum.name` with its options; with `shares` (task label -> weight) one sampler per task of a
-    mixture.
+    """Creates the sampler `curriculum.name` with its options. With `shares` (task label -> weight), creates one sampler
+    per task of a mixture, combined by Shares.
 
     Raises ConfigError for an unknown name or option, and for data without a field that the sampler needs."""
     sampler = settings.sampler

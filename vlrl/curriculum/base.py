@@ -30,14 +30,14 @@ from vlrl.types import Sample
 
 
 def stream(*key: int) -> np.random.Generator:
-    """The random generator of a key, which yields the same numbers on every machine."""
+    """Creates the random generator of a key (several integers). It yields the same numbers on every machine."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(k) for k in key])))
 
 
 AS_UNIFORM = ": it draws as uniform does"
 
 _LARGEST = 1e30
-"""Larger numbers are ignored, because ranges are computed in float32."""
+"""Field values with a larger absolute value are ignored, because ranges are computed in float32."""
 _LONGEST = 200
 """Maximum length of a category's name in characters."""
 _BAD = Sample(id="")
@@ -50,7 +50,7 @@ class Categories:
 
     names: tuple[str, ...]
     of: np.ndarray
-    """[N] int32: index in `names` of each prompt's category."""
+    """[N] int32: for each prompt, the index of its category in `names`."""
 
     @cached_property
     def members(self) -> tuple[np.ndarray, ...]:
@@ -60,7 +60,7 @@ class Categories:
 
 
 class Prompts:
-    """What samplers know about the training split: its size, the fields of its rows, and the results so far.
+    """The training split as samplers see it: its size, the fields of its rows, and the results so far.
 
     `read(name)` returns the values of a field for all rows, None where a row lacks the field."""
 
@@ -84,9 +84,9 @@ class Prompts:
     @classmethod
     def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
            knobs: Mapping[str, tuple[float, float]] | None = None, stage_fields: Collection[str] = ()) -> Prompts:
-        """The prompts of a training split; rows are read when a sampler first asks for a field.
+        """Creates the Prompts of a training split. Rows are read when a sampler first asks for a field.
 
-        columns: a file whose columns take precedence over the rows' own fields (data.difficulty)."""
+        columns: a file (data.difficulty) whose columns take precedence over the rows' own fields."""
         beside = Columns(columns) if columns else None
 
         def read(name: str) -> Sequence[Any]:
@@ -100,7 +100,7 @@ class Prompts:
         return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
     def part(self, name: str, places: np.ndarray, share: float) -> Prompts:
-        """The prompts with indices `places` [n], renumbered from 0, with their own random streams.
+        """The subset of prompts with indices `places` [n], renumbered from 0, with separate random streams.
 
         share: the share of each step's draws that goes to these prompts."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
@@ -179,7 +179,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class ForeseeingSampler(Protocol):
-    """A sampler that can tell its next draws in advance."""
+    """A sampler that knows its next draws in advance."""
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
         """Returns what `next(count, step)` would return if no further outcome were observed, without drawing."""
@@ -191,7 +191,8 @@ class ProbingSampler(Protocol):
     """A sampler that needs results of some prompts before it draws."""
 
     def probes(self, step: int) -> list[Draw]:
-        """Draws to answer and observe, but not train on, before the next draws of this step; [] = none."""
+        """Draws that are answered and observed, but not trained on, before the next draws of this step. [] if none are
+        needed."""
         ...
 
 

@@ -1,5 +1,5 @@
-"""Ways to draw prompts: weighted without repetition, or in shuffled passes; and the base class of samplers that learn.
-"""
+"""Functions that draw prompts, weighted without repetition or in shuffled passes, and the base class of samplers that
+learn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 64
 
 
 def softmax(values: np.ndarray, temperature: float) -> np.ndarray:
-    """Shares [C] proportional to exp(value / temperature)."""
+    """Probabilities [C] proportional to exp(value / temperature)."""
     weights = np.exp((values - values.max()) / temperature)
     return weights / weights.sum()
 
@@ -27,8 +27,8 @@ def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.n
     """Draws [count] indices one after another, each with a probability proportional to its weight among the indices not
     drawn yet.
 
-    When all indices with a positive weight are drawn, it starts over. Raises ValueError if a weight is negative or none
-    is positive."""
+    Once all indices with a positive weight are drawn, each of them can be drawn again. Raises ValueError if a weight is
+    negative or none is positive."""
     below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
     positive = int(np.count_nonzero(weights))
     if not positive or not np.isfinite(below[-1]) or weights.min() < 0:
@@ -60,7 +60,7 @@ def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, draw
 
 
 def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """[n] for each target [n] the first index at which the running sum of the weights [N] exceeds it, up to rounding.
+    """For each target [n], the first index at which the running sum of the weights [N] exceeds it, up to rounding; [n].
 
     below: [B] the running sum at the end of each block."""
     block = np.minimum(np.searchsorted(below, targets, side="right"), len(below) - 1)
@@ -72,7 +72,7 @@ def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.nd
 
 
 class Cycle:
-    """Shuffled passes over some prompts; the order of pass i depends only on (key, i)."""
+    """Yields the same prompts in shuffled pass after pass. The order of pass i depends only on (key, i)."""
 
     def __init__(self, members: np.ndarray, *key: int):
         self.members, self.key, self.drawn = members, key, 0
@@ -93,7 +93,7 @@ class Cycle:
 
 
 def next_distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
-    """The next `count` prompts of a cycle that are not in `taken`; none is repeated while others remain."""
+    """The next `count` prompts of a cycle that are not in `taken`. No prompt is repeated while others remain."""
     fresh: list[int] = []
     while len(fresh) < count:
         if len(taken) >= len(cycle.members) and taken >= {*cycle.members.tolist()}:

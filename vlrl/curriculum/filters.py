@@ -1,8 +1,8 @@
-"""Which of a step's groups are trained on, independently of the sampler.
+"""Filters that decide which of a step's groups are trained on, independently of the sampler.
 
-keep        outcome -> bool: a group that is not kept is replaced, in up to curriculum.max_refills further rounds
-oversample  number of groups to draw per group needed, in the first round of a step
-select      chooses among the kept groups, if there are more than needed"""
+    keep        outcome -> bool: a group that is not kept is replaced, in up to curriculum.max_refills further rounds
+    oversample  number of groups to draw per group needed, in the first round of a step
+    select      chooses among the kept groups, if there are more than needed"""
 
 from __future__ import annotations
 
@@ -94,19 +94,20 @@ KEEP = {"all": keep_all, "mixed": mixed, "some_right": some_right, "pass_range":
 
 
 def first(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Selects the groups that were drawn first."""
+    """Selects the groups that were drawn first. Returns their indices."""
     return list(range(min(count, len(outcomes))))
 
 
 def nearest_half(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Selects the groups whose pass rate is nearest to 0.5, the earlier drawn on ties (GLM-4.1V-Thinking, arXiv
-    2507.01006)."""
+    """Selects the groups whose pass rate is nearest to 0.5, and on ties those drawn earlier. Returns their indices.
+    GLM-4.1V-Thinking (arXiv 2507.01006)."""
     away = [abs(o.pass_rate - 0.5) if o.pass_rate == o.pass_rate else math.inf for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (away[i], i))[:count])
 
 
 def most_varied(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Selects the groups whose rewards vary most, the earlier drawn on ties."""
+    """Selects the groups whose rewards have the largest standard deviation, and on ties those drawn earlier. Returns
+    their indices."""
     spread = [_spread(o) for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (-spread[i], i))[:count])
 
@@ -180,7 +181,8 @@ class Filters:
 
 
 class Intake:
-    """Collects a step's groups until there are enough: `while intake.wanted: intake.take(...)`, then `chosen`."""
+    """Collects the groups of a step until there are enough: call `take` while `wanted` is above 0, then read `chosen`.
+    """
 
     def __init__(self, filters: Filters, count: int):
         self.filters, self.count = filters, count

@@ -16,7 +16,8 @@ _FIELDS = ("visits", "last", "pass_rate", "reward")
 
 
 class History:
-    """Of each of N prompts: how often it was drawn, when it was last answered, and with which result."""
+    """For each of N prompts: how often it was drawn, in which step it was last answered, and the result of that step.
+    """
 
     def __init__(self, size: int):
         self.visits = np.zeros(size, dtype=np.int32)
@@ -31,9 +32,9 @@ class History:
         self._parts: list[History] = []
 
     def part(self, places: np.ndarray) -> History:
-        """The history of the prompts with these indices [n], renumbered from 0.
+        """The history of the subset of prompts with indices `places` [n], renumbered from 0.
 
-        Visits of the part also count in the full history; `note` must be called on both."""
+        A visit counted in the subset is counted in the full history too, but `note` must be called on both."""
         subset = History(len(places))
         subset._within = self, places
         subset._copy_from_whole()
@@ -47,7 +48,8 @@ class History:
                 getattr(self, name)[:] = getattr(whole, name)[places]
 
     def visit(self, indices: np.ndarray | Sequence[int]) -> list[int]:
-        """Counts a visit to each of the indices, which may repeat; returns how often each had been visited before."""
+        """Counts a visit to each of the indices, which may repeat. Returns how often each prompt had been visited
+        before."""
         places = np.asarray(indices, dtype=np.int64)
         order = np.argsort(places, kind="stable")
         first = np.searchsorted(places[order], places[order], side="left")
@@ -61,7 +63,7 @@ class History:
         return out
 
     def note(self, outcomes: Iterable[Outcome], step: int) -> None:
-        """Records the results of a step's prompts, or that they were rejected; unscorable groups are ignored."""
+        """Records the results of a step's prompts, or that prompts were rejected. Unscorable groups are ignored."""
         outcomes = [*outcomes]
         refused = np.array([o.draw.index for o in outcomes if not o.rewards], dtype=np.int64)
         self.last[refused[self.last[refused] < 0]] = _REJECTED

@@ -33,8 +33,8 @@ HORIZONS = Table({
 
 
 class Horizon:
-    """The turn limit of each step by the rule `episode.horizon`, if any. Raises ConfigError for an unknown name or
-    option."""
+    """The turn limit of each step, computed by the rule `episode.horizon` (null = always episode.max_turns). Raises
+    ConfigError for an unknown name or option."""
 
     def __init__(self, settings: EpisodeSettings):
         self.most = settings.max_turns

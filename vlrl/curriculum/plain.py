@@ -15,7 +15,7 @@ _RUN = 1000
 
 
 class Sequential(Saved):
-    """Draws the samples in the order of the data, and starts over at the end."""
+    """Draws the samples in the order of the data, and begins again after the last sample."""
 
     saved = ("drawn",)
 
@@ -68,8 +68,8 @@ class Uniform(Sequential):
 
 
 def _streamed(draw: np.random.Generator, size: int, buffer: int) -> np.ndarray:
-    """A permutation of `size` indices: blocks of _RUN consecutive indices in shuffled order, in which each `buffer`
-    consecutive entries are shuffled again."""
+    """A permutation of `size` indices, shuffled so that neighbouring rows stay close. Blocks of _RUN consecutive
+    indices are put in random order, then each `buffer` consecutive entries are shuffled again."""
     runs = draw.permutation(-(-size // _RUN))
     places = np.concatenate([np.arange(run * _RUN, min((run + 1) * _RUN, size)) for run in runs.tolist()])
     return places if buffer == 1 else places[np.argsort(np.arange(size) // buffer + draw.random(size))]

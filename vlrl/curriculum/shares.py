@@ -15,7 +15,8 @@ from vlrl.errors import ConfigError
 
 
 class Shares:
-    """Each draw goes to the task that is furthest behind its share of the run's draws; on ties to the first task.
+    """Each draw goes to the task whose number of draws so far is furthest below its share; on ties to the first of
+    these tasks.
 
     weights: relative share of each task label (prompts.field("task")). make(prompts): creates the sampler of one task,
     which only sees that task's samples. `upcoming`, `probes` and the measuring methods exist if the tasks' samplers
@@ -57,13 +58,11 @@ class Shares:
         return turns
 
     def _dealt(self, turns: np.ndarray, ask: Callable[[Any, int], list[Draw]]) -> list[Draw]:
-        """Draws from the tasks' samplers in the order of `turns`, with indices in the full split."""
         iterators = [iter(ask(sampler, int(n)) if n else ()) for sampler, n in
                      zip(self.samplers, np.bincount(turns, minlength=len(self.labels)), strict=True)]
         return [self._whole(k, draw) for k in turns.tolist() for draw in [next(iterators[k], None)] if draw is not None]
 
     def _whole(self, k: int, draw: Draw) -> Draw:
-        """A draw of the sampler of task `k`, with its index in the full split."""
         knobs = tuple((f"{self.labels[k]}/{name}", value) for name, value in draw.knobs)
         return replace(draw, index=int(self.members[k][draw.index]), knobs=knobs)
 
@@ -72,8 +71,8 @@ class Shares:
         return replace(draw, index=number, knobs=knobs)
 
     def _own(self, places: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Assigns indices of the full split to tasks: for each task with any, (task, positions in `places`, indices
-        within the task)."""
+        """Groups indices of the full split by task. Yields (task, positions in `places`, indices within the task) for
+        each task that has any."""
         of = self._of[places]
         which = [np.flatnonzero(of == k) for k in range(len(self.labels))]
         return [(k, own, np.searchsorted(self.members[k], places[own])) for k, own in enumerate(which) if len(own)]

@@ -31,7 +31,8 @@ class Draw:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a draw: the rewards of its group, None = unscorable; empty if the prompt was rejected."""
+    """The result of a draw. `rewards` has one reward per completion (None = unscorable) and is empty if the prompt was
+    rejected."""
 
     draw: Draw
     rewards: tuple[float | None, ...]
@@ -43,7 +44,8 @@ class Outcome:
     acted: bool = False
     """Whether the completions are episodes."""
     teaches: bool | None = None
-    """Whether the run's advantage is nonzero for any completion; None = not decidable from the group alone."""
+    """Whether the run's advantage is nonzero for any completion; None if the group alone does not determine the
+    advantage."""
 
     @cached_property
     def scored(self) -> tuple[float, ...]:

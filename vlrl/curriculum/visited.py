@@ -21,14 +21,14 @@ from vlrl.types import Sample
 _NAMES = {"index": pa.int32(), "sample_id": pa.string(), "category": pa.string(), "task": pa.string()}
 SCHEMA = pa.schema({**_NAMES, "visits": pa.int32(), "last_step": pa.int32(), "pass_rate": pa.float32(),
                     "reward": pa.float32()})
-"""`index` is the row number in the training split, `task` the label in a mixture; an unreadable row of a large file has
-no id. `last_step`, and the pass rate and mean reward of the group of that step, are null for a prompt that was never
-scored."""
+"""Columns of prompts.parquet. `index` is the row number in the training split, `task` the label in a mixture. An
+unreadable row of a large file has no id. `last_step`, and the pass rate and mean reward of the group of that step,
+are null for a prompt that was never scored."""
 
 
 def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> None:
-    """Replaces the file. Ids and labels of prompts are copied from the existing file, so only newly drawn samples are
-    read."""
+    """Replaces prompts.parquet. Ids and labels of prompts are copied from the existing file, so only the samples of
+    newly drawn prompts are read."""
     visited = np.flatnonzero(history.visits > 0).astype(np.int32)
     names = _named(path, visited, samples)
     last, rate, reward = (getattr(history, name)[visited] for name in ("last", "pass_rate", "reward"))
@@ -39,7 +39,6 @@ def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> No
 
 
 def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Table:
-    """The columns _NAMES of the visited prompts, in the order of `visited`."""
     known = _written(path, visited)
     fresh = np.setdiff1d(visited, np.asarray(known["index"]), assume_unique=True).tolist()
     drawn = (readable(samples, i) or Sample(id="") for i in fresh)

@@ -18,8 +18,8 @@ _MOST_HASHES = 2**16
 
 
 class ClipCache:
-    """A thread-safe cache of at most `mib` MiB of frames (0 disables it); the least recently used clips are dropped
-    first."""
+    """A thread-safe cache of at most `mib` MiB of decoded frames (0 disables the cache). The least recently used clips
+    are dropped first."""
 
     def __init__(self, mib: int):
         self._room, self._used = mib << 20, 0
@@ -28,8 +28,8 @@ class ClipCache:
         self._hashes: dict[tuple[str, int, int], str] = {}
 
     def sha256(self, path: Path) -> str:
-        """Returns the SHA-256 of a file; computed again only if the file's size or modification time has changed.
-        Raises OSError."""
+        """The SHA-256 hash of a file, as a hexadecimal string. The file is hashed again only if its size or
+        modification time has changed. Raises OSError."""
         status = path.stat()
         file = str(path), status.st_size, status.st_mtime_ns
         digest = self._hashes.get(file)
@@ -42,9 +42,9 @@ class ClipCache:
         return digest
 
     def clip(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """Returns the clip cached under `key`, or calls `read()` to decode it and caches the result.
-
-        If another thread is decoding the same clip, waits for its result. Raises the errors of `read()`."""
+        """Returns the clip cached under `key`, or calls `read()` to decode the clip, and caches the result.
+        If another thread is decoding the same clip, waits for the result of that thread. Raises the errors of `read()`.
+        """
         if not self._room:
             return read()
         with self._lock:
@@ -76,5 +76,4 @@ class ClipCache:
 
 
 def _size(clip: Any) -> int:
-    """The size of the clip's frames in bytes; a frame that occurs several times counts once."""
     return sum(w * h * 3 for w, h in {id(f): f.size for f in clip.frames}.values())

@@ -34,7 +34,8 @@ class Coordinates:
 
 
 class Convention(Coordinates):
-    """Converts to and from one coordinate convention, unless a row names another one in its field `coordinates`.
+    """Converts between original pixels and one coordinate convention. The field `coordinates` of a row overrides the
+    convention for that row.
 
     Both methods take a box (4 numbers) or a point (2 numbers) and need the row's `width` and `height` in original
     pixels. They raise DataError naming the row if it has no size or names an unknown convention."""
@@ -61,7 +62,8 @@ class Convention(Coordinates):
         return [round(v * full / size, digits) for v, size, full in _scaled(sample, used, box)]
 
     def used(self, sample: Sample) -> str:
-        """Returns the convention for a sample: its row's field `coordinates` if set, else that of this converter."""
+        """Returns the name of the convention for a sample: the field `coordinates` of its row if set, else the
+        converter's convention."""
         own = sample.get("coordinates") or self.convention
         if own not in CONVENTIONS:
             raise DataError(f"row '{sample.id}': coordinates={own!r} is not a coordinate convention."
@@ -78,8 +80,8 @@ def make(convention: str) -> Coordinates:
 
 
 def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
-    """Yields for each number of a box or point: (number, the image's width or height in original pixels, its full range
-    in the convention)."""
+    """Yields (number, the image's width or height in original pixels, the upper end of the convention's range on this
+    axis) for each number of a box or point."""
     original = _size(sample, "width", sample.get("width")), _size(sample, "height", sample.get("height"))
     if convention == "processed":
         sides = sample.get("processed_size")

@@ -64,12 +64,13 @@ class StoredBytes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedMedia:
-    """An image or video embedded in a row, used as the `source` of a Media. Two with equal bytes compare equal."""
+    """An image or video embedded in a row, used as the `source` of a Media. Two objects with the same bytes compare
+    equal."""
 
     content: bytes | StoredBytes = field(repr=False)
-    """The bytes, or their position in a SpillFile."""
+    """The bytes of the image or video, or their position in a SpillFile."""
     row: str = ""
-    """Id of the row, for error messages."""
+    """Id of the row that contains the image or video, for error messages."""
 
     @property
     def data(self) -> bytes:
@@ -106,9 +107,9 @@ class EmbeddedMedia:
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """Yields the path of a temporary copy, for video decoders, which read files only.
+        """Context manager: the path of a temporary file with the bytes, for video decoders, which read only files.
 
-        A DataError raised inside the block names the row in place of the temporary file."""
+        A DataError raised inside the block names the row instead of the temporary file."""
         with tempfile.NamedTemporaryFile(prefix="vlrl-") as file:
             file.write(self.data)
             file.flush()
@@ -179,7 +180,7 @@ def is_pixels(value: Any) -> bool:
 
 
 def without_bytes(value: Any) -> Any:
-    """Returns a value of a row with embedded media replaced by their hash, and other bytes by their length."""
+    """Returns a value of a row in which embedded media are replaced by their hash, and other bytes by their length."""
     if isinstance(value, str):
         return _short(value) if value[:4].lower() in _BEGINS and len(value) > 40 else value
     if value is None or isinstance(value, (int, float)):
@@ -194,10 +195,10 @@ def without_bytes(value: Any) -> Any:
 
 
 def spill(value: Any, aside: SpillFile) -> Any:
-    """Returns a value of a row with its large embedded media (bytes, `{"bytes": ...}`, base64) moved to the file
-    `aside`.
+    """Moves the large embedded media in a value of a row to a SpillFile, and returns the value with references to them.
 
-    Malformed base64 is left unchanged. Raises OSError when the disk is full."""
+    Embedded media are bytes, `{"bytes": ...}` objects and base64 strings. Malformed base64 is left unchanged. Raises
+    OSError when the disk is full."""
     if isinstance(value, str):
         try:
             data = decode_base64(value) if len(value) >= _LARGE and value[:4].lower() in _BEGINS else None
@@ -216,7 +217,6 @@ def spill(value: Any, aside: SpillFile) -> Any:
 
 
 def _known(data: bytes | bytearray) -> bool:
-    """Whether the bytes begin with the signature of a known image or video format."""
     return data.startswith(_MAGIC) or data[4:8] == b"ftyp"
 
 
@@ -229,7 +229,6 @@ def _short(text: str) -> str:
 
 
 def _is_still(item: Any) -> bool:
-    """Whether an item of a list is a still image; a list of still images holds the frames of one video."""
     if isinstance(item, Mapping):
         item = item.get("bytes") or item.get("path")
     item = item.data if isinstance(item, EmbeddedMedia) else item
@@ -240,7 +239,6 @@ def _is_still(item: Any) -> bool:
 
 
 def _netpbm(rows: Any) -> bytes:
-    """Encodes pixel values as a PGM or PPM file. Raises DataError for a wrong shape or values outside 0 to 255."""
     try:
         pixels = np.array(rows)
     except (ValueError, OverflowError):  # rows of different lengths, numbers beyond 64 bits

@@ -40,7 +40,7 @@ _READING = threading.Lock()
 _DRAWN = "drawn image"
 _KINDS = Table({"video": "vlrl.data.video.loading:load_video", "edited": "vlrl.data.media_edits:apply_edits",
                 "urls": "vlrl.data.sources.download:Policy"})
-"""Functions that are imported only when a row needs them."""
+"""Loaders of videos and of edited media, which are imported only when a row needs them."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
@@ -287,7 +287,7 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
 
 
 def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
-    """Converts one number per pixel (floats from 0 to 1, or 8-bit or 16-bit integers) to a greyscale image of 8 bits.
+    """Converts one number per pixel (floats from 0 to 1, or 8-bit or 16-bit integers) to a greyscale image with 8 bits.
     """
     low, high = values.min(), values.max()
     most = 1 if values.dtype.kind == "f" and high <= 1 else 255 if high <= 255 else 65535

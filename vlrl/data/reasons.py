@@ -12,8 +12,8 @@ _VALUE = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|\[[^\]\n]*\]|\{[^}\n]*\}"  # quoted
 
 
 def shape(reason: str) -> str:
-    """Returns an error message with its row-specific parts (numbers, paths, quoted and bracketed text) replaced by "#".
-    """
+    """Returns an error message in which row-specific parts (numbers, paths, quoted and bracketed text) are replaced by
+    "#"."""
     plain = _VALUE.sub("#", _FILE.sub("#", without_row(reason)))
     return re.sub(r"#(?:[\s,]*#)*", "#", plain)
 
@@ -24,8 +24,7 @@ def without_row(reason: str) -> str:
 
 
 def counted(line: str, rows: int) -> str:
-    """Appends " (and N rows more)" to a line about the first of `rows` rows; returns the line unchanged for a single
-    row."""
+    """Appends " (and N rows more)" to a line about the first of `rows` rows; the line is unchanged if `rows` is 1."""
     return line + (f" (and {rows - 1:,} rows more)" if rows > 1 else "")
 
 

@@ -1,5 +1,5 @@
-"""Checks of single row fields, shared by readers, tasks and vlrl.checks. Each returns an error message, or None if
-valid."""
+"""Checks of single row fields, shared by readers, tasks and vlrl.checks. Each function returns an error message, or
+None if the value is valid."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def spans_problem(spans: Any) -> str | None:
 
 
 def tracks_problem(tracks: Any) -> str | None:
-    """Checks the form of `tracks` and of their boxes and times, not whether the boxes lie inside the frames."""
+    """Checks that `tracks`, their boxes and their times have the right form. Boxes may lie outside the frames."""
     if not isinstance(tracks, list) or not tracks or not all(
             isinstance(t, Mapping) and isinstance(t.get("boxes"), list) and t["boxes"] for t in tracks):
         return f"tracks={short(tracks)} must be a list of {{\"boxes\": [[x1, y1, x2, y2] or null, ...]}}"

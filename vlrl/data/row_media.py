@@ -43,13 +43,14 @@ def unshown_problem(sample: Sample, known: Collection[str], fields: Collection[s
 
 
 def named_media(row: Mapping[str, Any], column: str) -> str:
-    """Returns "the column ... names media (...)" with the shortened value, as the subject of an error message."""
+    """Returns the beginning of an error message about a column with media: "the column ... names media (...)", with the
+    shortened value."""
     shown = ascii(row[column])
     return f"the column {column!r} names media ({shown if len(shown) <= 80 else shown[:77] + '...'})"
 
 
 def unshown_advice(column: str, fields: Collection[str]) -> str:
-    """Returns what the user should do about a media column that no prompt shows."""
+    """Returns the end of an error message about a media column that no prompt shows: what the user should do."""
     if column in fields:
         return "the task's sample_from_row drops it: pass it to the Sample as media"
     return (f"media are read only from {', '.join(fields)}. Rename the column, or move it into 'meta' if no prompt "
@@ -57,7 +58,7 @@ def unshown_advice(column: str, fields: Collection[str]) -> str:
 
 
 def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
-    """Yields the path, URL or hash of each image or video in a value of a row, including nested lists and objects."""
+    """Yields the path, URL or hash of each image or video in a value of a row, also from nested lists and objects."""
     if isinstance(value, Mapping):
         for key in ("bytes", "path", "url"):
             yield from media_names(column, value.get(key), root)

@@ -1,5 +1,5 @@
 """Turns rows of data files into samples. A row is a JSON object with canonical fields; media paths are relative to a
-root.
+root folder.
 
     {"id": "7", "image": "img/7.jpg", "width": 640, "height": 480, "expression": "the red mug",
      "boxes": [{"box": [31, 40, 75, 84], "label": "mug"}]}"""
@@ -37,7 +37,7 @@ _FIELDS = (
     "cameras drivable ego_size to_pixels outcomes system_prompt original_id turns tools environment"
 )
 FIELDS = frozenset(_FIELDS.split())
-"""The canonical fields of all tasks. Other fields stay in the row and are also copied into its `meta`."""
+"""The canonical fields of all tasks. Other fields stay in the row and are copied into its `meta` too."""
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: MediaAccess = ROOT_ONLY) -> Sample:
@@ -113,8 +113,8 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
 
 
 def repeated_id(first: dict[str, str], id: str, where: str) -> str:
-    """Adds an id and its location `where` to `first` and returns ""; returns an error message for an id that is already
-    in `first`."""
+    """Returns an error message if `first` (id -> location of a row) already has an id; else adds the id with the
+    location `where` and returns ""."""
     if id in first:
         return f"id {id!r} is already used in {first[id]}: ids must be unique"
     first[id] = where
@@ -122,10 +122,10 @@ def repeated_id(first: dict[str, str], id: str, where: str) -> str:
 
 
 def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
-    """Yields an error message for each box with swapped corners and each box or point outside the image (`size`: width,
-    height).
+    """Yields an error message for each box with swapped corners, and for each box or point outside an image of `size`
+    (width, height).
 
-    Values that are not lists of numbers are left to the task. An unknown size disables the check against the image."""
+    Values that are not lists of numbers are left to the task. If the size is unknown, only the corners are checked."""
     boxes = [*(entry.get("box") for entry in _listed(row, "boxes") if isinstance(entry, dict)), row.get("box")]
     for box in boxes:
         if _numbers(box, 4):
@@ -155,13 +155,12 @@ def _outside(values: Any, size: Sequence[Any]) -> bool:
 
 
 def _with_media_hashes(row: Mapping[str, Any], items: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Returns the row as it is stored, logged and compared: embedded media are replaced by their hash."""
     flat = {field: value if isinstance(row[field], (list, tuple)) else value[0] for field, value in items.items()}
     return {field: without_bytes(value) for field, value in {**row, **flat}.items()}
 
 
 def media_items(row: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns the images or videos of each media field; each is a path, EmbeddedMedia, or a list of frames.
+    """Returns the images or videos of each media field. An item is a path, an EmbeddedMedia, or a list of frames.
 
     Raises DataError for anything else."""
     return {field: (video_items if field == "video" else image_items)(row[field], str(row.get("id", "")))
@@ -189,8 +188,7 @@ def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: Me
 
 
 def _times(row: Mapping[str, Any], videos: int) -> Sequence[Any]:
-    """Returns the `frame_times` of each video of a row. The field is one list for a single video, else one list per
-    video."""
+    """The `frame_times` of each video of a row. The field is one list for a single video, else one list per video."""
     given = row.get("frame_times")
     if given is None:
         return [None] * videos

@@ -20,7 +20,7 @@ SPLIT_NAMES = {"train": "train", "training": "train", "val": "heldout", "valid":
 
 
 def side_of(name: Any) -> str | None:
-    """Maps the name of a split, a file ("train-00000-of-2.parquet") or a folder to train or heldout; None for other
+    """Maps the name of a split, a file ("train-00000-of-2.parquet") or a folder to "train" or "heldout"; None for other
     names."""
     word = str(name).lower().replace("_", "-").split("-")[0].split(".")[0]
     return SPLIT_NAMES.get(word)
@@ -44,12 +44,12 @@ class BadRow:
 
 
 def bad_row_lines(bad: Iterable[BadRow]) -> list[str]:
-    """Groups the rows that were left out by their error message, see `reason_lines`."""
+    """Returns lines that list the rows that were left out, grouped by their error message (see `reason_lines`)."""
     return reason_lines((row.where, row.reason) for row in bad)
 
 
 class Samples(SampleSequence):
-    """The valid samples of files, with media not yet read, and the rows that were left out."""
+    """The valid samples of data files, whose media are not read yet, and the rows that were left out."""
 
     def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = (), files: Sequence[Path] = (),
                  places: Sequence[str] = ()):
@@ -71,8 +71,8 @@ class Samples(SampleSequence):
 
 
 class Drawn(SampleSequence):
-    """`count` samples that code generates on demand. Sample i is `make(i)`, which must always return the same sample.
-    """
+    """A sequence of `count` samples that code generates on demand. Sample i is `make(i)`, which must always return the
+    same sample."""
 
     def __init__(self, count: int, make: Callable[[int], Sample]):
         self._count, self._make = count, make
@@ -90,7 +90,7 @@ class Drawn(SampleSequence):
 
 
 def readable(samples: Sequence[Sample], index: int) -> Sample | None:
-    """Returns the sample at an index; None if its row is read only now and turns out to be invalid."""
+    """Returns the sample at an index; None if its row is read on demand and turns out to be invalid."""
     try:
         return samples[index]
     except DataError:

@@ -36,7 +36,7 @@ def turns_of(row: Record) -> list[Record]:
 def check_turns(row: Record, kinds: Sequence[str]) -> None:
     """Raises DataError if a row's turns are malformed or out of order, or call tools although the row has none.
 
-    Also raises it if the placeholders do not match the row's media; `kinds` lists the kind of each of them."""
+    The placeholders must also match the row's media; `kinds` lists the kind ("image" or "video") of each medium."""
     turns, before = row.get("turns") or [], None
     if not isinstance(turns, list):
         raise DataError(f'turns={short(turns)} must be a list of {{"role": ..., "content": ...}}')
@@ -80,8 +80,8 @@ def _check_call(row: Record, turn: Record) -> None:
 
 
 def media_in_order(media: Sequence[Any], row: Record) -> tuple[Any, ...]:
-    """Returns images and videos in the order of the row's placeholders, or unchanged if the placeholders do not match
-    them."""
+    """Returns images and videos in the order of the row's placeholders; unchanged if media and placeholders do not
+    match."""
     left = {kind: iter([m for m in media if m.kind == kind]) for kind in ("image", "video")}
     marks = marks_of(row)
     if sorted(marks) != sorted(m.kind for m in media):

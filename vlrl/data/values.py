@@ -45,6 +45,6 @@ def number(value: Any) -> float | None:
 
 
 def tidy(value: float, digits: int = 3) -> float:
-    """Rounds a number to `digits` decimals; returns an int if it is whole. Pixels need at most 3 decimals."""
+    """Rounds a number to `digits` decimals; returns an int if the result is whole. Pixels need at most 3 decimals."""
     value = round(value, digits) if isinstance(value, float) else value
     return int(value) if value == int(value) else value

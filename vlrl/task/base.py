@@ -32,7 +32,7 @@ from vlrl.types import Answer, Parts, Sample, Variant
 _OUTCOMES = ("accuracy", "correct")
 """Names of reward parts that decide whether an answer is correct, unless the task defines `outcome`."""
 _OF_EVERY_TASK = ("rewards", "coordinates", "parts", "combine")
-"""Settings under `task.` that every task accepts although they are not attributes of its class."""
+"""Settings under `task.` that every task accepts, although they are not attributes of its class."""
 _MEDIA_MARK = re.compile(r"<(?:image|video)>")
 
 
@@ -54,7 +54,7 @@ class Task:
     named accuracy or correct must reach 0.5; if there is none, the part with the largest default weight (the first
     of several equal ones). The settings `curriculum.part` and `curriculum.pass_at` override this criterion."""
     lives_outside: ClassVar[bool] = False
-    """Whether the task needs an environment that is set by `environment.name`."""
+    """Whether the task needs an environment that the setting `environment.name` names."""
     needs: ClassVar[Collection[str]] = frozenset()
     """Services that score_group needs (names in services.SERVICES): a set, or {service: the reward parts that need it}.
     """
@@ -121,14 +121,14 @@ class Task:
         return None
 
     def pair(self, sample: Sample) -> tuple[str, str] | None:
-        """(better answer, worse answer) to a sample, to train a reward model (docs/services.md); None if there is no
-        such pair. By default, the fields `chosen` and `rejected` of the row."""
+        """(better answer, worse answer) to a sample, to train a reward model (docs/services.md). None if the sample has
+        no such pair. By default, the fields `chosen` and `rejected` of the row."""
         better, worse = sample.get("chosen"), sample.get("rejected")
         return (better, worse) if isinstance(better, str) and isinstance(worse, str) else None
 
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
         """Variants of the sample with other media, e.g. shuffled frames or a noisy image. The model also answers these
-        variants, in addition to the `n` answers of the group or as some of the n. () = no variants. The result must
+        variants: with additional answers, or with some of the group's `n` answers. () = no variants. The result must
         depend only on the arguments. Evaluations do not use variants."""
         return ()
 
@@ -188,14 +188,14 @@ class Task:
     answer that it writes, only the type is used."""
 
     def solved(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Fills in the answer to a generated row, computed by the task from the question. None if the task cannot
-        compute it; then the answers of a teacher model have to agree instead. Raises DataError if the question has
+        """The generated row with the answer, which the task computes from the question. None if the task cannot compute
+        it; the row is then kept only if the answers of a teacher model agree. Raises DataError if the question has
         no answer."""
         return None
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """Fills in a teacher model's answer as the ground truth of a row. `parsed` is the answer as returned by
-        `parse`. None if it is unusable."""
+        """The row with a teacher model's answer as the ground truth; None if the answer is unusable. `parsed` is the
+        answer as returned by `parse`."""
         usable = isinstance(parsed, (str, int, float)) and not isinstance(parsed, bool) and parsed != ""
         return {**row, "answer": parsed} if "answer" in row and usable else None
 
@@ -279,7 +279,7 @@ class Task:
         """Answers that must not be rewarded, as name -> answer. `vlrl tasks check` tries them in addition to the cheats
         that it tries on every task.
 
-        The name of such a common cheat with None removes it, for a task in which it is an honest answer."""
+        To remove one of these common cheats, because it is an honest answer in this task, return its name with None."""
         return {}
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -326,16 +326,14 @@ class Task:
         return self._combine(parts, weights)
 
     def turns_count(self, parts: Mapping[str, float]) -> bool:
-        """Whether the per-turn rewards of an episode with these raw parts are paid. They are not if the gate in
+        """Whether the per-turn rewards of an episode with these raw parts are paid. They are not paid if the gate in
         `task.combine` is closed."""
         return self._gate(parts)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
-        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. With part=None, the
-        task's own parts are used. With least=None, the threshold is the task's own one, or 0.5 for a part that is
-        not in its criterion.
-
-        If the task has no such part, its own parts are used with `least`."""
+        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. With part=None, or if
+        the task has no such part, the parts of the task's own criterion are used. With least=None, the threshold is
+        that of the task's own criterion, or 0.5 for a part that is not in it."""
         if part in self.weights:
             self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
         elif least is not None:

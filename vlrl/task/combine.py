@@ -130,8 +130,8 @@ def make_combine(given: str, known: Collection[str]) -> Combine:
 
 
 def make_gate(given: str) -> Callable[[Numbers], bool]:
-    """A function that returns whether the gate in a value of `task.combine` is open for the parts of an answer. Without
-    a gate, it always returns True."""
+    """Returns a function of an answer's parts: whether the gate in a value of `task.combine` is open. If the value has
+    no gate, the function always returns True."""
     return partial(_opened, _names(given)[:GATES.get(given.partition(":")[0], 0)])
 
 

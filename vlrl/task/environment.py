@@ -25,8 +25,8 @@ class Environment:
     the training process."""
 
     def reset(self, seed: int) -> Observation:
-        """The first observation of the episode, which is appended to the task's chat messages; it may be empty. The
-        result must depend only on the sample and the seed."""
+        """Starts the episode and returns its first observation, which is appended to the task's chat messages and may
+        be empty. The result must depend only on the sample and the seed."""
         return Observation()
 
     def step(self, action: str) -> Step:

@@ -103,7 +103,6 @@ def _alone(call: Callable[..., Any], *given: Any) -> None:
 
 
 def _die_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """Asks the kernel to send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
@@ -122,7 +121,6 @@ def _end(*_: Any) -> None:
 
 
 def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int) -> None:
-    """The main loop of the fork server: forks a process for each request until the control socket closes."""
     theirs.close()
     signal.signal(_ENDING, _end)
     _die_with(parent, _ENDING)

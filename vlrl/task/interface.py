@@ -137,8 +137,8 @@ def given_answer(task: Task, sample: Sample) -> str | None:
 
 
 def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
-    """The actions of a perfect episode; [] if they are unknown. Raises TaskError if `oracle_actions` fails or returns
-    anything but a list of strings."""
+    """The actions of a perfect episode; [] if the task does not know them. Raises TaskError if `oracle_actions` fails
+    or returns anything but a list of strings."""
     actions = _call(task, "oracle_actions", sample) or ()
     if not isinstance(actions, (list, tuple)) or not all(isinstance(text, str) for text in actions):
         raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' returned {str(actions)[:80]!r}, "

@@ -169,7 +169,6 @@ for _method in ("template", "messages", "score", "score_group", "oracle", "pair"
 
 
 def _called(task: Task, label: str) -> Task:
-    """Sets the name of a task to its label, for messages and stored rollouts."""
     vars(task)["name"] = label
     return task
 

@@ -23,8 +23,8 @@ class PartSpec:
     """A function (task, sample, answers, *, options) that returns the texts whose log-probabilities a service computes
     before scoring (see Task.readings); None = the answers."""
     replaces_outcome: bool = False
-    """Whether the function's first part, instead of the task's outcome parts, decides whether an answer is correct. It
-    also takes over the weight of those parts."""
+    """Whether the function's first part decides if an answer is correct, instead of the task's outcome parts. It also
+    takes over the weight of those parts."""
 
 
 def part(weights: Mapping[str, float], needs: Collection[str] = (),

@@ -115,7 +115,7 @@ class RecipeTask(Task):
                           if any(f"{{{name}}}" in template for template in self.templates)}}
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        """What is wrong with a row, whatever the recipe; None if nothing is."""
+        """Describes what makes a row unusable for any recipe; None if the row is usable."""
         return None
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
@@ -147,7 +147,7 @@ class RecipeTask(Task):
 
 
 def blind_boxes(width: float, height: float) -> dict[str, list[list[float]]]:
-    """The boxes of the cheats for grounding, as name of the cheat -> boxes in an image of this size."""
+    """The boxes of the grounding cheats, for an image of this size: name of the cheat -> boxes."""
     corner = [0.0, 0.0, max(2.0, width / 100), max(2.0, height / 100)]
     tiles = [[x * width / 10, y * height / 10, (x + 1) * width / 10, (y + 1) * height / 10]
              for y in range(10) for x in range(10)]

@@ -36,7 +36,7 @@ class RowFiles(DataSettings):
         return super().__getattribute__(name)
 
     def reset_reads(self, split: str) -> None:
-        """Forgets that the file of a split has been accessed."""
+        """Forgets that the task has accessed the file of a split."""
         self._requested.discard(split)
 
     def unread_file(self, split: str) -> str:

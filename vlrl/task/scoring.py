@@ -124,8 +124,8 @@ def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
 
 
 def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
-    """The score without a reward if the environment failed (`error` is not None), because such an episode must not be
-    rewarded."""
+    """The score as it is if `error` is None; else without a reward, because an episode whose environment failed must
+    not be rewarded."""
     if error is None:
         return scored
     reason = error if error.startswith("reset:") else f"environment: {error}"
@@ -195,7 +195,6 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
 
 
 def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float | None, str | None]:
-    """(reward, None), or (None, reason) if `combine` fails."""
     given, problem = _guarded(lambda: task.combine(parts, weights))
     if problem is None:
         value, problem = finite_number(given)
@@ -205,7 +204,6 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
 
 
 def _too_large(values: Mapping[str, float]) -> str | None:
-    """Describes the first value that exceeds LARGEST; None if there is none."""
     name = next((name for name, value in values.items() if abs(value) > LARGEST), None)
     return None if name is None else (f"{name} was {values[name]:g}, larger than the {LARGEST:g} up to which means "
                                       "and variances of rewards can be computed")

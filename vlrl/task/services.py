@@ -180,8 +180,8 @@ class GroupServices(Protocol):
 
     @property
     def problem(self) -> str | None:
-        """Why reward parts that depend on a service have no value, for the `error` of a rollout; None if all services
-        replied."""
+        """The reason why reward parts that depend on a service have no value, for the `error` of a rollout. None if all
+        services replied."""
         ...
 
 

@@ -34,15 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class GroupAbandoned(Exception):
-    """Scoring of a group was given up; the argument is the reason."""
+    """Raised when the scoring of a group is given up; the argument is the reason."""
 
 
 class SubprocessScorer:
-    """Scores groups in a separate process, which is killed if a call takes longer than `seconds` times the number of
-    its answers.
+    """Scores groups in a separate process, which is killed if a call takes longer than `seconds` per answer.
 
-    If a call hangs or ends the process, its answer gets an `error` and no reward; for a call of score_group, this
-    concerns every answer of the group. All other answers are scored as usual."""
+    If a call hangs or ends the process, its answer gets an `error` and no reward. If the call is `score_group`, this
+    applies to all answers of the group. All other answers are scored as usual."""
 
     def __init__(self, make: Callable[[str], Task], seconds: float):
         self.seconds, self._lock = seconds, threading.Lock()
@@ -119,7 +118,6 @@ class SubprocessScorer:
 
 
 def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
-    """The main loop of the scoring process: scores requests until the connection closes."""
     def reply(sent: bytes) -> bytes:
         refused, request = pickle.loads(sent)  # of the training process
         return _reply(task, refused, request, place)

@@ -1,7 +1,7 @@
-"""Converts steps of Android in the Wild (AITW, 2307.10088) and of AITZ, which adds chains of thought (2403.02713), to
-canonical rows.
+"""Converts steps of Android in the Wild (AITW, arXiv 2307.10088) and of AITZ, which adds chains of thought (arXiv
+2403.02713), to canonical rows.
 
-Points are [y, x] as fractions of the screen. A gesture shorter than _TAP is a tap; any other is a scroll in the
+Points are [y, x] as fractions of the screen. A gesture shorter than _TAP is a tap; any other gesture is a scroll in the
 direction in which the finger moves."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_aitw(record: Record) -> bool:
 
 
 def aitw(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of one step to a row with its instruction and action; all steps of an episode stay in one
+    """Converts the record of one step to a row with an instruction and an action. All steps of an episode stay in one
     split."""
     row = base_fields(record, source)
     episode = {"group_key": f"episode_{record['episode_id']}"} if has(record, "episode_id") else {}
@@ -42,8 +42,9 @@ def aitw(record: Record, source: RecordSource) -> list[Row]:
 
 
 def steps_before(rows: Placed) -> Placed:
-    """Adds to each step the descriptions of its episode's earlier steps as `history`, if the file has
-    `coat_action_desc`."""
+    """Adds `history` to each row: the descriptions (`coat_action_desc`) of the earlier steps of its episode.
+
+    Rows of files without these descriptions stay unchanged."""
     episodes: dict[str, list[tuple[float, str]]] = {}
     for _, _, row in rows:
         done = None if isinstance(row, DataError) else row.get("meta", {}).get("coat_action_desc")

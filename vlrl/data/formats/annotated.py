@@ -127,7 +127,7 @@ def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[floa
 
 
 def _turned(box: Sequence[float], degrees: float) -> list[float]:
-    """Returns the bounding box of [x, y, width, height] rotated clockwise about its upper left corner."""
+    """The bounding box of [x, y, width, height] rotated clockwise about its upper left corner, by `degrees`."""
     x, y, width, height = box
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return hull([(x + a * cos - b * sin, y + a * sin + b * cos) for a, b in
@@ -135,7 +135,7 @@ def _turned(box: Sequence[float], degrees: float) -> list[float]:
 
 
 def _around(ellipse: Sequence[float], degrees: float) -> list[float]:
-    """Returns the bounding box of an ellipse [x, y, x radius, y radius] rotated about its centre."""
+    """The bounding box of an ellipse [x, y, x radius, y radius] rotated about its centre, by `degrees`."""
     x, y, a, b = ellipse
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     wide, high = math.hypot(a * cos, b * sin), math.hypot(a * sin, b * cos)
@@ -157,19 +157,17 @@ ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INS
 
 
 def is_table(record: Record) -> bool:
-    """Whether a record names an image and has a box or columns for one, but no question, which other formats convert.
-    """
+    """Whether a record names an image and has a box, or columns for a box, but no question."""
     empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES, *_CENTRES))
     known = has(record, *IMAGE) and not has(record, "question", "answer")
     return known and (empty or _box_fields(record) is not None)
 
 
 def table(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record with one box in columns with common names, and a label, an expression or an instruction, to a
-    row.
+    """Converts a line of a table to a row: one box, with its label, expression or instruction.
 
-    The box is [x1, y1, x2, y2], or [x, y, width, height] if the column names say so. Numbers that are all at most 1 are
-    fractions of the image."""
+    The box is [x1, y1, x2, y2], or [x, y, width, height] if the column names say so. If no number is above 1, the
+    numbers are fractions of the image."""
     for role, names in ROLES.items():
         if len(given := [n for n in names if has(record, n)]) > 1:
             raise DataError(f"the columns {' and '.join(given)} may each be the {role}; choose one with --columns "
@@ -195,14 +193,15 @@ def table(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _box_fields(record: Record) -> tuple[str, ...] | None:
-    """Returns the fields that hold a box: a single field with four numbers, or four fields with one number each; None
-    without a box."""
+    """The fields that hold a record's box: a single field with four numbers, or four fields with one number each. None
+    if the record has no box."""
     single = next(((name,) for name in BOX if has(record, name)), None)
     return single or next((names for names in (*CORNERS, *SIDES) if all(has(record, n) for n in names)), None)
 
 
 def _half_empty(record: Record) -> tuple[str, ...] | None:
-    """Returns the four columns of a box of which only some have a value, which is an error; None if all are empty."""
+    """The four columns of a box of which some are empty and some are not, which is an error; None if there is no such
+    box."""
     return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
                  and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 
@@ -230,9 +229,9 @@ def is_box_list(record: Record) -> bool:
 def box_list(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with all boxes of an image to one row.
 
-    Boxes come from `boxes` with `labels` of the same length, or from a list such as `objects` with a box and a label in
-    each entry. A box is [x1, y1, x2, y2] unless `bbox_format` is xywh. Numbers that are all at most 1 are fractions of
-    the image."""
+    Boxes come from `boxes` with `labels` of the same length, or from a list such as `objects` whose entries have a box
+    and a label each. A box is [x1, y1, x2, y2] unless `bbox_format` is xywh. If no number is above 1, the numbers are
+    fractions of the image."""
     boxes, labels = _paired(record) or ([], [])
     if not isinstance(labels, list) or len(boxes) != len(labels):
         raise DataError(f"its {len(boxes)} boxes and labels={short(labels)} must be lists of the same length, with "
@@ -250,8 +249,7 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _paired(record: Record) -> tuple[list[Any], Any] | None:
-    """Returns the boxes and the labels of a record that has a list of each, whatever their lengths; None for other
-    records.
+    """(boxes, labels) of a record that has a list of each; the lengths may differ. None for other records.
 
     Canonical rows are excluded: their boxes are objects."""
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
@@ -260,7 +258,7 @@ def _paired(record: Record) -> tuple[list[Any], Any] | None:
 
 
 def _listed(record: Record) -> list[tuple[str, list[Record]]]:
-    """Returns (field name, entries with a box and a label each) of every field that holds such a list."""
+    """(field name, entries) of every field that holds a list of objects, each with a box and a label."""
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
     if isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels) and boxes:
         field = "boxes" if has(record, "boxes") else "bboxes"
@@ -270,8 +268,8 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """Returns the entries of a list, or of the column layout that `datasets` writes: {"bbox": [...], "category":
-    [...]}."""
+    """The entries of a list, or of an object of columns as `datasets` writes it: {"bbox": [...], "category": [...]}.
+    None for any other value."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, list) and value else None
     boxes, labels = pick(value, *BOX, "bboxes", "boxes"), pick(value, *LABEL, "labels", "categories", "classes")
@@ -283,9 +281,9 @@ def _entries(value: Any) -> list[Any] | None:
 # --- all rows of a file together --------------------------------------------------------------------------------------
 
 def ask_for_all(rows: Placed) -> Placed:
-    """Gives each detection row all labels of the file, so that prompts also ask for absent objects.
+    """Sets the `labels` of each detection row to all labels of the file, so that prompts also ask for absent objects.
 
-    If some boxes of the file have a label, a box without one is an error."""
+    If some boxes of the file have a label, rows with unlabelled boxes become errors."""
     rows = _all_or_none(rows, "")
     labels = list(dict.fromkeys(b["label"] for _, _, row in rows if not isinstance(row, DataError) and "labels" in row
                                 for b in row["boxes"]))
@@ -305,9 +303,9 @@ def _all_or_none(rows: Placed, unnamed: str) -> Placed:
 
 
 def one_row_per_image(rows: Placed) -> Placed:
-    """Joins the boxes of the same image and expression, which a table has on separate lines, into one row.
+    """Joins the boxes of one image and expression, which a table has on separate lines, into one row.
 
-    If some boxes of the file have a label, a box without one is an error."""
+    If some boxes of the file have a label, rows with unlabelled boxes become errors."""
     rows = _all_or_none(rows, _UNNAMED)
     first: dict[Any, tuple[int, str, dict[str, Any] | DataError]] = {}
     for n, where, row in rows:

@@ -23,7 +23,7 @@ _COLUMNS = (tuple("ABCDEFGH"), tuple(f"choice_{c}" for c in "abcdefgh"), tuple(f
 LETTERED = tuple(name for names in _COLUMNS for name in names)
 INDICES = ("golden_choice_idx", "correct_choice_idx", "correct_choice", "correct_idx", "answer_idx", "answer_index",
            "answer_id", "correct_answer_idx")
-"""Fields that hold the index of the correct option (from 0) or its letter."""
+"""Fields that hold the index of the correct option (counted from 0) or its letter."""
 _BEFORE = re.compile(r"\s*[(\[]?([A-Z])(?:[)\].:、]|\s*[-–]\s)\s*(?=\S)")
 _LETTER = re.compile(r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\]]?[.:、]?", re.IGNORECASE)
 _WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
@@ -80,7 +80,7 @@ def _by_commas(given: str, record: Record) -> list[str] | None:
 
 
 def _columns(record: Record) -> list[Any] | None:
-    """Returns the options of a record that has one field per option; trailing fields may be empty. None without such
+    """The options of a record with one field per option, of which the last may be empty; None if the record has no such
     fields."""
     gap = None
     for names in _COLUMNS:
@@ -138,8 +138,8 @@ def _bare(options: Sequence[str]) -> list[str]:
 def option_letter(answer: Any, options: Sequence[str]) -> str:
     """Returns the letter of the correct option.
 
-    `answer` may be a letter ("A", "(A)", "A. cat"), the text of an option, or its index from 0. Several letters ("A,
-    C") are returned as such. Raises DataError if the answer matches no option."""
+    `answer` may be a letter ("A", "(A)", "A. cat"), the text of an option, or the index of an option, counted from 0.
+    Several letters ("A, C") are returned unchanged. Raises DataError if the answer matches no option."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     said = answer_text(answer)
@@ -167,22 +167,22 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
 
 
 def letter_at(place: Any, options: Sequence[str]) -> str:
-    """Returns the letter of the correct option from the value of a field in INDICES.
+    """Returns the letter of the correct option, given the value of one of the fields INDICES.
 
-    An integer is always an index from 0, even if an option has that text; any other value is read by `option_letter`.
-    """
+    An integer is always an index counted from 0, even if an option has that text. Any other value is read by
+    `option_letter`."""
     index = number(place)
     return option_letter(place if index is None or index != int(index) or not 0 <= index < len(options)
                   else chr(ord("A") + int(index)), options)
 
 
 def _clash(said: str, options: Sequence[str]) -> bool:
-    """Whether the answer is a single letter that is both the text of one option and the position of another."""
+    """Whether the answer is a letter that is the text of one option and the position of another option."""
     return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
 
 
 def _of_most(answers: list[Any]) -> list[Any]:
-    """Returns the majority answer if annotators disagree on a yes/no question; other answers unchanged."""
+    """The majority answer if annotators disagree on a yes/no question; otherwise the answers unchanged."""
     said = [str(v).lower().rstrip(".") for v in answers]
     yes, no = said.count("yes"), said.count("no")
     if not yes or not no or yes + no < len(said) / 2:
@@ -193,10 +193,11 @@ def _of_most(answers: list[Any]) -> list[Any]:
 
 
 def answer_fields(given: Any, options: Sequence[str], question: str, said: str | None = None) -> dict[str, Any]:
-    """Returns the fields `answer`, `answer_type` and, if any, `options` of a row.
+    """Returns the fields of a row that describe its answer: `answer`, `answer_type` and, if there are any, `options`.
 
-    `given` is the answer or a list of accepted answers; the most frequent comes first. `said` is the answer type that a
-    field of the record states. Raises DataError for a missing answer, or one that is not among the options."""
+    `given` is the answer or a list of accepted answers, the most frequent of which becomes the first. `said` is the
+    answer type that a field of the record states. Raises DataError if the answer is missing or not among the options.
+    """
     several = list(given) if isinstance(given, list) else [given]
     if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or answer_text(v) == "" for v in several):
         raise DataError(f"answer={short(given)} must be a string or a number")

@@ -30,8 +30,7 @@ LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts"
 _REPLIES = {"prompt": "completion", "input": "output"}
 """Maps each field that holds only a prompt to the field with the reply."""
 _SPOKEN_IN = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
-"""Maps fields that may also hold other kinds of lists to keys; in a list of turns, every entry has one of these keys.
-"""
+"""For fields that may also hold lists of another kind: the keys of which every turn has one."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
 """Every field from which a conversation may be read."""
@@ -49,8 +48,8 @@ _NAMES = {"user": "a user", "assistant": "the assistant", "call": "the assistant
 _OPTIONS = ("detail", "fps", "max_pixels", "min_pixels", "nframes", "resized_height", "resized_width")
 _TIMES = {"fps": "fps", "sample_fps": "fps", "times": "frame_times", "timestamps": "frame_times",
           "frame_times": "frame_times"}
-"""Maps names of frame times in a content part to the field of the row; if two names mean the same field, the later one
-counts."""
+"""Maps names of frame times in a content part to the field of the row. If a part has several names for one field, the
+last one counts."""
 _MARK = re.compile(r"<(?:image|video)>")
 _QWEN = re.compile(r"<img>([^<>\n]{1,1000})</img>")
 """Matches an image named inside a text in Qwen-VL's notation."""
@@ -59,7 +58,7 @@ _SWIFT = re.compile(r"<(?:bbox|ref-object)>")
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation up to the answer to train on. Its texts contain <image> and <video> placeholders."""
+    """A conversation up to the answer that is trained on. Its texts contain <image> and <video> placeholders."""
 
     question: str = ""
     answer: str = ""
@@ -92,8 +91,8 @@ def conversation_of(record: Record) -> Conversation | None:
 def conversation_fields(record: Record) -> list[str]:
     """Returns the names of the fields that hold a conversation.
 
-    These are lists of turns, or else a question that has its answer in another field (`query` and `response` of
-    ms-swift, `instruction` and `output` of LLaMA-Factory)."""
+    Such a field is a list of turns. If a record has no list of turns, the fields are a question and its answer (`query`
+    and `response` of ms-swift, `instruction` and `output` of LLaMA-Factory)."""
     lists = [name for name in LISTS if _list_under(record, name) is not None]
     return lists or [question for question, _ in _pairs(record)]
 
@@ -117,8 +116,7 @@ def _list_under(record: Record, name: str) -> list[Any] | None:
 
 
 def _flat(record: Record) -> list[Row]:
-    """Returns the turns of a record that has its question and its answer in separate fields, and earlier turns in
-    `history`."""
+    """The turns of a record that has its question and its answer in separate fields, and earlier turns in `history`."""
     ((question, answer),) = _pairs(record)
     asks = [record[question], *(record[name] for name in ("input", "inputs") if isinstance(record.get(name), str))]
     said = pick(record, "history") or []
@@ -130,9 +128,9 @@ def _flat(record: Record) -> list[Row]:
 
 
 def read_reply(turns: Any) -> Conversation:
-    """Reads a response that is written as a list of turns; returns it as a Conversation.
+    """Converts a response that is written as a list of turns to a Conversation.
 
-    The list holds either only the assistant's turns, or the whole conversation."""
+    The list holds either only the assistant's turns, or the entire conversation."""
     first = turns[0] if isinstance(turns, list) and turns else None
     who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
     return read_turns(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
@@ -175,8 +173,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
 
 
 def _whole(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Returns the media named in content parts; {} if the parts are placeholders only, and fields of the record name
-    the media."""
+    """The media that content parts name. {} if the parts are only placeholders, and fields of the record name the
+    media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
         raise DataError("some images or videos of its conversation have a path and some have none")
@@ -207,7 +205,6 @@ def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """Converts a tool call to the form that chat templates take, with its arguments as an object."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     arguments = unpacked(function.get("arguments")) if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not isinstance(
@@ -248,8 +245,6 @@ def _part(part: Any, named: dict[str, list[Any]]) -> str:
 
 
 def _path(part: Record) -> Any:
-    """Returns the path, URL or bytes of a content part with an image or video; None if the part is only a placeholder.
-    """
     location = pick(part, *_MEDIA, "path", "url")
     if isinstance(location, Mapping) and not location.get("bytes"):
         location = pick(location, "url", "path")

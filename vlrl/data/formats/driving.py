@@ -35,8 +35,9 @@ _ANSWERS = ("solution", "answer", "meta_action", "action", "decision")
 def is_alphadrive(record: Record) -> bool:
     """Whether a record's answer consists of driving meta-actions and its question asks for a plan.
 
-    A record qualifies if its question mentions planning, if its answer is in capitals, or if it has no question. Other
-    questions about driving also have such words as answers ("What could lead to a collision?", DriveLM)."""
+    The question asks for a plan if it mentions planning, or if the answer is in capitals; a record without a question
+    qualifies too. Other questions about driving also have such words as answers ("What could lead to a collision?",
+    DriveLM)."""
     given, text = _answer(record), _question(record)
     words = _words(given)
     planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
@@ -85,8 +86,8 @@ def _answer(record: Record) -> str:
 
 
 def _words(answer: str) -> list[str]:
-    """Returns the meta-actions in an answer, in capitals; [] if it contains other words and is not written entirely in
-    capitals."""
+    """The meta-actions in an answer, in capitals. [] if the answer has other words too, unless it is written entirely
+    in capitals."""
     pieces = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]
     words = [_ALSO.get(w, w) for w in pieces if w] if len(answer) <= _LONGEST else []
     matches = [w in _VOCABULARY for w in words]

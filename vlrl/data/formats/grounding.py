@@ -40,7 +40,8 @@ from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
 MOST_LABELS = 100
-"""Up to this many categories in a file, every row asks for all of them; with more, a row asks only for its own."""
+"""Maximum number of categories in a file for which every row asks for all categories. With more categories, a row asks
+only for those of its own boxes."""
 _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
 _DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
 _ASKS = re.compile(
@@ -48,7 +49,7 @@ _ASKS = re.compile(
     r"locate|find|where|what|which|who|provide|output|detect|give|identify|point|mark|return|draw|click|show|report|"
     r"describe|look|tell|answer|segment|ground|highlight|select|search|predict|determine|list|locali[sz]e|spot|"
     r"pinpoint|let|help|box|in (?:the|this) (?:image|picture|photo))\b", re.IGNORECASE)
-"""Matches words of a text that is a question or request, in contrast to one that names an object."""
+"""Matches words by which a question or request differs from the name of an object."""
 _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
@@ -62,7 +63,7 @@ _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 
 def is_vlm_r1(record: Record) -> bool:
-    """Whether a record is a conversation; one that has only a prompt qualifies if its answer consists of boxes."""
+    """Whether a record is a conversation. A record with only a prompt qualifies if its answer consists of boxes."""
     if (fields := conversation_fields(record)) != ["prompt"]:
         return bool(fields)
     answer = pick(record, "solution", "answer", "ground_truth")
@@ -116,8 +117,8 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
 
 
 def target(words: str) -> dict[str, str]:
-    """Returns {"expression": text} for a text that names an object, and {"question": text} for a complete request,
-    which prompt templates must not rephrase."""
+    """{"expression": text} for a text that names an object, or {"question": text} for a complete request, which prompt
+    templates must not rephrase."""
     if described := _DESCRIBES.findall(words):
         return {"expression": described[-1]}
     return {"question": words} if _ASKS.search(words) else {"expression": words}
@@ -152,7 +153,6 @@ def _box_said(entry: Any) -> dict[str, Any] | None:
 
 
 def _listed_categories(question: str) -> list[str]:
-    """Returns the categories that the question of a detection lists."""
     match = _OBJECTS.search(question)
     if not match:
         return []
@@ -250,7 +250,7 @@ def is_lisa(record: Record) -> bool:
 
 
 def lisa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of LISA to one row per text; the box encloses all polygons labelled `target`, in original
+    """Converts a record of LISA to one row per text. The box encloses all polygons labelled `target`, in original
     pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
@@ -268,8 +268,6 @@ def lisa(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _with_image(record: Record, source: RecordSource) -> Record:
-    """Returns the record with the name of its image: labelme's `imagePath`, else the name of the annotation file, as in
-    LISA."""
     sizes = {"width": record.get("imageWidth"), "height": record.get("imageHeight")}
     image = pick(record, *IMAGE, "imagePath") or f"{source.id}.jpg"
     return {**record, "image": image, **{k: v for k, v in sizes.items() if v is not None}}
@@ -287,8 +285,8 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
 
     If annotations have a text (`caption`, `expression`, `sentence` ...), there is one row per text instead, with the
     text as its expression. Crowd regions (iscrowd=1) and empty boxes are not targets; they are stored in `meta`. With
-    more than MOST_LABELS categories, a row asks for its own and for those that LVIS lists as absent (neg_category_ids).
-    """
+    more than MOST_LABELS categories, a row asks for the categories of its boxes and for those that LVIS lists as absent
+    (neg_category_ids)."""
     names = _categories(record.get("categories") or [])
     regions: dict[str, dict[str, list[Row]]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
@@ -336,7 +334,6 @@ def _coco_row(image: Record, source: RecordSource, names: Mapping[Any, str], box
 
 
 def _categories(entries: Sequence[Any]) -> dict[str, str]:
-    """Returns the category names by id (as a string). Raises DataError if two names have the same id."""
     names: dict[str, str] = {}
     for entry in entries:
         if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str)):
@@ -360,7 +357,7 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:
-    """Returns the texts of an annotation, which may be spans of the image's caption (MDETR's tokens_positive)."""
+    """The texts of an annotation. They may be spans of the image's caption (MDETR's tokens_positive)."""
     given = pick(entry, *COCO_TEXTS)
     if given is not None:
         return [_sentence(one) for one in (given if isinstance(given, list) else [given])]

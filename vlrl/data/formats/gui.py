@@ -64,11 +64,11 @@ def screenspot(record: Record, source: RecordSource) -> list[Row]:
 
 
 def corners_or_sides(rows: Placed) -> Placed:
-    """Decides whether the boxes of a ScreenSpot file are [x1, y1, x2, y2] in pixels, as in some copies; converts its
-    rows.
+    """Corrects the boxes of a ScreenSpot file that has them as [x1, y1, x2, y2] in pixels, as some copies do. Rows of
+    all other files stay unchanged.
 
-    They are corners if every bbox can be read as corners, and either the file has at least _ENOUGH bboxes or one bbox
-    does not fit into its image as [x, y, width, height]."""
+    Boxes are taken as corners if every bbox can be read as corners, and either the file has at least _ENOUGH bboxes or
+    one bbox does not fit into its image as [x, y, width, height]."""
     boxes = [None if isinstance(row, DataError) else row.get("meta", {}).get("bbox") for _, _, row in rows]
     pixels = [(b, row) for b, (_, _, row) in zip(boxes, rows, strict=True) if b and not isinstance(row, DataError)]
     corners = all(b[2] > b[0] and b[3] > b[1] and _inside(b, row) for b, row in pixels)
@@ -124,7 +124,8 @@ def is_unlabelled(record: Record) -> bool:
 def unlabelled(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO).
 
-    Other fields stay unchanged. Raises DataError for a field that seems to hold the answer, which would be lost."""
+    Other fields stay unchanged. Raises DataError if a field seems to hold the answer, because the answer would be lost.
+    """
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
         raise DataError(f"it has an instruction, but no box or action in a field with a known name; {field}="
                         f"{short(record[field])} seems to be the answer: map it with --columns (data.columns) "
@@ -249,8 +250,8 @@ def is_gui_r1(record: Record) -> bool:
 
 
 def gui_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of GUI-R1: `gt_bbox` is a box or a point as fractions of the image; negative numbers mean
-    neither."""
+    """Converts a record of GUI-R1: `gt_bbox` is a box or a point as fractions of the image. Negative numbers mean that
+    the step has neither."""
     row = base_fields(record, source)
     action: dict[str, Any] = {"type": text(record, "gt_action").lower()}
     where = numbers(record["gt_bbox"], (2, 4), "gt_bbox") if has(record, "gt_bbox") else []

@@ -13,7 +13,8 @@ from vlrl.data.sources.reading import CANONICAL, Format
 
 RIVALS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
           "options": qa.OPTIONS[:3], **dict.fromkeys(talk.LISTS, talk.LISTS)}
-"""Maps each canonical field to the columns that may hold its value."""
+"""Maps each canonical field to the columns from which it may be read. A record with values in several of them is
+ambiguous."""
 
 
 FORMATS: dict[str, Format] = {

@@ -26,7 +26,7 @@ def is_labelled(record: Record) -> bool:
 
 
 def labelled(record: Record, source: RecordSource) -> list[Row]:
-    """Converts an image with one class to a row with `label`; several classes make a row with `multi`.
+    """Converts an image with one class to a row with `label`, or an image with several classes to a row with `multi`.
 
     A class number is stored as `class_id`. `choose_from_all` later sets `labels` to the classes of the file."""
     given = pick(record, *LABEL)
@@ -50,7 +50,7 @@ def labelled(record: Record, source: RecordSource) -> list[Row]:
 
 
 def choose_from_all(rows: Placed) -> Placed:
-    """Sets the `labels` of each row to all classes of the file, if there are 2 to MOST_LABELS of them."""
+    """Sets the `labels` of each row to all classes of the file, if the file has 2 to MOST_LABELS classes."""
     labels = [row["label"] for _, _, row in rows if not isinstance(row, DataError)]
     names = sorted({name for label in labels for name in (label if isinstance(label, list) else [label])})
     if not 1 < len(names) <= MOST_LABELS:

@@ -52,7 +52,7 @@ def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _response(record: Record, name: str) -> str:
-    """Returns the text of a response, which may be written as a conversation; then it is the assistant's last turn."""
+    """The text of a response; for a response written as a conversation, its last assistant turn."""
     given = record[name]
     if isinstance(given, Mapping):
         given = [given]
@@ -64,7 +64,6 @@ def _response(record: Record, name: str) -> str:
 
 
 def _question(record: Record, source: RecordSource) -> dict[str, Any]:
-    """Returns the fields of a row for its question, media and system prompt."""
     ends = [read_reply(record[name]) for name in ("chosen", "rejected") if isinstance(record.get(name), list)]
     ends = [said for said in ends if said.question]
     if len(ends) > 1 and (ends[0].question, ends[0].turns) != (ends[1].question, ends[1].turns):
@@ -88,9 +87,9 @@ def is_response_pair(record: Record) -> bool:
 
 
 def response_pair(record: Record, source: RecordSource) -> list[Row]:
-    """Converts two responses, in the order of the record, and a field that says which is better.
+    """Converts two responses, in the order of the record, and a field that says which response is better.
 
-    That field is 1 or 2, A or B, "Output1", or a list of ranks, of which the better response has the lower
+    That field is 1 or 2, A or B, "Output1", or a list of ranks, in which the better response has the lower rank
     (VL-RewardBench on the Hub)."""
     pair = [str(v).strip() for v in _pair(record)]
     rank = pick(record, "human_ranking", "ranking")
@@ -107,7 +106,7 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
 
 
 def one_or_two(rows: Placed) -> Placed:
-    """Rejects all rows of a file if one of them has the answer 0, because 1 then need not mean the first response.
+    """Rejects all rows of a file if the answer of one row is 0, because 1 then need not mean the first response.
 
     Such a file counts responses from 0, or its answer says whether the first response is better."""
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
@@ -130,7 +129,8 @@ def _pair(record: Record) -> list[Any]:
 
 
 def _better(verdict: Any, pair: list[str]) -> int:
-    """Returns 1 or 2 from a number, a letter, a name such as "Output1", or the text of the better response."""
+    """The number of the better response, 1 or 2. `verdict` is a number, a letter, a name such as "Output1", or the text
+    of the better response."""
     if isinstance(verdict, list) and len(verdict) == 1:
         verdict = verdict[0]
     if number(verdict) in (1, 2):
@@ -175,7 +175,7 @@ def r1_reward(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _compared(prompt: str) -> list[str] | None:
-    """Returns the question and both responses of a prompt with the headings in _MARKS; None if one is missing."""
+    """[question, response 1, response 2] of a prompt with the headings in _MARKS; None if one of them is missing."""
     lowered, places = prompt.lower(), [0]
     for mark in _MARKS:
         places.append(lowered.find(mark, places[-1]))

@@ -50,11 +50,11 @@ _KEPT = ("id", "question", "answer", "answer_type", "options", "tolerance", "dif
 
 
 _PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "correct_answer")
-"""Fields that hold only an answer, in contrast to `solution`, which may contain the reasoning."""
+"""Fields that hold only an answer. (`solution` may contain reasoning as well.)"""
 _SHORT = 60
-"""Maximum length of an assistant turn that is taken as an answer and not as a worked solution."""
+"""Maximum length of an assistant turn that is taken as an answer; a longer turn is a worked solution."""
 _NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9, "precision": 15}
-"""Maps canonical numeric fields, whose names other projects use differently, to their maximum."""
+"""Maps the numeric fields of rows to their maximum. Other projects use these names differently."""
 _YES_NO = ("yes", "no")
 _FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
 
@@ -92,8 +92,8 @@ def is_mathvista(record: Record) -> bool:
 
 
 def is_question_answer(record: Record) -> bool:
-    """Whether a record has a question and an answer, but is neither a canonical row nor has an answer that only a
-    custom task can read."""
+    """Whether a record has a question and an answer. Canonical rows, and records whose answer only a custom task can
+    read, are excluded."""
     asks = has(record, *QUESTION) and (has(record, *_answers(record)) or _ruled(record) is not None)
     plain = {"id", "question", "answer"} <= record.keys() and not has(record, *OPTIONS) and record.keys() <= {
         *_KEPT, *IMAGE, *VIDEO, "image_size"}
@@ -104,7 +104,7 @@ def is_question_answer(record: Record) -> bool:
 def question_answer(record: Record, source: RecordSource) -> list[Row]:
     r"""Converts a question in a field with a common name, its answer, its options and its media to a row.
 
-    Of a worked solution, the answer is the content of \boxed{} or what follows ####. Several answers are all accepted;
+    The answer of a worked solution is the content of \boxed{} or the text after ####. Several answers are all accepted;
     the most frequent comes first. verl's `reward_model.ground_truth` is read as the answer. Other fields are unchanged.
     """
     said = checked_conversation(record) or Conversation(pick(record, *QUESTION))
@@ -213,7 +213,7 @@ def _right(record: Record, options: Sequence[str]) -> Any:
 
 
 def _said(record: Record) -> Any:
-    """Returns the value of a record's answer field; a string with numbers in brackets is one answer, not a list."""
+    """The value of a record's answer field. A string of numbers in brackets is one answer, not a list of answers."""
     given = pick(record, *_answers(record))
     raw = next((v for n in _answers(record) if (v := record.get(n)) is not None and v != ""), None)
     alone = isinstance(raw, str) and isinstance(given, list) and all(isinstance(v, (int, float)) for v in given)
@@ -221,7 +221,7 @@ def _said(record: Record) -> Any:
 
 
 def _of_part(fields: dict[str, Any], media: Record) -> dict[str, Any]:
-    """Returns the fields without a `duration` that belongs to the whole file, if only a part of the file is shown."""
+    """Removes a `duration` that describes the entire file, if only a part of the file is shown."""
     part = media["video_end"] - media["video_start"] if {"video_start", "video_end"} <= media.keys() else 0
     return {k: v for k, v in fields.items() if not (k == "duration" and part and abs(v - part) > 1)}
 
@@ -236,13 +236,13 @@ def _recorded_size(record: Record) -> dict[str, float]:
 
 
 def _answers(record: Record) -> tuple[str, ...]:
-    """Returns the names of fields that may hold the answer; these include `label` for ChartQA and POPE."""
     asks = isinstance(text := record.get("text"), str) and ("?" in text or str(record.get("label")).lower() in _YES_NO)
     return (*ANSWER, "label") if has(record, "query") or asks else ANSWER
 
 
 def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
-    """Moves values of `duration`, `difficulty` etc. that are not valid numbers ("short", "hard", level 4) to `meta`."""
+    """Moves values of numeric fields (`duration`, `difficulty` ...) that are not valid numbers ("short", level 4) to
+    `meta`."""
     given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
     values = {k: number(v) for k, v in given.items()}
     sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]
@@ -252,13 +252,12 @@ def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ruled(record: Record) -> Any:
-    """Returns the ground truth in verl's `reward_model`; None if the record has none."""
     rule = pick(record, "reward_model")
     return pick(rule, "ground_truth") if isinstance(rule, Mapping) else None
 
 
 def final_answer(answer: Any) -> str:
-    """Returns the final answer of a worked solution; any other answer without its <answer> tag."""
+    """Returns the final answer of a worked solution. Of any other answer, only the <answer> tags are removed."""
     said = str(answer)
     if "<answer>" not in said.lower():
         matches = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])

@@ -35,9 +35,9 @@ def checked_conversation(record: Record) -> Conversation | None:
 
 
 def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
-    """Returns {"system_prompt": ...} from the conversation or from the field `system`; {} without one.
+    """Returns {"system_prompt": ...} from the conversation or from the field `system`; {} if there is no system prompt.
 
-    Raises DataError if both exist and differ."""
+    Raises DataError if the two system prompts differ."""
     own, beside = said.system if said else "", record.get("system")
     beside = beside.strip() if isinstance(beside, str) else ""
     if own and beside and own != beside:
@@ -47,8 +47,8 @@ def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
 
 
 def context_turns(said: Conversation | None, media: Record) -> dict[str, Any]:
-    """Returns {"turns": ...} with the turns before the question, for rows without a field `question`; {} without turns.
-    """
+    """Returns {"turns": ...} with the turns before the question, for rows without a field `question`; {} if there are
+    none."""
     return {"turns": question_fields(said.question, media, (), said.turns)["turns"]} if said and said.turns else {}
 
 
@@ -86,10 +86,11 @@ def without_marks(text: str) -> str:
 
 def question_fields(question: str, media: Record, options: Sequence[str] = (),
                     turns: Sequence[Record] = ()) -> dict[str, Any]:
-    """Returns `question`, `options` and `turns` of a row, with their media placeholders matched to `media`.
+    """Returns the fields `question`, `options` and `turns` of a row, with media placeholders that match `media`.
 
-    Placeholders at the beginning of a question without turns are removed, because media are shown first anyway. Others
-    become <image> or <video>, one per image or video. Media that have no placeholder are shown before the first turn.
+    Placeholders at the beginning of a question without turns are removed, because media are shown first anyway. All
+    other placeholders become <image> or <video>, one per image or video. Media without a placeholder are shown before
+    the first turn.
 
     Numbered placeholders (MMMU's <image 2>) that do not name all images once and in order become words ("image 2").
     Raises DataError if placeholders and media do not match."""
@@ -115,8 +116,8 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
 
 
 def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Returns the texts with exactly one placeholder per image or video, or none if all media come before a single
-    text."""
+    """The texts with one placeholder per image or video. If all media come before a single text, the text without
+    placeholders."""
     marks = [mark[1] for text in texts for mark in _MARK.finditer(text)]
     first = _LEADING.match(texts[0])
     leading = [mark[1] for mark in _MARK.finditer(first[0])] if first else []
@@ -136,7 +137,7 @@ def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 
 def _trimmed(text: str) -> str:
-    """Strips a text, and the space after its placeholders if all of them are at the beginning."""
+    """Strips a text, and the space after its placeholders if all placeholders are at the beginning."""
     match = _LEADING.match(text)
     if not match or _MARK.search(text[match.end():]):
         return text.strip()
@@ -183,7 +184,6 @@ def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -
 
 
 def _frame_times(record: Record) -> dict[str, Any]:
-    """Returns `fps` and `frame_times` of a video given as frames, as far as the record has them."""
     rate = {"fps": number(record["fps"])} if has(record, "fps") else {}
     times = pick(record, "frame_times")
     if isinstance(times, (list, tuple)):

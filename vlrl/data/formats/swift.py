@@ -83,8 +83,7 @@ def points_in_pixels(places: GroundingMarks, row: Record) -> dict[str, Any]:
 
 
 def _spoken(record: Record, name: str, turns: list[Any], asked: list[str], said: list[Any], answers: bool) -> Record:
-    """Returns the record with the texts `asked` in its turns and the boxes or points `said` as JSON in the last turn.
-    """
+    """The record with the texts `asked` in its turns, and the boxes or points `said` as JSON in the last turn."""
     texts = [*asked, *([json.dumps(said)] if answers else [])]
     new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
            for turn, text in zip(turns, texts, strict=True)]

@@ -42,7 +42,6 @@ def table_question(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _as_text(table: Any) -> str:
-    """Formats a table as lines of cells separated by " | ". Raises DataError for a value that is not a table."""
     if isinstance(table, str):
         return table.strip()
     if isinstance(table, Mapping):  # WikiTableQuestions, TAT-QA

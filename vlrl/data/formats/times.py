@@ -19,16 +19,15 @@ _UNIT = re.compile(r"\s*(?:s|sec|secs|second|seconds)\.?$", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:\bto\b|\band\b|,|–|—|~|->|-)\s*", re.IGNORECASE)
 _CUT = re.compile(r"_(\d\d:\d\d:\d\d[:.]\d{3})_(\d\d:\d\d:\d\d[:.]\d{3})(?=\.\w+$)")
 _SAME = 1.0
-"""Maximum difference in seconds between the length of a file and of its clip for which the file counts as already cut.
-"""
+"""If the length of a file and of its clip differ by at most this many seconds, the file counts as already cut."""
 _EARLY = 0.5
-"""Seconds by which an annotated start may precede the clip, as in NExT-GQA; it then becomes 0."""
+"""Seconds by which an annotated start may precede the clip, as in NExT-GQA; such a start becomes 0."""
 _LONGEST = 100
 
 
 def seconds(value: Any, name: str) -> float:
-    """Converts 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500" to seconds; raises DataError naming the field for
-    others."""
+    """Converts 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500" to seconds. Raises DataError naming the field for
+    any other value."""
     moment = number(value)
     if moment is None and isinstance(value, str) and len(value) <= _LONGEST:
         said = _MILLIS.sub(r"\1.\2", _UNIT.sub("", value.strip()))

@@ -40,7 +40,6 @@ _ONE_OF = re.compile(r"(?:from|of|among|between|:)\s*(\[[^\[\]]{3,2000}\])")
 
 
 def _video(record: Record, source: RecordSource, *names: str) -> Any:
-    """Returns the path of the video in the first of these fields that has a value, or the bytes of the video."""
     given = image_value(pick(record, *names))
     if isinstance(given, bytes):
         return given
@@ -66,7 +65,7 @@ def is_video_r1(record: Record) -> bool:
 
 
 def video_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of Video-R1: a video or an image (`data_type`), a `problem`, and a `solution` of a type in
+    """Converts a record of Video-R1: a video or an image (`data_type`), a `problem`, and a `solution` whose type is in
     `problem_type`."""
     kind = str(record.get("data_type") or "video").lower()
     if kind not in ("video", "image"):
@@ -97,11 +96,12 @@ def is_seed_bench_r1(record: Record) -> bool:
 
 
 def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of SEED-Bench-R1: the video of the progress (if any), the last frame, and four options.
+    """Converts a record of SEED-Bench-R1 to a row with the video of the progress (if any), the last frame, and four
+    options.
 
     For training rows, three of `negative_answers` are selected; selection and order are random but fixed by the row's
     id. Validation rows keep choice_a to choice_d in order. Media files are expected as in the release, in
-    `videos/<video_source>/` and `images/<video_source>/`. `category` is the level."""
+    `videos/<video_source>/` and `images/<video_source>/`. `category` is the level of the benchmark."""
     id = record_id(record, source, "sample_id")
     draw = random.Random(f"vlrl/seed_bench_r1/{id}")
     golden = pick(record, *INDICES)
@@ -183,7 +183,6 @@ def tvgbench(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _grounded(record: Record, source: RecordSource, video: str, question: str, when: Any) -> dict[str, Any]:
-    """Returns the fields that all rows of temporal grounding have."""
     length = _length(record)
     part = clip(record, video, length.get("duration"), source.duration)
     if not length and not part and (whole := source.duration(video)):
@@ -228,8 +227,8 @@ def is_next_gqa(record: Record) -> bool:
 
 
 def next_gqa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a question with options and `glue`, the intervals that show the answer; VideoChat-R1 has both in
-    `solution`."""
+    """Converts a question with options and `glue`, the intervals of the video that show the answer. VideoChat-R1 has
+    both in `solution`."""
     solution = _glued(record) or {"answer": pick(record, "answer"), "glue": record.get("glue")}
     options, glue = options_of(record), pick(solution, "glue")
     question = text(record, "question", "problem")
@@ -244,7 +243,6 @@ def next_gqa(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _glued(record: Record) -> Record | None:
-    """Returns VideoChat-R1's solution {"answer", "glue"}; None for other records."""
     solution = pick(record, "solution")
     return solution if isinstance(solution, Mapping) and "glue" in solution else None
 
@@ -307,7 +305,6 @@ def _boxes(record: Record) -> list[list[float]]:
 
 
 def _spread(count: int, among: int) -> list[int]:
-    """Returns `count` evenly spread indices below `among`, including the first and the last."""
     return [round(n * (among - 1) / max(1, count - 1)) for n in range(count)]
 
 
@@ -319,7 +316,7 @@ def is_clip_class(record: Record) -> bool:
 
 
 def clip_class(record: Record, source: RecordSource) -> list[Row]:
-    """Converts an instruction that lists classes, with one of them as the answer (VideoChat-R1's video quality)."""
+    """Converts an instruction that lists classes, one of which is the answer (VideoChat-R1's video quality)."""
     question, answer = text(record, "instruction"), answer_text(text(record, "answer"))
     classes = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
     answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)

@@ -1,4 +1,5 @@
-"""Converts records of VQA data sets that have several questions per record, or answers in a notation of their own."""
+"""Converts VQA data sets with several questions per record, or with answers in a special notation, to canonical rows.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
 
 
 def _each(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> list[Row]:
-    """Converts each question about one image to a row. A question without an id gets that of the record with a number.
-    """
+    """Converts each question about one image to a row. A question without an id gets the record's id followed by a
+    number."""
     id = record_id(record, source)
     return [row for n, asks in enumerate(questions, 1)
             for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]

@@ -33,7 +33,7 @@ _MORE = {"integer_number": "number", "decimal_number": "number", "numeric": "num
 """Maps further names (of TabMWP, MathVista, OlympiadBench and VQAv2) to answer_type."""
 _STATED_BY = ("answer_type", "ans_type", "problem_type", "question_type", "ques_type")
 _OPEN = ("free-form", "free_form", "open", "open-ended", "free_text")
-"""Words that only say that there are no options, except in `problem_type` (Video-R1), where they state the type."""
+"""Words that only say that there are no options. In `problem_type` (Video-R1), however, they state the type."""
 _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 _LONGEST_MATH = 200
 _ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
@@ -67,7 +67,7 @@ _POWER = re.compile(r"\d+[eE]\d+")
 
 
 class Guess(str):
-    """A guessed answer_type with the form of the answer and the reason; AnswerTrend.settle turns it into the final
+    """A guessed answer_type with the form of the answer and the reason. AnswerTrend.settle turns it into the final
     type."""
 
     form: str
@@ -90,10 +90,10 @@ def stated_type(record: Mapping[str, Any]) -> str | None:
 
 
 def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> str:
-    """Returns the answer_type of a list of accepted answers, the most frequent first: the type `said` by a field, else
-    a guess.
+    """Returns the answer_type of a list of accepted answers, the most frequent first: the type `said` that a field
+    states, else a guess.
 
-    A field that says number or count is ignored if none of the answers is a number."""
+    A stated type number or count is ignored if none of the answers is a number."""
     if said in ("number", "count") and not any(quantity(str(v), True) is not None or is_code(str(v)) for v in answers):
         return Guess("text", "text", f"a field says {said}, but the answer is not one")
     if said:
@@ -103,7 +103,7 @@ def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> s
 
 
 def guess_type(answer: Any, question: str) -> Guess:
-    """Guesses the answer_type of one answer without options from its form and the question."""
+    """Guesses the answer_type of an answer without options, from its form and the question."""
     said = western(str(answer)).strip()
     if said.lower().rstrip(".") in ("yes", "no"):
         asks = _ASKS_WORDS.search(question) is not None
@@ -140,7 +140,7 @@ def _short(said: str) -> bool:
 
 @dataclass(frozen=True)
 class AnswerTrend:
-    """Which forms of answers are most frequent among the guessed answers of a file."""
+    """The most frequent forms of answers among the guessed answers of a file."""
 
     letters: bool = True
     codes: bool = False

@@ -24,8 +24,8 @@ _FAR = 800.0
 _CHANCE = 0.05
 """Boxes are suspected if the probability that they avoid the right and lower edges by chance is below this."""
 _COMMON = 0.3
-"""Maximum fraction of a side that a box counts with in that probability; larger boxes are rare and say little about
-positions."""
+"""In that probability, a larger box counts with this fraction of a side, because larger boxes are rare and say little
+about positions."""
 _OUTSIDE = 0.1
 """If more than this fraction of the boxes lie outside their images, the format is suspected, and not single boxes."""
 
@@ -62,7 +62,7 @@ def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
 
 
 class BoxDoubt(NamedTuple):
-    """A suspicion that the boxes of many rows are not in the expected format."""
+    """A suspicion that the boxes of many rows are in another format than expected."""
 
     message: str
     row: int

@@ -90,7 +90,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
 
 
 def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
-    """Returns a message, on a line of its own, if the boxes of the file seem to be in another format; else ""."""
+    """A message, on a separate line, if the boxes of the file seem to be in another format; else ""."""
     found = box_doubt([row for _, row in rows if not isinstance(row, DataError)]) if data.boxes == "auto" else None
     return f"\n{found.message}" if found else ""
 
@@ -130,8 +130,8 @@ def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
 
 
 def several(name: str) -> bool:
-    """Whether a name is not an existing path but stands for several files: a pattern, a split of a folder, or a Hub
-    data set."""
+    """Whether a name stands for several files (a pattern, a split of a folder, or a Hub data set) instead of an
+    existing path."""
     many = glob.has_magic(name) or split_of_folder(name) or hub.parse_hub_name(name)
     return not os.path.exists(name) and bool(many)
 
@@ -139,7 +139,7 @@ def several(name: str) -> bool:
 def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
     """Returns the files that a name in data.train or data.heldout stands for, and the root folder of their media.
 
-    The root folder is None if it is the folder of the first file. A name is a file or folder, a pattern
+    If the root folder is None, media lie in the folder of the first file. A name is a file or folder, a pattern
     (`rows-*.jsonl`), a split of a folder (`folder@train`), or a Hub data set, which is downloaded into the cache.
     Raises ConfigError if there is no such file; the message does not name the setting."""
     hub_name = hub.parse_hub_name(name)

@@ -177,7 +177,6 @@ class _Target:
 
 
 def _target(url: str, policy: Policy) -> _Target:
-    """Returns the host and path to request. Raises DataError unless the URL is well-formed and its host is allowed."""
     def refuse(why: str) -> DataError:
         return DataError(f"media URL {redacted(url)} {why}")
 
@@ -203,7 +202,6 @@ def _target(url: str, policy: Policy) -> _Target:
 
 
 def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) -> list[str]:
-    """Returns the IP addresses of a host, all of which are permitted; else raises DataError."""
     result: list[Any] = []
 
     def ask() -> None:
@@ -292,7 +290,6 @@ async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, mos
 
 @contextlib.contextmanager
 def _failures(url: str) -> Iterator[None]:
-    """Turns network errors into DataError, or into _Retry if they may be temporary."""
     import httpx
 
     try:
@@ -317,7 +314,6 @@ def _context(trusted: str | None) -> ssl.SSLContext:
 
 
 async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry: Path) -> Path:
-    """Writes a response body of at most `most` bytes into the cache; returns its path."""
     if response.status_code != 200:
         if response.status_code in _AGAIN:
             raise _Retry(f"the server answers {response.status_code}")

@@ -53,9 +53,9 @@ class RecordSource:
     def path(self, given: Any) -> Any:
         """Returns a media path of a record, relative to the root folder if possible.
 
-        For an absolute path of another machine, this is its longest ending that exists under the root folder; if none
-        exists, the whole path below the root. A relative path that leaves the root is unchanged, and is rejected when
-        the sample is made."""
+        An absolute path of another machine is shortened to its longest ending that exists under the root folder; if no
+        ending exists, only the leading "/" is removed. A relative path that leaves the root is unchanged, and is
+        rejected when the sample is made."""
         if not isinstance(given, str):
             return given
         given = given.removeprefix("file://")
@@ -132,8 +132,8 @@ class RecordSource:
 
 
 def pick(record: Record, *names: str) -> Any:
-    """Returns the first value of these fields that is not null or an empty string, with JSON strings parsed; else None.
-    """
+    """Returns the first of these fields' values that is neither null nor an empty string, with JSON strings parsed;
+    None if there is none."""
     for name in names:
         value = record.get(name)
         if value is not None and value != "":
@@ -213,7 +213,8 @@ def media(record: Record, source: RecordSource) -> Row:
 
 
 def record_id(record: Record, source: RecordSource, *names: str) -> str | int:
-    """Returns the id of a row: the record's `id` or one of these fields, else the default id of its source."""
+    """Returns the id of a row: the record's `id`, else the value of one of the fields `names`, else the default id of
+    its source."""
     for name in ("id", *names):
         own = record.get(name)
         if isinstance(own, (str, int)) and not isinstance(own, bool) and own != "":
@@ -222,15 +223,15 @@ def record_id(record: Record, source: RecordSource, *names: str) -> str | int:
 
 
 def meta(record: Record, *used: str) -> Row:
-    """Returns `{"meta": ...}` with the record's fields that are not in `used` and have no canonical field; {} if there
-    are none."""
+    """Returns `{"meta": ...}` with the record's fields that are neither in `used` nor canonical; {} if there are none.
+    """
     gone = {*used, *IMAGE, *_PAIRS, *(name for names in _SIZES for name in names), "id"}
     left = {k: v for k, v in record.items() if k not in gone and v is not None and _is_plain(v)}
     return {"meta": left} if left else {}
 
 
 def optional(record: Record, **names: str) -> Row:
-    """Returns {canonical field: value} for each of the named fields that has a value in the record."""
+    """Returns {canonical field: value} for each of the given fields that has a value in the record."""
     return {field: record[name] for field, name in names.items() if has(record, name)}
 
 
@@ -245,7 +246,6 @@ def image_value(item: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value can be stored as JSON and is not too long."""
     try:
         return len(json.dumps(value, allow_nan=False)) < 1 << 20
     except (TypeError, ValueError, RecursionError):

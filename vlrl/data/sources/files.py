@@ -75,8 +75,6 @@ def _text(path: Path) -> str:
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file, which may be gzipped, with their line ends, without holding the file in memory.
-    """
     packed, at = path.suffix.lower() == ".gz", 0
     too_much = f"more than the {MOST_BYTES} allowed for a file that is read as a whole; split it"
     try:
@@ -288,7 +286,6 @@ def _lines_of_text(path: Path) -> Iterator[FileRecord]:
 
 
 def _object_of(path: Path) -> str:
-    """Returns the object class of a GOT-10k sequence, from the meta_info.ini in the same folder."""
     try:
         with open(path.with_name("meta_info.ini"), encoding="utf-8", errors="replace") as file:
             text = file.read(10_000)
@@ -361,7 +358,6 @@ def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[FileReco
 
 
 def _plain(value: Any) -> Any:
-    """Returns a table value with every decimal.Decimal converted to int or float, also in nested lists and objects."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
@@ -390,7 +386,7 @@ def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) 
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """Returns the name of a class number, or the names of a list of class numbers; other values unchanged."""
+    """The name of a class number, or the names of a list of class numbers; other values unchanged."""
     if isinstance(value, list):
         return [_named(v, names) for v in value]
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)

@@ -53,7 +53,6 @@ def of_side(rows: list[Any], split: str) -> list[Any]:
 
 
 def _files(path: Path) -> Iterator[str]:
-    """Yields the paths of all files, relative to the folder; does not follow links to folders."""
     count = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -72,7 +71,7 @@ def shards_of(path: Path) -> list[str]:
 
 
 def _shards(files: list[str]) -> list[str]:
-    """Returns the row files of the first kind in _SHARDS that occurs.
+    """The row files of the first kind in _SHARDS that occurs.
 
     Files cache-*, in which `datasets` stores results of map and filter, repeat rows and are skipped. In a folder with
     images, JSON lines do not count as shards."""
@@ -97,7 +96,7 @@ def split_files(path: Path, split: str) -> list[Path]:
 
 
 def split_of(file: str) -> dict[str, str]:
-    """Returns {"split": name} if a folder or file name in the path is that of a split; else {}."""
+    """Returns {"split": name} if a folder or file name in the path is the name of a split; else {}."""
     split_part = next((part for part in file.split("/") if side_of(part)), None)
     return {"split": split_part.split("-")[0].split(".")[0]} if split_part else {}
 
@@ -113,7 +112,6 @@ def _picture(path: Path, file: str) -> Iterator[FileRecord]:
 
 
 def _shard(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields the records of one shard of `datasets`."""
     for n, (where, id, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
         yield FileRecord(where, id if file.endswith(".tar") else f"{os.path.splitext(file)[0]}-{n}",
                      record if isinstance(record, DataError) else {**split_of(file), **record})

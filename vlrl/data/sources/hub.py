@@ -177,7 +177,6 @@ class _NoNetwork(Exception):
 
 @contextmanager
 def _failures(name: HubName) -> Iterator[None]:
-    """Turns errors of the Hub, the network or the library into errors that say what the user can do."""
     from huggingface_hub import constants, errors
 
     where = f"the data set {name.repo} at {constants.ENDPOINT}"

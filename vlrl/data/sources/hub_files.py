@@ -106,7 +106,6 @@ def _by_card(data_files: Any, files: Sequence[str], inside: str) -> dict[str, li
 
 
 def _fits(parts: Sequence[str], globs: Sequence[str]) -> bool:
-    """Whether the parts of a path match a pattern of a card: `data/train-*`, `**/x.parquet`, or a folder."""
     if not globs:
         return True
     if globs[0] == "**":
@@ -133,7 +132,7 @@ def _by_name(files: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _named(file: str) -> str:
-    """Returns the split in a file path; "" without one."""
+    """The split in a file path; "" if there is none."""
     if (shard := _SHARD.search(file)) and shard[1] not in ("data", "part", "shard"):
         return _ALIASES.get(shard[1], shard[1])
     words = (word for part in file.split("/") for word in re.split(r"[-_. ]", part.lower()))
@@ -151,7 +150,7 @@ def _selection(chosen: Sequence[str], files: Sequence[str]) -> Selection:
 
 
 def _top(chosen: Sequence[str]) -> str:
-    """Returns the folder of images: the only one named after the split, or "." for the whole repository."""
+    """The folder of images: the only folder named after the split, or "." for the entire repository."""
     folders = {"/".join(parts[:i + 1]) for file in chosen for parts in [file.split("/")[:-1]]
                for i, part in enumerate(parts) if _named(f"{part}/x") and _named(f"{part}/x") == _named(file)}
     return folders.pop() if len(folders) == 1 else "."

@@ -114,14 +114,12 @@ def _unfit(rows: IndexedRecords | None, data: DataSettings) -> str:
 
 
 def _format(rows: IndexedRecords, data: DataSettings) -> str:
-    """Returns the format of all rows, determined from some of them."""
     if data.format != "auto":
         return data.format
     return format_of([rename_columns(record, data.columns) for record in _looked_at(rows)])
 
 
 def _looked_at(rows: IndexedRecords) -> list[Any]:
-    """Returns _LOOKED_AT evenly spaced records, without embedded media."""
     return [without_bytes(rows[i].record) for i in range(0, len(rows), max(1, len(rows) // _LOOKED_AT))]
 
 

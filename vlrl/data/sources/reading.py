@@ -40,7 +40,8 @@ class Format:
     rows: Callable[[Mapping[str, Any], RecordSource], Sequence[Row]]
     """Converts a record to canonical rows. Raises DataError."""
     together: Callable[[Placed], Placed] | None = None
-    """Processes all rows of a file together, to join the rows of one image or to give each row the labels of all."""
+    """Processes all rows of a file together, to join the rows of one image or to give each row the labels of all rows.
+    """
     several: bool = False
     """Whether one record may give several rows."""
     refuse: Callable[[Mapping[str, Any]], None] | None = None
@@ -92,15 +93,15 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             roots: tuple[Path, ...] = (), taken: set[str] | None = None,
             shapes: Counter[str] | None = None, cache: str = "", answer_type: str | None = None,
             types: TypeTable | None = None, boxes: str = "auto") -> list[tuple[str, Row | DataError]]:
-    """Returns (location, canonical row) for every row of a file; a record that cannot be converted gives a DataError as
-    its row.
+    """Returns (location, canonical row) for every row of a file. If a record cannot be converted, its row is a
+    DataError.
 
     Repeated ids of other formats are made unique, also with respect to the ids `taken` by earlier files; ids of
     canonical rows are unchanged.
 
     Media lie under `root` (default: the file's folder) or `roots`; missing image sizes are read from image headers.
     `columns` maps canonical fields to columns of the records. `shapes` counts the recognised formats. Guessed answer
-    types are made final with regard to the whole file (see answer_types); `answer_type` overrides them, and `types`
+    types are corrected with regard to the entire file (see answer_types); `answer_type` overrides them, and `types`
     counts them. `boxes` is the format of boxes and points, as in data.boxes.
 
     Raises DataError if the file cannot be read as a whole, and ConfigError for an unknown format."""
@@ -132,7 +133,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set[str]) -> None:
     """Renames repeated ids, and ids `taken` by another file, by adding a number ("7-2" is the second 7).
 
-    The old id is stored as `original_id`. Adds the ids of the rows to `taken`, and logs one warning."""
+    The old id is stored as `original_id`. The ids of the rows are added to `taken`, and one warning is logged."""
     sound = [row for row in rows if not isinstance(row, DataError) and row.get("id") not in (None, "")]
     own, changed, count = {str(row["id"]) for row in sound}, [], dict[str, int]()
     for row in sound:
@@ -158,7 +159,7 @@ def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
 
 def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSource, sure: bool = False
             ) -> Sequence[Row | DataError]:
-    """Converts a record of a file in format `name` to rows; unless `sure`, a record of another format gives an error.
+    """Converts a record of a file in format `name` to rows. Unless `sure`, a record of another format becomes an error.
     """
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical_rows(record, name, source)

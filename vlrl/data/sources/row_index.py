@@ -58,7 +58,8 @@ class IndexedRecords(Protocol):
 
     @property
     def sides(self) -> np.ndarray | None:
-        """[N] int8: 1 = train, 2 = heldout, 0 = neither, by the `split` of each record; None if no record has one."""
+        """[N] int8 split of each record: 1 = train, 2 = heldout, 0 = no or another split. None if no record states a
+        split."""
         ...
 
     def __len__(self) -> int: ...
@@ -196,7 +197,6 @@ class LineRecords:
 
 
 def _cached_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np.ndarray], width: int) -> np.ndarray:
-    """Returns the result of `scan(path)`, [N, width] int64, memory-mapped from the cache."""
     def write(source: Path, target: Path) -> None:
         with open(target, "wb") as file:
             np.save(file, scan(source), allow_pickle=False)
@@ -296,7 +296,7 @@ class TarRecords:
 
 
 class ArrowRecords:
-    """The records of a memory-mapped arrow file or stream; `named` is the path that messages show."""
+    """The records of a memory-mapped arrow file or stream. Messages name the path `named` instead of the file."""
 
     def __init__(self, path: Path, named: Path):
         import pyarrow as pa

@@ -31,7 +31,7 @@ class Solution:
     text: str
     weight: float = 1.0
     rejected: str = ""
-    """The answer to which the solution is preferred; "" for none."""
+    """A worse answer, to which the solution is preferred; "" for none."""
 
 
 def read_solutions(name: str) -> list[Solution]:

@@ -37,8 +37,7 @@ class _Member(NamedTuple):
 
 
 def row_spans(path: Path) -> np.ndarray:
-    """Returns the first byte and the end of each row as [N, 2] int64. Raises DataError naming the shard and the member.
-    """
+    """Returns (first byte, end) of each row as [N, 2] int64. Raises DataError naming the shard and the member."""
     rows: list[list[int]] = []
     last = None
     with open(path, "rb") as file:
@@ -74,8 +73,8 @@ def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, 
 
 
 def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
-    """Adds a member to the record: an image, a video, the fields of a JSON object, or a text under the name before
-    `.txt`."""
+    """Adds a member to the record: an image, a video, the fields of a JSON object, or a text whose field is the name
+    before `.txt`."""
     field, _, kind = suffix.rpartition(".")
     if f".{kind}" in IMAGE_SUFFIXES:
         several = [*record.pop("images", []), *([record.pop("image")] if "image" in record else []), data]

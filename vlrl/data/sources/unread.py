@@ -27,13 +27,13 @@ _BOOKKEEPING = re.compile(
 
 
 def is_bookkeeping(name: str, value: Any) -> bool:
-    """Whether a column obviously has no content: its value is a number or flag, or its name means an id, path, date
+    """Whether a column obviously has no content: its value is a number or flag, or its name means an id, a path, a date
     etc."""
     return isinstance(value, (int, float)) or bool(_BOOKKEEPING.search(name))
 
 
 def forget_shapes() -> None:
-    """Clears the cache before the next file, in which a column may be used although it is unused in this one."""
+    """Clears the cache before the next file, because a column that is unused in one file may be used in the next."""
     _KEPT.clear()
     _USED.clear()
 
@@ -112,7 +112,6 @@ def _in_words(value: Any) -> str:
 
 
 def _small(value: Any) -> Any:
-    """Returns the value if it is short and valid JSON; else its shortened text."""
     try:
         return value if len(json.dumps(value, allow_nan=False)) < 1 << 12 else short(value)
     except (TypeError, ValueError, RecursionError):

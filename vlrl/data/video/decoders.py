@@ -75,7 +75,7 @@ def header_duration(path: Path) -> float | None:
 
 
 def read_frames(track: VideoTrack, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
-    """Decodes the frames at the given ascending indices, which may repeat; returns (upright RGB frames, decoder name).
+    """Decodes the frames at the given ascending indices, which may repeat. Returns (upright RGB frames, decoder name).
 
     Raises DataError naming the file, and HiddenFrames if the timestamps of packets and decoded frames differ."""
     errors = []
@@ -189,7 +189,6 @@ def _unreadable(path: Path, why: str) -> DataError:
 
 
 def _why(error: Exception) -> str:
-    """Returns a decoder's error message, shortened and without C++ source locations."""
     text = getattr(error, "strerror", None) or re.sub(r"\[[\d:]+\] \S+?:\d+: ", "", str(error))
     return " ".join(str(text).split())[:150]
 
@@ -241,7 +240,7 @@ def _by_pyav(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
 
 
 def _runs(wanted: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Groups the wanted timestamps into runs that are decoded in one go; returns (keyframe to seek to, timestamps) of
+    """Groups the wanted timestamps into runs that are decoded in one pass. Returns (keyframe to seek to, timestamps) of
     each run.
 
     A new run begins where a later keyframe precedes the next wanted frame, because seeking there is cheaper than

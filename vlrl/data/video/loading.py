@@ -35,7 +35,7 @@ _SAME_RATE = 0.01
 
 
 def load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, clips: ClipCache | None) -> LoadedMedia:
-    """Samples the frames of a video; see media.load."""
+    """Loads a video file or a video given as frames: samples its frames as media.load describes."""
     cache = clips or ClipCache(0)
     if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
         return _load_frames(media, limits, sampling)
@@ -66,7 +66,6 @@ def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsS
 
 
 def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
-    """Loads a video given as a list of images or image files, with `Media.fps` or `Media.times`."""
     times, fps = frame_times(len(media.source), media.fps, media.times)
     if not media.source:
         raise DataError("a video given as a list of frames has no frames")
@@ -81,10 +80,10 @@ def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) 
 
 
 def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, float]:
-    """Returns the time of each frame of a video given as frames, in seconds, and the mean frame rate.
+    """Returns the time in seconds of each frame of a video given as frames, and the mean frame rate.
 
-    Takes them from `times` if given, else from `fps`. Raises DataError if `times` does not match the number of frames
-    or `fps`."""
+    The times are `times` if given, else they are computed from `fps`. Raises DataError if `times` does not match the
+    number of frames or `fps`."""
     if times is None:
         rate = _checked_rate(frames, fps)
         return np.arange(frames) / rate, rate

@@ -51,10 +51,10 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
            name: str) -> FrameChoice:
     """Selects frames between `start` and `end`, uniformly in time and including the first and the last frame.
 
-    `times` holds the seconds of each frame from the first one. The number of frames is the clip's duration times
-    `sampling.fps`, at least `min_frames`, at most `max_frames` and the number of available frames, rounded down to an
-    even number. A clip of one frame shows it twice. For constant frame rates the selection equals that of qwen-vl-utils
-    0.0.14.
+    `times` holds the seconds of each frame from the first frame. The number of selected frames is the clip's duration
+    times `sampling.fps`, at least `min_frames`, at most `max_frames` and the number of available frames, rounded down
+    to an even number. From a clip with a single frame, this frame is selected twice. For constant frame rates the
+    selection equals that of qwen-vl-utils 0.0.14.
 
     Raises DataError if there is no frame between `start` and `end`."""
     whole = float(times[-1]) + 1 / fps

@@ -44,17 +44,17 @@ CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
 
 @dataclass(eq=False, kw_only=True)
 class AheadBatch(DrawBatch):
-    """The prompts drawn for a later step, and the completions generated for them so far. In a resumed run the prompts
-    are encoded only when training reaches that step."""
+    """The prompts drawn for a later step, and the completions generated for these prompts so far. In a resumed run the
+    prompts are encoded only when training reaches that step."""
 
     step: int
     policy_step: int
     """Number of completed training steps of the weights that sample this batch."""
     completions: CompletionsByKey = field(default_factory=dict)
-    """The completions that this process has generated so far; in a resumed run, those of all processes."""
+    """The completions that this process has generated so far. In a resumed run, also those of all other processes."""
     work: Future[list[Group] | None] | None = None
-    """The running generation in the thread, which also scores unless the main thread has to. None before it begins, and
-    for a batch restored from a checkpoint."""
+    """The generation that runs in the thread, which also scores unless the main thread has to. None before generation
+    begins, and for a batch restored from a checkpoint."""
     keys: set[tuple[int, ...]] = field(default_factory=set)
     """Keys of all requests that this process generates; set when generation begins."""
     span: tuple[float, float] | None = None
@@ -66,7 +66,7 @@ class AheadBatch(DrawBatch):
         return bool(self.completions) if self.work is None else self.work.exception() is None
 
     def state(self, completions: CompletionsByKey) -> dict[str, Any]:
-        """The batch as state for a checkpoint, with the completions that are passed in."""
+        """The state of the batch for a checkpoint, with the given completions."""
         return {"step": self.step, "policy_step": self.policy_step,
                 "made": {key: [*map(completion_state, answers)] for key, answers in completions.items()},
                 "draws": [[number, draw_state(draw)] for number, draw in self.draws.items()]}
@@ -94,15 +94,15 @@ class AsyncGroupSource(GroupSource):
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
         """Hands the policy's weights to the engine, after waiting for running generation, if `now` is set or the queue
-        holds no step after this one. Otherwise only remembers the policy. Batches in the queue do not change."""
+        has no batch for a later step. Otherwise only remembers the policy. Batches in the queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):
             self._ready()
 
     def next_groups(self, count: int, step: int) -> list[Group]:
-        """Returns the groups of a step, as GroupSource does. If the queue is then empty, it also draws the prompts of
-        the following steps and starts to generate their completions. An error in the generation of a step is raised
-        when the groups of that step are requested."""
+        """Returns the groups of a step, as GroupSource does. If the queue is then empty, also draws the prompts of the
+        following steps and starts to generate their completions. An error in the generation of a step is raised when
+        the groups of that step are requested."""
         groups = super().next_groups(count, step)
         self._ages = [step - r.policy_step for g in groups for r in g.rollouts]
         if not self.queue:
@@ -121,7 +121,6 @@ class AsyncGroupSource(GroupSource):
         self._thread.shutdown(cancel_futures=True)
 
     def _ready(self) -> None:
-        """Waits for the thread, then hands this step's weights to the engine unless the engine already has them."""
         with self.clock("rollout"):
             concurrent.futures.wait([batch.work for batch in self.queue if batch.work])
         if self.synced != self.step:
@@ -129,7 +128,6 @@ class AsyncGroupSource(GroupSource):
             self.synced = self.step
 
     def _ahead(self, count: int, step: int) -> AheadBatch:
-        """Draws and encodes the prompts of a later step."""
         self.step = step
         drawn = self._numbered(comm.on_main(partial(self._next, self.filters.oversampled(count))))
         batch = AheadBatch(drawn.draws, drawn.fresh, step=step, policy_step=self.synced)
@@ -137,14 +135,13 @@ class AsyncGroupSource(GroupSource):
         return batch
 
     def _begin(self, batch: AheadBatch) -> None:
-        """Starts the generation of a batch in the thread."""
         writer = self.generator.with_engine(RecordingEngine(self.engine, batch.completions), Clock(), batch.policy_step)
         batch.keys = writer.keys(batch.accepted)
         batch.work = self._thread.submit(self._write, batch, writer)
 
     def _write(self, batch: AheadBatch, writer: Any) -> list[Group] | None:
         """Generates a batch; runs in the thread. Returns this process's scored groups, or None if the main thread has
-        to score them."""
+        to score."""
         start, accepted = time.perf_counter(), batch.accepted
         try:
             if accepted and self.config.rollout.score_ahead and not writer.collective:
@@ -182,16 +179,16 @@ class AsyncGroupSource(GroupSource):
         return {a.number: group for a, group in zip(drawn.accepted, groups or (), strict=True)}
 
     def metrics(self) -> dict[str, float]:
-        """Adds the age in steps of the weights that sampled the trained completions (mean and maximum), and the seconds
-        that the thread worked."""
+        """The metrics of GroupSource, the age in steps of the weights that sampled the trained completions (mean and
+        maximum), and the seconds that the thread worked."""
         ages = [age for part in comm.gather(self._ages) for age in part]
         seconds, self._ahead_s = self._ahead_s, 0.0
         return {**super().metrics(), "async/staleness_mean": sum(ages) / max(len(ages), 1),
                 "async/staleness_max": float(max(ages, default=0)), "time/ahead_s": seconds}
 
     def state_dict(self) -> dict[str, Any]:
-        """Adds the queue of all processes, after waiting for its generation. A batch whose generation failed is saved
-        without completions, and a resumed run generates it again."""
+        """The state of GroupSource and the queue of all processes, after waiting for its generation. A batch whose
+        generation failed is saved without completions, and a resumed run generates it again."""
         with self.clock("rollout"):
             whole = [all(comm.gather(batch.whole)) for batch in self.queue]
         completions = [{key: answers for part in comm.gather(batch.completions) for key, answers in part.items()}
@@ -209,8 +206,8 @@ class AsyncGroupSource(GroupSource):
 
 
 def _written(queue: Sequence[AheadBatch], seconds: float) -> dict[str, Any] | None:
-    """Waits for generation, at most `seconds`, and returns the queue's state for an emergency checkpoint, even if
-    scoring has failed. Returns None if completions are missing or there are several processes."""
+    """The state of the queue for an emergency checkpoint, even if scoring has failed. Waits at most `seconds` for
+    generation. Returns None if completions are missing or there are several processes."""
     concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
     whole = all(batch.keys <= batch.completions.keys() if batch.work else batch.completions for batch in queue)
     return {"queue": [batch.state(batch.completions) for batch in queue]} if whole and comm.world() == 1 else None
@@ -223,7 +220,8 @@ class RecordingEngine:
         self.engine, self.completions = engine, completions
 
     def sync(self, policy: Any, step: int) -> None:
-        """Does nothing: a batch is sampled entirely with the weights that it began with."""
+        """Does nothing, because a batch is sampled entirely with the weights that the engine has when its generation
+        begins."""
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         completions = self.engine.generate(requests, done)

@@ -38,12 +38,10 @@ class _Decisions:
 
     @property
     def last(self) -> np.ndarray:
-        """[D] index of the last trained token of each turn."""
         return np.append(self.first[1:], len(self.values)) - 1
 
     @property
     def sizes(self) -> np.ndarray:
-        """[D] number of trained tokens of each turn."""
         return np.diff(np.append(self.first, len(self.values)))
 
 
@@ -56,7 +54,7 @@ def gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates
     """Generalized advantage estimation over the trained tokens: A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k} with
     delta_t = r_t + gamma V_{t+1} - V_t. The critic's targets are A_t + V_t.
 
-    normalize: the advantages are then (A - mean) / sqrt(var + eps) over all trained tokens of the step, with Bessel's
+    normalize: the advantages become (A - mean) / sqrt(var + eps) over all trained tokens of the step, with Bessel's
     correction, as in verl. The targets use the advantages before normalization. GAE (arXiv 1506.02438) eq. 16, PPO
     (1707.06347) eq. 11."""
     def one(d: _Decisions) -> Estimate:
@@ -108,12 +106,13 @@ def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.
 
 @requires("turns", "values", "token_kl")
 def macro_gae(s: Scores, tokens: Positive = 5, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
-    """GAE over macro actions: all tokens of a macro action have its advantage, and the target advantage + value.
+    """GAE over macro actions: all tokens of a macro action have the advantage A of the action, and the critic's target
+    A + V.
 
     A macro action is `tokens` consecutive trained tokens, or fewer at the end of a turn. Its reward is the sum of its
-    tokens' rewards, and its value is the mean of their values. gamma and lam apply per macro action. With tokens=1 this
-    is gae. MA-RLHF (arXiv 2410.02743) with fixed n-grams and equally weighted values; its code takes the mean of the
-    tokens' KL instead of their sum. normalize: as in gae, over the tokens of all macro actions."""
+    tokens' rewards, and its value V is the mean of their values. gamma and lam apply per macro action. With tokens=1
+    this is gae. MA-RLHF (arXiv 2410.02743) with fixed n-grams and equally weighted values; its code takes the mean of
+    the tokens' KL instead of their sum. normalize: as in gae, over the tokens of all macro actions."""
     def one(d: _Decisions) -> Estimate:
         first = np.concatenate([np.arange(a, b, tokens) for a, b in zip(d.first, d.last + 1, strict=True)])
         sizes = np.diff(np.append(first, len(d.values)))
@@ -135,12 +134,12 @@ def discounted(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float
 
 
 def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
-    """The critic's loss and its metrics, for this process's tokens: 1/2 mean (V - target)^2 over all tokens of the
-    optimizer step that have a target, multiplied by the weights of the data rows. `values` [N] are the critic's
-    current values, with gradient. With clip=c the squared error is the larger of (V - target)^2 and (V_old + clip(V
-    - V_old, -c, c) - target)^2, as in OpenAI's PPO2 and verl.
+    """The critic's loss and its metrics: 1/2 mean (V - target)^2 over all tokens of the optimizer step that have a
+    target, multiplied by the weights of the data rows. Returns this process's share of this mean.
 
-    Metrics are scaled like those of the objective, which are divided by the number of trained tokens."""
+    `values` [N] are the critic's current values, with gradient. With clip=c the squared error is the larger of (V -
+    target)^2 and (V_old + clip(V - V_old, -c, c) - target)^2, as in OpenAI's PPO2 and verl. Metrics are scaled like
+    those of the objective, which are divided by the number of trained tokens."""
     before, targets = x.per_token["values"], x.per_token["targets"]
     known = (x.mask > 0) & ~targets.isnan()
     targets = torch.where(known, targets, 0.0)
@@ -184,7 +183,7 @@ def _decisions(s: Scores, i: int, trained: np.ndarray) -> _Decisions:
 
 class Critic(Head):
     """A value head trained by the value loss at learning rate algo.critic.lr. The policy's weights receive
-    algo.critic.coef times the gradient of that loss, and no such gradient during algo.critic.warmup."""
+    algo.critic.coef times the gradient of that loss, or none during algo.critic.warmup."""
 
     key = "critic"
     reads = ("values", "targets")

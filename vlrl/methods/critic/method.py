@@ -24,7 +24,8 @@ from vlrl.types import Group
 
 
 class CriticValues(Method):
-    """Computes the critic's values for the advantage. The value head itself is critic.gae.Critic."""
+    """The method of algo.critic: computes the critic's values, which the advantage needs. The value head is
+    critic.gae.Critic."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         super().__init__(section, settings, algorithm)
@@ -51,8 +52,8 @@ class CriticValues(Method):
 
 
 def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Group]:
-    """Returns the groups with the critic's values of all their rollouts, at the current weights. Called on every
-    process."""
+    """Returns the groups with the critic's value of each token of their rollouts, at the current weights. Called on
+    every process."""
     critic, config = policy.head, algorithm.config
     assert critic is not None
     several = not config.rollout.one_update

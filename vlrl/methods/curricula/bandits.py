@@ -36,7 +36,7 @@ _RISE = 1e-3
 
 class CategorySampler(Adaptive):
     """Base class of samplers with a probability per category (`shares`). The number of draws per category is
-    multinomial, and the prompts within a category come in shuffled passes.
+    multinomial, and the prompts of a category are drawn in shuffled passes.
 
     No prompt is drawn twice in one call while others are left: draws that exceed the number of a category's prompts go
     to the other categories, and a category whose prompts are all rejected is drawn last. Raises ConfigError if all rows
@@ -78,8 +78,8 @@ class CategorySampler(Adaptive):
         return counts
 
     def means(self, outcomes: Sequence[Outcome], values: Sequence[float]) -> dict[int, float]:
-        """Averages values of groups by category. `values` holds one number per outcome, weighted by the number of its
-        completions. Returns the mean of each category that has outcomes."""
+        """The mean of `values` by category, for each category that has outcomes. `values` holds one number per outcome,
+        weighted by the number of its completions."""
         of = self.categories.of[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
         answers = np.array([len(o.scored) for o in outcomes])
         total, count = np.bincount(of, answers * np.array(values)), np.bincount(of, answers)
@@ -98,8 +98,8 @@ class CategorySampler(Adaptive):
 
 
 def categories(prompts: Prompts, by: str, bins: int) -> Categories:
-    """Sorts the prompts into categories and drops the empty ones. Raises ConfigError for fewer than 2 categories or
-    more than MOST_CATEGORIES."""
+    """Groups the prompts by the field `by` (numbers in `bins` ranges) and drops empty categories. Raises ConfigError
+    for fewer than 2 categories or more than MOST_CATEGORIES."""
     groups = prompts.categories(by, bins)
     sizes = np.bincount(groups.of, minlength=len(groups.names))
     filled = np.flatnonzero(sizes)
@@ -238,8 +238,8 @@ class DomainWeighted(CategorySampler):
 
 
 class Recap(CategorySampler):
-    """Weights objectives (categories) by how slowly they converge and how unstable they are; a solved objective loses
-    its weight.
+    """Draws objectives (categories) more often, or gives them more weight, if they converge slowly or are unstable. A
+    solved objective loses its weight.
 
         gap(d)   = max(0, target - fast(d)) / target
         score(d) = gap(d) (convergence(d) + instability(d))        share(d) proportional to exp(score(d) / tau)

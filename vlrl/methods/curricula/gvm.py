@@ -70,8 +70,8 @@ class GVM(Uniform):
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """A preview of the next draws; the state of the sampler does not change. Empty if prompts are probed, because
-        the group sizes then depend on the probes."""
+        """The next draws, without drawing them. Empty if prompts are probed, because the group sizes then depend on the
+        probes."""
         return [] if self.probe else self._sized(super().upcoming(count, step))
 
     def probes(self, step: int) -> list[Draw]:

@@ -13,21 +13,20 @@ from vlrl.curriculum.types import Outcome
 
 
 def add(step: int, start: Positive, every: Positive, by: Positive = 1) -> int:
-    """The turn limit start + by * floor(step / every). The additive schedule of TTI, where one iteration is `every`
+    """The additive schedule of TTI: the turn limit is start + by * floor(step / every). An iteration of TTI is `every`
     steps."""
     return start + by * (step // every)
 
 
 def multiply(step: int, start: Positive, every: Positive) -> int:
-    """The turn limit start * (1 + floor(step / every)). The multiplicative schedule of TTI: start times the iteration.
-    """
+    """The multiplicative schedule of TTI: the turn limit is start * (1 + floor(step / every))."""
     return start * (1 + step // every)
 
 
 class Success(Saved):
-    """Raises the turn limit with success: it starts at `start`, and rises by `by` whenever the mean pass rate of the
-    last `window` groups of episodes with the current limit reaches `at`. After each rise a new window begins. The
-    rule is ours.
+    """Raises the turn limit when the policy succeeds. The limit is `start` at first, and rises by `by` whenever the
+    mean pass rate of the last `window` groups of episodes with the current limit reaches `at`. After each rise a new
+    window begins. The rule is ours.
 
     An episode that needs more turns than its limit is not correct, so the limit never rises for a task whose shortest
     solution is longer than `start`."""

@@ -74,7 +74,6 @@ class Lifecycle(Adaptive):
         return draw.permutation([*picked, *next_distinct(self.passes, count - len(picked), {*picked})])
 
     def _resting(self, step: int, weights: np.ndarray, most: int) -> np.ndarray:
-        """The prompts that are resting, at most `most` of them, those whose rest ends first."""
         if not most:
             return np.zeros(0, dtype=np.int64)
         resting = np.flatnonzero((self.due < _NEVER) & (weights == 0))

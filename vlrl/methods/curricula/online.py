@@ -28,7 +28,7 @@ Power = Annotated[float, Field(ge=0, le=100)]
 Strength = Annotated[float, Field(ge=0, le=1e6)]
 Tiers = Annotated[int, Field(ge=1, le=100)]
 _LEVEL_DECAY = 0.9
-"""Decay per group of the drift of a kind (see PassRates)."""
+"""Decay per group of a kind's drift (see PassRates)."""
 
 
 # --- pass rates -------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class PassRates(Saved):
         self._open[places] = np.where(known > 0, self.strength / np.maximum(known, 1e-30), 1.0)
 
     def expected(self) -> np.ndarray:
-        """[N] in [0, 1]: the pass rate that the initial estimate and the drift of its kind predict for each prompt,
+        """[N] in [0, 1]: for each prompt, the pass rate predicted by its initial estimate and the drift of its kind,
         without the prompt's own groups."""
         if self.kinds is None:
             return self.start.copy()

@@ -29,12 +29,12 @@ def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") ->
 
 
 class EasyToHard(Sequential):
-    """Draws the prompts sorted by a field of the rows, in pass after pass of the same order. Rows with equal values
+    """Draws the prompts sorted by a field of the rows, in repeated passes in the same order. Rows with equal values
     keep the order of the data, and rows without the field come last.
 
     The label curriculum of Kimi k1.5 (2501.12599, section 2.3.4) and SARI (2504.15900).
 
-    by: the name of a numeric field; for difficulty 1 is the hardest. descending: the largest value first. Raises
+    by: the name of a numeric field; for difficulty, 1 is the hardest. descending: the largest value first. Raises
     ConfigError if no row has the field."""
 
     def __init__(self, prompts: Prompts, by: str = "difficulty", descending: bool = False):

@@ -1,5 +1,5 @@
 """Samplers that measure difficulty again during the run. ADCL goes from easy to hard in batches; HardFocus ends with
-the hardest prompts alone."""
+only the hardest prompts."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class ADCL(Adaptive):
         return np.concatenate(pieces)
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """A preview of the next draws, as far as the prompts are sorted. The state of the sampler does not change."""
+        """The next draws, without drawing them, as far as the prompts are sorted."""
         return uncounted_draws(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
     def _border(self, place: int) -> int:
-        """The end of the batch that holds the prompt at position `place` - 1."""
+        """The end of the batch that contains the prompt at position `place` - 1 of the order."""
         return int(self.borders[np.searchsorted(self.borders, place)])
 
     def _sort(self) -> None:
@@ -136,8 +136,8 @@ def _without_focus(use: FunctionUse) -> str:
 
 @idle_when(_without_focus)
 class HardFocus(Adaptive):
-    """Draws shuffled passes over all prompts for `after` steps (stage 1), then over the hardest `share` of them, in
-    large groups (stage 2).
+    """Draws shuffled passes over all prompts for `after` steps (stage 1), then over the hardest `share` of the prompts,
+    in large groups (stage 2).
 
     The hardest prompts are those with the lowest pass rate at their last visit. Unseen prompts count as hardest and
     rejected prompts as easiest; ties are broken at random. After every pass over the hardest prompts they are chosen
@@ -163,14 +163,13 @@ class HardFocus(Adaptive):
         return next_distinct(self.cycle, count, set())
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """A preview of what `next(count, step)` would return. The state of the sampler does not change. Empty if that
-        call would choose the hardest prompts again."""
+        """The draws that `next(count, step)` would return, without drawing them. Empty if that call would choose the
+        hardest prompts again."""
         if self._ends(step):
             return []
         return uncounted_draws(self.history, next_distinct(copy.copy(self.cycle), count, set()), **self._sizes())
 
     def _ends(self, step: int) -> bool:
-        """Whether the hardest prompts are chosen at the beginning of this step."""
         over = self.cycle.drawn >= len(self.cycle.members) if self.chosen else step >= self.after
         return over and step != self.step
 

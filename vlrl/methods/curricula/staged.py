@@ -1,5 +1,5 @@
-"""Samplers for training in stages (Staged), and for mixing seen prompts back in, most often those with low rewards
-(Retrospective)."""
+"""Samplers that train in stages (Staged), and that mix prompts seen before into the draws, most often those with low
+rewards (Retrospective)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vlrl.errors import ConfigError, did_you_mean
 
 
 class CarryPool:
-    """Draws from shuffled passes over the prompts `members`. A share `carry` of the draws are instead answered prompts
-    marked in `before`, with weight 1 / max(mean reward of the last visit, lowest)."""
+    """Draws from shuffled passes over the prompts `members`. A share `carry` of the draws go instead to prompts that
+    are marked in `before` and were answered earlier, with weight 1 / max(mean reward of the last visit, lowest)."""
 
     def __init__(self, history: History, members: np.ndarray, key: Sequence[int], before: np.ndarray | None = None,
                  carry: float = 0.0, lowest: float = 0.1):
@@ -33,7 +33,7 @@ class CarryPool:
         self._weights: np.ndarray | None = None
 
     def weights(self) -> np.ndarray:
-        """[N] sampling weights of returning prompts; 0 for prompts that were never answered or are not marked in
+        """[N] sampling weights of the prompts seen before; 0 for prompts that were never answered or are not marked in
         `before`."""
         if self._weights is None:
             self._weights = np.zeros(len(self.history.visits))
@@ -46,7 +46,7 @@ class CarryPool:
         return self._take(self.cycle, count, draw)
 
     def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """The prompts that `take` would draw, as one array. The state of the pool does not change."""
+        """The prompts that `take` would draw, as one array, without drawing them."""
         return np.concatenate(self._take(copy.copy(self.cycle), count, draw))
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
@@ -76,11 +76,11 @@ class CarryPool:
 
 @as_uniform(carry=0)
 class Retrospective(Adaptive):
-    """Draws shuffled passes over all prompts. A share `carry` of the draws are answered prompts instead, with
-    probability proportional to 1 / max(mean reward of the last visit, lowest).
+    """Draws shuffled passes over all prompts. A share `carry` of the draws go instead to prompts that were answered
+    earlier, with probability proportional to 1 / max(mean reward of the last visit, lowest).
 
-    So the passes bring unseen prompts, and a seen prompt returns the sooner the lower its reward was. The weight 1 /
-    mean reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), which applies it
+    So unseen prompts come from the passes, and a seen prompt returns the sooner the lower its reward was. The weight 1
+    / mean reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), which applies it
     between phases (see Staged). The share and the lowest reward, which limits the weight, are ours.
 
     carry: in [0, 1]. lowest: above 0, in the unit of the reward."""
@@ -127,9 +127,8 @@ class Stage(Settings):
     """One entry of `curriculum.stages`."""
 
     where: dict[str, Any] = {}
-    """Selects the prompts of the stage by conditions: field -> a value, a list of values, or {min, max}, both
-    inclusive. "task" is the task's name in a mixture. All conditions must hold; without any, the stage has all
-    prompts."""
+    """Conditions that select the stage's prompts: field -> a value, a list of values, or {min, max}, both inclusive.
+    "task" is the task's name in a mixture. All conditions must hold; without conditions, the stage has all prompts."""
     steps: Positive | None = None
     """Maximum number of training steps of the stage."""
     reward: float | None = None
@@ -141,7 +140,7 @@ class Stage(Settings):
     group_size: Annotated[int, Field(ge=2)] | None = None
     """Group size in this stage; None = rollout.group_size."""
     carry: Fraction = 0.0
-    """Share of the stage's draws that are answered prompts of earlier stages."""
+    """Share of the stage's draws that go to prompts that were answered in earlier stages."""
     fields: dict[str, bool | int | float | str] = {}
     """Values that override fields of the stage's samples; only fields in the task's `stage_fields`."""
 
@@ -240,7 +239,6 @@ class Staged(Adaptive):
                     self.lowest)
 
     def _due(self, step: int) -> bool:
-        """Whether the current stage ends at the beginning of this step."""
         if self.at + 1 == len(self.stages) or self.began < 0 or step == self.last:
             return False
         reached = [wanted is not None and len(recent) == recent.maxlen and float(np.mean(recent)) >= wanted
@@ -307,7 +305,6 @@ def draw_options(stage: Stage) -> dict[str, Any]:
 
 
 def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
-    """Raises ConfigError if a stage overrides a field that the task does not allow stages to override."""
     for number, stage in enumerate(stages, 1):
         for name in stage.fields:
             if name not in known:
@@ -331,7 +328,7 @@ def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
 
 
 def matching(prompts: Prompts, name: str, wanted: Any) -> np.ndarray:
-    """[N] bool: whether each row meets the condition `wanted` on the field `name`. A condition `true` does not match
+    """[N] bool: whether each row meets the condition `wanted` on the field `name`. The condition `true` does not match
     the number 1."""
     if isinstance(wanted, Mapping):
         numbers = prompts.numbers(name).astype(np.float64)

@@ -102,7 +102,6 @@ class DemonstrationSampler:
         return places
 
     def _sample(self, step: int, place: int) -> Sample | None:
-        """The row at index `place` with its prompt in this step; None if it has no demonstration or cannot be read."""
         sample = readable(self.samples, place) if self.config.data.quarantine else self.samples[place]
         if sample is None:
             return None

@@ -39,12 +39,12 @@ class DemonstrationBatch:
 
 
 def interleaves(mix: Any) -> bool:
-    """Whether the mix trains demonstrations in optimizer steps of their own."""
+    """Whether the mix trains demonstrations in separate optimizer steps."""
     return getattr(mix, "interleaves", False)
 
 
 def cross_entropy(d: DemonstrationBatch, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """A micro-batch's share of the cross-entropy: - sum factor * log p * weight / total_tokens."""
+    """A micro-batch's share of the cross-entropy: -sum(factor * log p * weight) / total_tokens."""
     return -(factor * d.logprobs * d.mask * d.weights).sum() / max(d.total_tokens, 1.0)
 
 

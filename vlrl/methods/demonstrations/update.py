@@ -1,5 +1,5 @@
-"""The loss of demonstrations, computed in micro-batches separate from the objective's, or in an optimizer step of its
-own."""
+"""The loss of demonstrations, computed in micro-batches separate from the objective's, or in a separate optimizer step.
+"""
 
 from __future__ import annotations
 

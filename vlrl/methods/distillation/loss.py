@@ -42,7 +42,8 @@ def reverse_kl(x: TokenChunk) -> torch.Tensor:
 
 
 def sampled_kl(x: TokenChunk) -> torch.Tensor:
-    """log p(y) - log q(y) of the sampled token y, with the gradient (log p(y) - log q(y)) d log p(y).
+    """The loss log p(y) - log q(y) of the sampled token y, with the gradient (log p(y) - log q(y)) d log p(y). p is the
+    policy and q the teacher.
 
     This is a policy gradient in which each token has the advantage -(log p(y) - log q(y)). For y sampled from p, value
     and gradient are unbiased estimates of KL(p || q) and its gradient. The loss needs a single number per token from

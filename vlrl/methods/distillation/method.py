@@ -1,6 +1,7 @@
 """On-policy distillation: a teacher scores each token of the policy's completions.
 
-The loss is L = objective * L_RL + coef * sum_t weight KL_t / tokens, with the settings of algo.distillation."""
+The loss is L = objective * L_RL + coef * sum_t weight KL_t / tokens, with `objective` and `coef` from
+algo.distillation."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from vlrl.store.checkpoint import model_folder
 
 _SERVED = Table({"connect": "vlrl.services.served_teacher:connect"})
 _SEES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-"""Settings of image processing that policy and teacher must share, because the policy's processor prepares the images
-for both."""
+"""Settings of image processing that must be equal for policy and teacher, because the policy's processor prepares the
+images of both models."""
 _WAY = "name a checkpoint or an exported model of the policy's family, or set algo.distillation=null"
 
 
@@ -90,7 +90,7 @@ def connect(config: Config, policy: Policy) -> Any:
 
 
 def load(config: Config, policy: Policy) -> Any:
-    """Loads the teacher's frozen model, unsharded on every process, in the policy's compute dtype."""
+    """Loads the teacher's frozen model in the policy's compute dtype, unsharded on every process."""
     model = load_model(model_folder(_name(config)), policy.dtype, setting_text(config), device=policy.device)
     sync_tilings(model, policy.processor)
     return model.requires_grad_(False).eval().to(policy.device)

@@ -64,8 +64,8 @@ class Angles:
         return np.concatenate(values) if values else np.zeros(0, np.float32)
 
     def of(self, prompts: Sequence[tuple[Prompt, str] | None]) -> np.ndarray:
-        """[n] float32 angles of encoded prompts, each given with the text of its question; NaN for None. Called on
-        every process."""
+        """[n] float32 angles of encoded prompts, each given with the text of its question; NaN where the prompt is
+        None. Called on every process."""
         policy, train = self.policy, self.config.train
         angles = np.full(len(prompts), np.nan, np.float32)
         places = {Piece(p[0], (), ()): (i, p[1]) for i, p in enumerate(prompts) if p is not None}
@@ -96,7 +96,7 @@ class Angles:
     def _encoded(self, samples: Sequence[Sample], places: np.ndarray,
                  following: Sequence[np.ndarray]) -> list[tuple[Prompt, str] | None]:
         """Encodes the prompts of the samples at `places`, as on their first visit. Returns each prompt with the text of
-        its question, or None if the prompt is unusable. Threads meanwhile prefetch the samples of `following`."""
+        its question, or None if the prompt is unusable. Meanwhile, threads prefetch the samples of `following`."""
         def make(place: int) -> Sample:
             sample = samples[place]
             return replace(sample, prompt=self.task.of(sample).template(sample, 0))
@@ -130,9 +130,9 @@ def angle(states: torch.Tensor, first: int, end: int) -> float:
 
 def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
                   decode: Callable[[Any], str]) -> tuple[int, int]:
-    """(first, end) of the tokens that contain the question, which is sought after the last visual token of the prompt
-    `ids` [P]. If the question is not found, all tokens after the last visual token; if there are none, the whole
-    prompt."""
+    """(first, end) of the tokens of a prompt `ids` [P] that contain the question, which is sought after the last visual
+    token. If the question is not found, the span is all tokens after the last visual token; if there are none, the
+    entire prompt."""
     visual_places = np.flatnonzero(np.isin(ids, visual.cpu().numpy()))
     start = int(visual_places[-1]) + 1 if len(visual_places) else 0
     tail = ids[start:]
@@ -151,7 +151,6 @@ def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
 
 
 def _question(messages: Sequence[dict[str, Any]]) -> str:
-    """The last text of the last message, stripped; "" if there is none."""
     content = messages[-1]["content"] if messages else ""
     if isinstance(content, str):
         return content.strip()

@@ -23,9 +23,9 @@ def batch_std(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
 
 @requires("parts")
 def gdpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """Normalizes each reward part before summing. S = sum over reward parts of weight * (part - mean) / (std + eps),
-    with mean and std over the group. The advantage is (S - mean) / (std + eps), with mean and std over the whole
-    step and Bessel's correction. It uses the reward parts, not the combined reward.
+    """Normalizes each reward part before summing. The advantage is (S - mean) / (std + eps), with mean and std over the
+    whole step and Bessel's correction. S = sum over reward parts of weight * (part - mean) / (std + eps), with mean
+    and std over the group. The combined reward is not used.
 
     GDPO: group reward-decoupled normalization (arXiv 2601.05242); as TRL's normalize_then_sum, except that a group
     whose completions are equal in every part has exactly 0 here."""
@@ -40,8 +40,8 @@ def gdpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
 
 
 def reinforce_pp_baseline(s: Scores, eps: NonNegative = 1e-8) -> torch.Tensor:
-    """x = R - mean of the group; the advantage is (x - mean) / sqrt(var + eps), with mean and var over all trained
-    tokens of the step. So longer completions weigh more in mean and variance (Bessel's correction).
+    """The advantage is (x - mean) / sqrt(var + eps), where x = R - mean of the group, and mean and var are over all
+    trained tokens of the step. So longer completions weigh more in mean and variance (with Bessel's correction).
 
     REINFORCE++ with baseline (arXiv 2501.03262), as in verl. In a group with equal rewards x is 0, and the advantage is
     minus the scaled mean of the step."""
@@ -128,9 +128,9 @@ def nsr(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor
 
 
 class EmaStd(Saved):
-    """(R - mean of the group) / (std of the task + eps). The std of a task is sqrt(max(m2 - m1^2, least^2)), where m1
-    and m2 are exponential averages, over steps, of the mean of its rewards and of their squares. The current step is
-    included.
+    """The advantage (R - mean of the group) / (std of the task + eps). The std of a task is sqrt(max(m2 - m1^2,
+    least^2)), where m1 and m2 are exponential averages over steps, including the current one: m1 of the mean of the
+    task's rewards, m2 of the mean of their squares.
 
     A group with any |A| above `limit` is divided by its own std + eps instead (without Bessel's correction). EMA-GRPO,
     OneThinker (arXiv 2512.03043), as in its code. It suits mixtures, because the rewards of different tasks have

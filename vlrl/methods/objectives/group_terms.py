@@ -1,5 +1,5 @@
-"""Policy terms that depend on several rollouts: on the rollouts of a group, or on all rollouts of an optimizer step
-over all processes.
+"""Policy terms in which the loss of a rollout depends on other rollouts: those of its group, or all rollouts of an
+optimizer step over all processes.
 
 A term over a group needs no communication: all rollouts of the group are on one process, and their rewards are in every
 micro-batch. Statistics over the whole optimizer step are computed in `prepare`, before the first micro-batch. They
@@ -64,8 +64,9 @@ class Pacs:
     the policy that sampled the rollouts, as in the released code, or the reference with anchor=reference. The term uses
     rewards, not advantages; unscorable and masked rollouts are excluded.
 
-    With e_i = w_i (sigmoid(z_i) - y_i), the derivative of the loss with respect to s_j is the pull e_j - sum_{i != j}
-    e_i / (G - 1). So the loss of one rollout is its pull times s, plus a constant that makes the value right."""
+    With e_i = w_i (sigmoid(z_i) - y_i), where w_i is the rollout's weight and G the number of rollouts in the group,
+    the derivative of the loss with respect to s_j is e_j - sum_{i != j} e_i / (G - 1), called "pull". So the loss of
+    one rollout is its pull times s, plus a constant that makes the value right."""
 
     beta: Rate = 1.0
     above: float | None = None
@@ -105,8 +106,9 @@ class Pacs:
 @dataclass(frozen=True)
 class Oreal:
     """[N] -logp A per token, where correct and wrong rollouts are normalised separately: the loss of correct rollouts,
-    times `positive`, is divided by the number of their trained tokens, and that of wrong rollouts, times `negative`,
-    by the number of theirs. The task decides what is correct; with `above`, correct means reward > `above`.
+    times `positive`, is divided by the number of their trained tokens, and the loss of wrong rollouts, times
+    `negative`, by the number of trained tokens of wrong rollouts. The task decides what is correct; with `above`,
+    correct means reward > `above`.
 
     Behaviour cloning on best-of-N completions, and a policy gradient on the other completions, with the reward reshaped
     by the pass rate. OREAL (arXiv 2502.06781) as in its released trainer, without the token-level reward model, with
@@ -233,7 +235,7 @@ def token_keys(x: LossInputs) -> torch.Tensor:
 
 
 def _mixed(z: torch.Tensor) -> torch.Tensor:
-    """Hashes int64 numbers by splitmix64 (Steele et al. 2014); products wrap around."""
+    """Hashes int64 numbers by splitmix64 (Steele et al. 2014). Products overflow on purpose."""
     z = z + (0x9E3779B97F4A7C15 - 2**64)
     z = (z ^ ((z >> 30) & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
     z = (z ^ ((z >> 27) & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)

@@ -1,5 +1,5 @@
-"""Functions that choose the rollouts of a step that are trained on: each maps `Scores` to [R] bool. All other rollouts
-are left out of every term and every count of the loss."""
+"""Filters that choose which rollouts of a step are trained on: each function maps `Scores` to a boolean mask [R]. All
+other rollouts are left out of every term and every count of the loss."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _EVERY = "algo.batch.{}=1: every rollout is trained on in every step"
 @requires("local")
 def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Fraction = 0.0,
              correct: float | None = None, part: str = "", buffered: bool = False) -> torch.Tensor:
-    """Chooses priority batches: from each group the shortest `keep` of the correct completions, and the longest `keep`
-    of the wrong ones (rounded up, ties included). In a compensation step all completions are chosen.
+    """Boolean mask [R] of the rollouts in priority batches: from each group the shortest `keep` of the correct
+    completions, and the longest `keep` of the wrong ones (rounded up, ties included). In a compensation step the
+    mask is true for all completions.
 
     The frequency of compensation steps falls from 1 to `floor` along a cosine over `decay` steps. A step compensates
     when the sum of the frequencies so far passes a whole number, so a resumed run has the same compensation steps.
@@ -41,21 +42,24 @@ def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Frac
 @reads("outcome")
 @requires("local")
 def rest(s: Scores, keep: Fraction = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """The completions that `rorecomp` with the same `keep` leaves out: long correct and short wrong completions."""
+    """Boolean mask [R] of the completions that `rorecomp` with the same `keep` leaves out: long correct and short wrong
+    completions."""
     return ~_priority(s, keep, correct, part) & ~s.rewards.isnan()
 
 
 @reads("outcome")
 @requires("local")
 def right(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """The correct completions. RAFT++ (arXiv 2504.11343), which trains on positives only."""
+    """Boolean mask [R] of the correct completions. With this filter the loss is that of RAFT++ (arXiv 2504.11343),
+    which trains on correct completions only."""
     return grouped.correct(s, part, correct)
 
 
 @reads("reward")
 def pf_ppo(s: Scores, policy: Literal["best_random", "best_worst", "square"] = "best_worst", keep: Fraction = 0.5,
            best: Rate = 0.4, others: Rate = 0.1) -> torch.Tensor:
-    """Chooses a share `keep` of each group (rounded up), by drawing without replacement with weights from the rewards.
+    """Boolean mask [R] of a share `keep` of each group (rounded up), drawn without replacement with weights from the
+    rewards.
 
     The weights depend on `policy`. best_random: `best` for the largest reward, `others` for all others. best_worst: 1
     for the largest and the smallest reward, 0 for all others. square: R^2. Unscorable completions and those of weight 0

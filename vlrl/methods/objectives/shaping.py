@@ -53,8 +53,8 @@ def _begins_late(use: FunctionUse) -> str:
 @requires("local")
 def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct: float | None = None,
                 part: str = "") -> torch.Tensor:
-    """Adds weight * l to the reward of a correct completion, and weight * min(0, l) to that of a wrong one. l = 0.5 -
-    (L - min) / (max - min), with min and max over the lengths L of the group; l is 0 if all lengths are equal.
+    """Adds weight * l to the reward of a correct completion, and weight * min(0, l) to that of a wrong completion. l =
+    0.5 - (L - min) / (max - min), with min and max over the lengths L of the group; l is 0 if all lengths are equal.
 
     after: number of steps at the start without this shaping, which the authors call warm-up. Kimi k1.5 (arXiv
     2501.12599) section 2.3.3."""
@@ -95,9 +95,9 @@ def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 
 def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wrong_short: float = -10.0,
            wrong_long: float = 0.0, exceed: float = -10.0, limit: Positive | None = None, correct: float | None = None,
            part: str = "") -> torch.Tensor:
-    """Replaces the reward by long + (short - long) * (1 + cos(pi L / limit)) / 2. (short, long) are correct_short and
-    correct_long for a correct completion, wrong_short and wrong_long for a wrong one. A truncated completion has the
-    reward `exceed`.
+    """Replaces the reward of a completion of length L by long + (short - long) * (1 + cos(pi L / limit)) / 2. For a
+    correct completion (short, long) is (correct_short, correct_long), for a wrong one (wrong_short, wrong_long). A
+    truncated completion has the reward `exceed`.
 
     Short correct completions gain most, short wrong ones lose most. limit: rollout.max_new_tokens by default.
     Demystifying long chain-of-thought (arXiv 2502.03373) section 4.2."""
@@ -201,7 +201,7 @@ class CallCost(Saved):
         self.seen: deque[float] = deque(maxlen=window)
 
     def __call__(self, s: Scores) -> torch.Tensor:
-        """Returns the shaped rewards. Raises ValueError if the tasks have no reward part of this name, or if a cost is
+        """The shaped rewards [R]. Raises ValueError if the tasks have no reward part of this name, or if a cost is
         below 0."""
         if self.part not in s.parts:
             raise ValueError(f"there is no reward part '{self.part}'; the reward parts are: {', '.join(s.parts)}")

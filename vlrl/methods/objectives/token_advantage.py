@@ -16,8 +16,8 @@ from vlrl.methods.objectives.turn_advantage import warn_once
 
 @requires("tokens", "token_kl")
 def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> list[torch.Tensor]:
-    """G_t = sum_{u >= t} gamma^(u - t) r_u over the trained tokens of a completion. The advantage is (G - mean) /
-    sqrt(var + eps), with mean and var over all trained tokens of the step and Bessel's correction.
+    """The advantage is (G - mean) / sqrt(var + eps), with mean and var over all trained tokens of the step and Bessel's
+    correction. G_t = sum_{u >= t} gamma^(u - t) r_u is the return over the trained tokens of a completion.
 
     The last trained token has the reward of the completion. If the KL is part of the reward, every trained token also
     has -kl_coef * k1. There is no group baseline. REINFORCE++ (arXiv 2501.03262) section 3, whitened as in verl."""
@@ -48,9 +48,9 @@ def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
 @requires("steps")
 def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, normalize: bool = True,
                eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """A + scale * min(r_k - eta, 0) on the tokens of reasoning step k of a completion. r_k is the value of that
-    reasoning step, and eta the mean of all values in the training step. A = R - mean of the group; tokens outside
-    reasoning steps have A alone. normalize: A is divided by (std of the group + eps).
+    """The advantage A + scale * min(r_k - eta, 0) on the tokens of reasoning step k of a completion. r_k is the value
+    of that reasoning step, and eta the mean of all values in the training step. A = R - mean of the group. Tokens
+    outside reasoning steps have the advantage A. normalize: A is divided by (std of the group + eps).
 
     Clip and Delta (arXiv 2410.15115): Clip pays c_k = min(r_k - eta, 0) at step k, and Delta pays c_k - c_{k+1}, or c_k
     at the last step. From step k to the end Delta's payments add up to c_k, so that repeating a good step gains

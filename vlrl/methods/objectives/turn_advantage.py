@@ -28,7 +28,8 @@ _warned: set[str] = set()
 
 
 def as_grpo(use: FunctionUse) -> str:
-    """Why an advantage that differs from grpo only between turns acts as grpo in this run; "" if it does not."""
+    """The reason why an advantage that differs from grpo only between turns acts as grpo in this run; "" if it does
+    not."""
     return use.one_turn and f"{use.one_turn} grpo"
 
 
@@ -36,13 +37,13 @@ def as_grpo(use: FunctionUse) -> str:
 @requires("local", "turns")
 def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normalize: bool = True,
           eps: NonNegative = 1e-6) -> list[torch.Tensor]:
-    """A_E + weight * A_S on the tokens of each turn. A_E = R - mean of the group. A_S is the discounted return of the
-    turn, sum_{k >= t} gamma^(k - t) r_k, minus the mean return of all turns of the group that began in the same
-    state.
+    """The advantage A_E + weight * A_S on the tokens of each turn. A_E = R - mean of the group. A_S is the discounted
+    return of the turn, sum_{k >= t} gamma^(k - t) r_k, minus the mean return of all turns of the group that began in
+    the same state.
 
     normalize: A_E and A_S are divided by their std + eps, with Bessel's correction. The state in which a turn begins is
     `Step.state` of the previous turn; all first turns of a group begin in the same state. A_S is 0 if the state is
-    unknown or occurred once only. GiGPO: Group-in-Group Policy Optimization (arXiv 2505.10978) eq. 3, 7 and 8."""
+    unknown or occurred only once. GiGPO: Group-in-Group Policy Optimization (arXiv 2505.10978) eq. 3, 7 and 8."""
     episode = normalized(s.rewards, s.group, eps, normalize)
     turns = [(i, t) for i, own in enumerate(s.turns) for t in range(len(own))]
     keys: list[Hashable] = [
@@ -60,11 +61,11 @@ def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normaliz
 @requires("local", "turns")
 def turn_return(s: Scores, gamma: Fraction = 1.0, normalize: bool = True,
                 eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """G_t - mean on the tokens of turn t. G_t = sum_{k >= t} gamma^(k - t) r_k is the return to go, and its mean is
-    over the turns with the same index in all episodes of the group. normalize: divided by their std + eps, with
-    Bessel's correction.
+    """The advantage G_t - mean on the tokens of turn t. G_t = sum_{k >= t} gamma^(k - t) r_k is the return to go, and
+    its mean is over the turns with the same index in all episodes of the group. normalize: divided by their std +
+    eps, with Bessel's correction.
 
-    A turn that only one episode of the group reached has 0. The step-level advantage of StepPO; with
+    A turn that only one episode of the group reached has advantage 0. The step-level advantage of StepPO; with
     algo.loss=gspo_turn the ratio is computed per turn too."""
     keys = [(int(s.group[i]), t) for i, own in enumerate(s.turns) for t in range(len(own))]
     return _on_tokens(s, nan_to_zero(normalized(_flat(_returns(s, gamma)), _numbered(keys), eps, normalize)))
@@ -74,9 +75,9 @@ def turn_return(s: Scores, gamma: Fraction = 1.0, normalize: bool = True,
 @requires("local", "turns")
 def mobgrpo(s: Scores, decay: Fraction = 0.9, penalty: NonNegative = 0.5,
             eps: NonNegative = 1e-4) -> torch.Tensor:
-    """(R' - mean) / (std + eps) of the group, the same on all turns. For a correct episode, R' = decay^(its number of
-    turns - the smallest number of turns of a correct episode in the group). For an episode that ended by itself
-    without success R' = -penalty, and for a truncated one R' = 0.
+    """The advantage (R' - mean) / (std + eps) of the group, the same on all turns. For a correct episode, R' =
+    decay^(its number of turns - the smallest number of turns of a correct episode in the group). For an episode that
+    ended by itself without success R' = -penalty, and for a truncated one R' = 0.
 
     MobGRPO of MobileGUI-RL (arXiv 2507.05720), which does not publish its coefficients. A group with equal R' has
     advantage 0."""
@@ -100,9 +101,9 @@ def _without_steps(use: FunctionUse) -> str:
 @requires("local", "turns")
 def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: NonNegative = 1e-4
          ) -> list[torch.Tensor]:
-    """A_E + weight * A_T. A_E = (R - mean) / (std + eps) of the group. On turns that have the reward part `part`, A_T =
-    (part - mean) / (std + eps), with mean and std over all such turns of the group, in successful and failed
-    episodes. On other turns A_T is 0.
+    """The advantage A_E + weight * A_T. A_E = (R - mean) / (std + eps) of the group. On turns that have the reward part
+    `part`, A_T = (part - mean) / (std + eps), with mean and std over all such turns of the group, in successful and
+    failed episodes. On other turns A_T is 0.
 
     The part is 1 if the turn's tool calls succeeded, else 0. Tools provide `tool_success` for a task that names it in
     its rewards; with a weight of 0 in the task's rewards, it affects only A_T. THOR (arXiv 2509.13761): episode-level
@@ -148,8 +149,7 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
 
 
 def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
-    """[R][turns] for each turn: the number of plans so far, the number of turns since the last plan, and the tokens of
-    that plan."""
+    """[R][turns] for each turn: (number of plans so far, number of turns since the last plan, tokens of that plan)."""
     out = []
     for own, tokens in zip(s.turns, s.tokens, strict=True):
         number, place, plan, places = 0, -1, (), []
@@ -163,8 +163,8 @@ def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
 
 
 def _inside(s: Scores, places: Sequence[tuple[int, int, Any]], gamma: float, after: torch.Tensor) -> torch.Tensor:
-    """[turns of all rollouts] the return of each turn up to the end of its subgoal. The value `after` [turns of all
-    rollouts] of the turn that begins the next subgoal replaces the return beyond it. NaN if the episode is
+    """[turns of all rollouts] the return of each turn up to the end of its subgoal. The return beyond that point is
+    replaced by `after` [turns of all rollouts] at the turn that begins the next subgoal. NaN if the episode is
     unscorable."""
     paid, out, i = [turn for own in _paid(s) for turn in own], [], len(places)
     for own in reversed(s.turns):

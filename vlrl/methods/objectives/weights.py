@@ -107,7 +107,6 @@ def _phrase(text: str) -> str:
 
 
 def _runs(ids: list[int]) -> list[tuple[int, int]]:
-    """(start, end) of each run of equal ids."""
     edges = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
     return list(pairwise([*edges, len(ids)]))
 

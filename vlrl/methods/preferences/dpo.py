@@ -70,6 +70,5 @@ def _pair(better: Group, worse: Group) -> Group:
 
 
 def _unsampled(rollout: Rollout) -> Rollout:
-    """The rollout with its sampler log-probabilities set to NaN, because the answer was not sampled."""
     done = rollout.completion
     return replace(rollout, completion=replace(done, logprobs=np.full(len(done.tokens), np.nan, np.float32)))

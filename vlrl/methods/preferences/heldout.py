@@ -1,4 +1,4 @@
-"""Evaluates a reward model: how often it gives the better one of two held-out answers the higher score."""
+"""Evaluates a reward model: how often it gives the better of two held-out answers the higher score."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _CHUNK = 64
 
 def heldout_pairs(parts: Parts, name: str, step: int) -> tuple[dict[str, Any], list[Group]]:
     """Evaluates the reward model on the pairs of a split. Returns a line for eval.jsonl, and the groups of this
-    process's pairs. With s+ and s- the scores of the better and the worse answer, the line has these columns with 95
-    % intervals: `accuracy` is the share of pairs with s+ > s- (equal scores count .5), `loss` the mean of -log
-    sigmoid(s+ - s-), `margin` the mean of s+ - s-. Called on every process."""
+    process's pairs. Called on every process.
+
+    With s+ and s- the scores of the better and the worse answer, the line has these columns with 95 % intervals:
+    `accuracy` is the share of pairs with s+ > s- (equal scores count .5), `loss` the mean of -log sigmoid(s+ - s-),
+    `margin` the mean of s+ - s-."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     margins: dict[str, float] = {}
     rejected, pairs = 0, list[Group]()
@@ -49,7 +51,6 @@ def heldout_pairs(parts: Parts, name: str, step: int) -> tuple[dict[str, Any], l
 
 
 def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> tuple[list[Group], int]:
-    """The pairs of numbered samples as groups, and the number of samples whose prompt is unusable."""
     accepted, refused = [], 0
     for number, sample in samples:
         try:
@@ -62,7 +63,6 @@ def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step
 
 
 def _margins(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
-    """Scores both answers of each group and returns s+ - s- by group id."""
     policy = parts.policy
     head = policy.head
     assert head is not None

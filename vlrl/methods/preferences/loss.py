@@ -1,4 +1,4 @@
-"""The loss of a reward model, which is to give the better one of two answers to a prompt the higher score."""
+"""The loss of a reward model, which learns to give the better of two answers to a prompt the higher score."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Makes groups from pairs of given answers: each group has two rollouts, the better answer first with reward 1, then
-the worse one with reward 0."""
+"""Makes groups from pairs of given answers: each group has two rollouts, the better answer with reward 1, then the
+worse answer with reward 0."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from vlrl.types import Completion, Group, Rollout
 
 def pair_groups(task: Task, encode: Encoder, accepted: Sequence[AcceptedDraw], step: int,
            split: str = "train") -> list[Group]:
-    """Makes a group of two rollouts for each sample. Raises DataError if a sample has no pair of answers, or two equal
-    answers."""
+    """Makes a group of two rollouts for each sample. Raises DataError if a sample has no pair of answers, or if its two
+    answers are equal."""
     return [_group(task, encode, one, step, split) for one in accepted]
 
 

@@ -33,11 +33,11 @@ _log = logging.getLogger(__name__)
 
 GROUPS = np.dtype([("key", "u8"), ("file", "i4"), ("first", "i4"), ("size", "i4"), ("own", "?"), ("age_from", "i4"),
                    ("best", "f8"), ("spread", "f8")])
-"""One record of the index, for a group. key: hash of its name. file, first, size: the copied file and the rows in it.
+"""An index record describes one group. key: hash of its name. file, first, size: the copied file and the rows in it.
 own: whether the group is from this run. age_from: the step from which its age is counted; for a group of this run,
-the number of completed steps of the weights that sampled it, for others the step in which it was copied. best:
-largest reward - mean reward. spread: largest - smallest reward. best and spread are NaN for other runs, whose
-rewards are not trusted."""
+the number of completed steps of the weights that sampled it; for other groups, the step in which it was copied.
+best: largest reward - mean reward. spread: largest - smallest reward. best and spread are NaN for groups of other
+runs, whose rewards are not trusted."""
 
 Weigh = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """A function (groups [n] of dtype GROUPS, their ages [n] in steps) -> [n] sampling weights."""
@@ -119,7 +119,7 @@ class RolloutBuffer:
         return sorted(out, key=lambda line: line["step"])
 
     def _looked_at(self, step: int) -> Iterator[dict[str, Any]]:
-        """Copies the usable rows of new files, newest file first, while the buffer has room. Yields one entry of
+        """Copies the usable rows of new files, newest file first, while the buffer has room. Yields a line of
         taken.jsonl per file, oldest first."""
         candidates = [(source, name, place) for source in self.sources for name, place in self._new(source)]
         room, entries = self.capacity, []
@@ -133,7 +133,6 @@ class RolloutBuffer:
         yield from reversed(entries)
 
     def _new(self, source: SourceFolder) -> list[tuple[str, Path]]:
-        """(name, path) of each file in a source folder that has not been examined yet, ordered by training step."""
         folder, names = source.path / "rollouts", []
         try:
             seen = self._examined
@@ -159,7 +158,6 @@ class RolloutBuffer:
         return other
 
     def _copied(self, place: Path, name: str) -> dict[str, Any]:
-        """Copies the usable rows of a rollout file to the file `name`. Returns its entry for taken.jsonl."""
         signature = _signature(place)
         try:
             table, refused = read_stored(place, self.limits, self.capacity)
@@ -172,7 +170,6 @@ class RolloutBuffer:
         return {"file": name if len(table) else None, "rows": len(table), "refused": dict(refused)}
 
     def _note(self, entry: dict[str, Any], step: int) -> None:
-        """Adds the rows of an entry of taken.jsonl to the index."""
         signature = entry.get("signature")
         self._examined[entry["from"], entry["name"]] = (int(signature[0]), int(signature[1])) if signature else None
         self.refused.update(entry.get("refused") or {})
@@ -186,7 +183,6 @@ class RolloutBuffer:
             self.groups = self.groups[len(self.groups) - int(np.searchsorted(sizes, self.capacity, "right")):]
 
     def _indexed(self, entry: dict[str, Any], step: int) -> np.ndarray:
-        """The index records of a copied file: an array of dtype GROUPS, one record per group."""
         self._files.append(entry["file"])
         with _mapped(self.folder / entry["file"]) as batch:
             columns = {name: batch.column(name).to_pylist() for name in ("step", "group_id", "policy_step", "reward")}
@@ -205,7 +201,7 @@ class RolloutBuffer:
 
     def draw(self, count: int, step: int, rng: np.random.Generator, weigh: Weigh,
              max_age: int | None = None, settled: bool = False) -> list[StoredGroup]:
-        """Draws at most `count` different groups, with probabilities proportional to their weights, none older than
+        """Draws at most `count` different groups, with probabilities proportional to their weights, and none older than
         `max_age` steps. Groups of this run with equal rewards are left out unless `settled` is set. A group of
         another run has the mean weight of this run's groups."""
         ages = np.maximum(step - self.groups["age_from"], 0)
@@ -235,7 +231,6 @@ class RolloutBuffer:
 
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[pa.RecordBatch]:
-    """Memory-maps a copied file and yields its only record batch."""
     try:
         source = pa.memory_map(str(path))
         batch = pa.ipc.open_file(source).get_batch(0)

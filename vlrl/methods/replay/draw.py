@@ -125,7 +125,6 @@ class ReplaySampler:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Index of each training row, by the row's id in rollout files."""
         rows = ((i, readable(self.samples, i)) for i in range(len(self.samples)))
         return {utf8(sample.id): i for i, sample in rows if sample is not None}
 
@@ -169,7 +168,6 @@ class ReplaySampler:
         return None
 
     def _credited(self, group: Group, step: int, parts: ReplayFunctions) -> Group | None:
-        """Computes the group's advantages. Returns None if its rewards are equal and all advantages are 0."""
         seed = zlib.crc32(f"{self.config.seed}/{group.id}".encode())
         credited = credit_alone(group, parts.advantage, parts.batch, step, seed, "algo.stored")
         if group.zero_variance and not any(r.advantage for r in credited.rollouts):

@@ -37,7 +37,7 @@ class UnreadableFile(Exception):
 
 @dataclass(frozen=True, eq=False)
 class RowLimits:
-    """What a stored row must fulfil to be usable."""
+    """The conditions that a stored row must meet to be usable."""
 
     vocabulary: int
     """Size of the vocabulary; all token ids must be below it."""
@@ -91,8 +91,8 @@ def _usable(table: pa.Table, limits: RowLimits) -> tuple[pa.Table, Counter[str]]
 
 
 def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch as dicts, with token ids, masks and log-probabilities as arrays. The dtype of an array
-    differs from that of its column if the list contains a null."""
+    """The rows of a batch as dicts, with token ids, masks and log-probabilities as arrays. An array with a null in its
+    list has another dtype than its column."""
     light = batch.drop_columns(["token_ids", "loss_mask", "logprobs", "trainer_logprobs", "media"]).to_pylist()
     lists = {name: batch.column(name) for name in ("token_ids", "loss_mask", "logprobs", "trainer_logprobs")}
     media = batch.column("media").to_pylist()
@@ -105,8 +105,8 @@ def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def problem(row: Mapping[str, Any], limits: RowLimits) -> str:
-    """Why a row is unusable; "" if it is usable. Where the engine's log-probabilities are missing, it fills in the
-    trainer's."""
+    """The reason why a row is unusable; "" if it is usable. Missing log-probabilities of the engine are filled in with
+    the trainer's."""
     if row["split"] != "train" or row["variant"] or row["episode_id"]:
         return "not a single-turn answer to a training row"
     if any(row[name] is None for name in ("group_id", "sample_id", "index", "step", "policy_step", "prompt",

@@ -84,7 +84,8 @@ class Rule(Protocol):
 
 
 class Truncated:
-    """- sum_i w_i A_i sum_t l_t / tokens, where w = min(exp(mean_t(l - o)), cap) has no gradient.
+    """loss = -sum_i w_i A_i sum_t l_t / tokens, where w_i = min(exp(mean_t(l - o)), cap) has no gradient. l and o are
+    the current and the sampler's log-probabilities.
 
     This is the policy gradient with one truncated importance weight per completion, the geometric mean of its token
     ratios. At l = o the gradient is that of REINFORCE. The weight has the form of GSPO's ratio (arXiv 2507.18071); cap
@@ -102,7 +103,8 @@ class Truncated:
 
 
 class Clipped:
-    """- sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) / tokens, where w = exp(l - o) of each token.
+    """loss = -sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) / tokens, where w = exp(l - o) of each token. l and
+    o are the current and the sampler's log-probabilities.
 
     This is PPO's clipped term (arXiv 1707.06347), relative to the weights that sampled. With algo.stored.batch=right it
     is RAFT++ (A Minimalist Approach to LLM Reasoning, 2504.11343). With algo.stored.logprobs=own it is the experience
@@ -122,7 +124,8 @@ class Clipped:
 
 
 class ALol:
-    """- sum_i A'_i w_i sum_t l_t / completions, over completions with A > 0 only.
+    """loss = -sum_i A'_i w_i sum_t l_t / completions, over completions with A > 0 only. l are the current
+    log-probabilities, r those of the reference, and D = sum_t (l - r).
 
     `form` defines A' and w. ratio: A' = A and w = clip(exp(D), 1 - clip, 1 + clip) without gradient. free: A' = A and w
     = 1, so the gradient does not depend on the reference. kl: A' = A - beta D and w = 1. Advantage-Leftover Lunch RL
@@ -149,18 +152,20 @@ class ALol:
 
 @requires("reference")
 class CoPG:
-    """- sum over pairs of [(R_b - R_b') sum_t l_t + (R_b' - R_b) sum_t l'_t] / pairs, where R_b = R - beta D has no
-    gradient. A pair is any two stored completions of one prompt.
+    """loss = -sum over pairs of [(R_b - R_b') sum_t l_t + (R_b' - R_b) sum_t l'_t] / pairs. A pair is any two stored
+    completions of one prompt; the prime marks the second.
 
-    Contrastive Policy Gradient (arXiv 2406.19185): 1 / (2 beta) of the gradient of (R - R' - beta (D - D'))^2. At beta
-    = 0 and l = o it is RLOO up to a factor. The influence of all other completions on one completion is a single number
-    (`pull`), computed before the optimizer step, so a group may be split over several micro-batches."""
+    l are the current log-probabilities, r those of the reference, and D = sum_t (l - r). R_b = R - beta D has no
+    gradient. Contrastive Policy Gradient (arXiv 2406.19185): 1 / (2 beta) of the gradient of (R - R' - beta (D -
+    D'))^2. At beta = 0, for completions sampled by the current weights, it is RLOO up to a factor. The influence of all
+    other completions on one completion is a single number (`pull`), computed before the optimizer step, so a group may
+    be split over several micro-batches."""
 
     def __init__(self, beta: NonNegative = 0.1):
         self.beta = beta
 
     def pull(self, x: ReplayBatch) -> torch.Tensor:
-        """[R] for each completion, the sum of R_b - R_b' over the other completions of its group."""
+        """[R] sum of R_b - R_b' over the other completions of each completion's group."""
         retained = x.kept.to(x.rewards.dtype)
         worth = (x.rewards - self.beta * x.gain) * retained
         groups = int(x.group.max()) + 1 if len(x.group) else 0
@@ -174,8 +179,9 @@ class CoPG:
 @reads("outcome")
 @requires("reference")
 class WebRL:
-    """sum_i (beta D - A)^2 / completions, over correct completions whose mean probability exp(mean_t l) before the
-    update is between `low` and `high`.
+    """loss = sum_i (beta D - A)^2 / completions, over correct completions whose mean probability exp(mean_t l) before
+    the update is between `low` and `high`. l are the current log-probabilities, r those of the reference, and D =
+    sum_t (l - r).
 
     WebRL (arXiv 2411.02337): replays successes whose perplexity under the actor is within [1 / high, 1 / low], and fits
     the policy to their advantage. Here a completion is one action, and the mean reward of its group stands for the
@@ -205,13 +211,13 @@ RULES: dict[str, Any] = {"truncated": Truncated, "clipped": Clipped, "a_lol": AL
 
 
 def uniform(groups: np.ndarray, ages: np.ndarray) -> np.ndarray:
-    """The same sampling weight for all groups: [n] ones."""
+    """[n] ones: all groups have the same sampling weight."""
     return np.ones(len(groups))
 
 
 def by_advantage(groups: np.ndarray, ages: np.ndarray) -> np.ndarray:
-    """[n] sampling weights: largest reward - mean reward of each group. A-LoL (arXiv 2305.14718) samples by advantage.
-    """
+    """[n] sampling weights: (largest reward - mean reward) of each group. A-LoL (arXiv 2305.14718) samples by
+    advantage."""
     return groups["best"]
 
 

@@ -49,8 +49,8 @@ class ReplayPass:
     """Number of this process's tokens in the last epoch over the batch that the rule clips."""
     norm: float = 0.0
     norm_rl: float = 0.0
-    """Gradient norms in the last epoch over the batch, over all processes: `norm` is that of this loss (times
-    algo.stored.coef), `norm_rl` that of the objective."""
+    """Gradient norm of the objective in the last epoch over the batch, over all processes; `norm` is that of this loss
+    (times algo.stored.coef)."""
     separate_gradient = True
 
     @property
@@ -111,8 +111,6 @@ def _pass(policy: Policy, numbered: Sequence[NumberedRollout], algorithm: Object
 
 
 def _read(policy: Policy, part: Minibatch, temperature: float, reference: bool) -> None:
-    """Computes the log-probabilities of all micro-batches under the policy before the update and, if needed, under the
-    reference."""
     def work(b: int) -> None:
         micro = part.batches[b]
         batch = micro.batch.to(policy.device)
@@ -124,8 +122,6 @@ def _read(policy: Policy, part: Minibatch, temperature: float, reference: bool) 
 
 
 def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Joins the micro-batches' log-probabilities, in the order of the completions: [N] under the policy before the
-    update, and [N] under the reference or None."""
     known: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for micro in part.batches:
         assert micro.old is not None

@@ -41,11 +41,11 @@ _MOST_LEVELS = 8
 """Maximum number of retry rounds of a group in a step."""
 
 _COUNTED = ("groups", "retried", "attempts", "correct", "retained", "bare", "rejected", "members", "tokens", "own")
-"""Counters since the last call of `metrics`. groups: all groups; retried: groups that were retried. attempts: retries;
-correct: correct ones; retained: retries that are kept; bare: retries without reasoning before their answer.
-rejected: prompts that are unusable with guidance. members: retries that became members of their group. tokens:
-trained tokens of retries; own: trained tokens of other completions. There is also level_i: groups in which round i
-produced a kept retry."""
+"""Counters since the last call of `metrics`. groups: all groups; retried: groups that were retried. attempts: all
+retries; correct: correct retries; retained: retries that are kept; bare: retries without reasoning before their
+answer. rejected: prompts that are unusable with guidance. members: retries that became members of their group.
+tokens: trained tokens of retries; own: trained tokens of other completions. There is also level_i: groups in which
+round i produced a kept retry."""
 
 Asking = tuple[int, Request]
 """Index of a group, and the engine request that retries it."""
@@ -77,8 +77,8 @@ class RetryGenerator:
 
     def __call__(self, engine: Engine, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                  answers: Sequence[Sequence[Answer]], score: Score) -> list[Group]:
-        """Retries groups and returns them with their retries in `aside`. Called on every process, equally often. Raises
-        TaskError if `Task.guidance` fails."""
+        """Retries groups and returns the groups with their retries in `aside`. Called on every process, equally often.
+        Raises TaskError if `Task.guidance` fails."""
         out = [*groups]
         self.counts["groups"] += len(groups)
         for level in range(_MOST_LEVELS):
@@ -95,7 +95,6 @@ class RetryGenerator:
 
     def _asking(self, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                 answers: Sequence[Sequence[Answer]], level: int) -> list[Asking]:
-        """The requests of one retry round, each with the index of its group."""
         wanted = all_wrong if self.settings.groups == "failed" else any_wrong
         return [(i, retry) for i, (request, group) in enumerate(zip(requests, groups, strict=True))
                 if wanted(group) and not second_attempts(group)
@@ -161,7 +160,6 @@ class RetryGenerator:
         return out | ({} if self.settings.beside else {"guided/members": members})
 
     def _warn(self, bare: int, attempts: int) -> None:
-        """Warns once if no retry has an explanation before its answer."""
         if bare == attempts and not self._warned and comm.is_main():
             self._warned = True
             log.warning("algo.guided.keep=explains keeps nothing: none of %d retries has an explanation (text before "

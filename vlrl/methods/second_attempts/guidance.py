@@ -1,5 +1,5 @@
 """Guidance for retries (algo.guided.words): each function maps `FirstAnswers` to a text that is added after the
-question, or to None for no retry.
+question, or to None if there should be no retry.
 
 Guidance is part of the prompt and never trained on. Evaluations do not use guidance."""
 
@@ -24,7 +24,7 @@ _Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
 
 @dataclass(frozen=True, eq=False)
 class FirstAnswers:
-    """The G completions of a prompt without guidance, which a retry is based on."""
+    """The G completions of a prompt without guidance, on which a retry is based."""
 
     task: Task
     sample: Sample

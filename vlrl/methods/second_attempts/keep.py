@@ -1,5 +1,5 @@
-"""Functions that choose which retries are trained on (algo.guided.keep): each maps the groups' retries to one bool per
-retry, `(list of RetryGroup, read) -> list of list of bool`.
+"""Functions that choose which retries are trained on (algo.guided.keep): `(list of RetryGroup, read) -> list of list of
+bool`, one bool per retry.
 
 They are called on every process at the same time, with or without retries, because `read` contains collectives."""
 

@@ -19,13 +19,13 @@ from vlrl.config.base import Positive, Rate
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RetryBatch:
-    """P correct retries of one micro-batch. For a loss that requires "failures", each is paired with a failed
+    """P correct retries of one micro-batch. For a loss that requires "failures", each retry is paired with a failed
     completion of its group. All rows together have N tokens."""
 
     logprobs: torch.Tensor
     """[N] log-probabilities under the prompt without guidance, with gradient."""
     reference: torch.Tensor | None
-    """[N] log-probabilities of the reference under the same prompt, for losses that require "reference"."""
+    """[N] log-probabilities under the reference model and the same prompt, for losses that require "reference"."""
     mask: torch.Tensor
     """[N] 1.0 on sampled tokens, 0.0 on all others."""
     second: torch.Tensor
@@ -45,13 +45,13 @@ Loss = Callable[[RetryBatch], torch.Tensor]
 
 
 def sft(a: RetryBatch) -> torch.Tensor:
-    """Cross-entropy of the retries: - sum log p(token | prompt) / tokens. Agent-RLVR (2506.11425)."""
+    """Cross-entropy of the retries: loss = -sum log p(token | prompt) / tokens. Agent-RLVR (2506.11425)."""
     return -(a.logprobs * a.mask * a.second * a.weights[a.pair]).sum() / max(a.total_tokens, 1.0)
 
 
 def expo(a: RetryBatch, beta: Rate = 0.1, decay: Positive = 200) -> torch.Tensor:
-    """- beta (1 - step / decay) * (mean over the retries of their mean log p(token | prompt)). The loss is 0 from step
-    `decay` on.
+    """loss = -beta (1 - step / decay) * (mean over the retries of their mean log p(token | prompt)). The loss is 0 from
+    step `decay` on.
 
     The self-explanation term of ExPO (arXiv 2507.02834). The linear decay is our choice."""
     own = a.mask * a.second
@@ -62,7 +62,7 @@ def expo(a: RetryBatch, beta: Rate = 0.1, decay: Positive = 200) -> torch.Tensor
 
 @requires("reference", "failures")
 def dpo(a: RetryBatch, beta: Rate = 0.1) -> torch.Tensor:
-    """- mean log sigmoid(beta (D(retry) - D(failure))), where D = log p - log p(reference) of a whole completion.
+    """loss = -mean log sigmoid(beta (D(retry) - D(failure))), where D = log p - log p(reference) of a whole completion.
 
     Direct Preference Optimization (2305.18290) on pairs of a correct retry with guidance and a failed completion
     without it, as Agent-RLVR (2506.11425) trains."""

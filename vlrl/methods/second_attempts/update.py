@@ -69,7 +69,7 @@ class RetryPass:
 
 def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Bound,
               step: int) -> RetryPass | None:
-    """Packs the retries of one optimizer step. Returns None if no process has any. Called on every process."""
+    """Packs the retries of one optimizer step. Returns None if no process has retries. Called on every process."""
     config = algorithm.config
     groups = [*{id(t.group): t.group for t in part.rollouts}.values()]
     compared = "failures" in loss.requires
@@ -130,7 +130,8 @@ def _logratio(part: Minibatch, micro: MicroBatch, attempts: RetryBatch) -> float
 
 
 def metrics(passes: Sequence[RetryPass]) -> dict[str, float]:
-    """Metrics of the retries, as means over the optimizer steps that had any, over all processes; {} if none had."""
+    """Metrics of the retries, as means over the optimizer steps with retries, over all processes; {} if no step had
+    retries."""
     if not passes:
         return {}
     loss, logratio = comm.total(sum(p.loss for p in passes), sum(p.logratio for p in passes))

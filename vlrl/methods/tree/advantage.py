@@ -22,7 +22,7 @@ from vlrl.methods.tree.search_tree import SearchNode, search_nodes
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A piece of text, beginning at token `start`, that `leaves` completions share."""
+    """A piece of text that `leaves` completions share, beginning at token `start`."""
 
     start: int
     value: float
@@ -37,8 +37,8 @@ Credit = Callable[[Node, float], float]
 
 
 def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]) -> dict[int, list[Node]]:
-    """The nodes on the path of each completion, without the root and unordered. There is a node for each branch of the
-    token tree."""
+    """The nodes on the path of each completion (by its index), without the root and unordered. There is a node for each
+    branch of the token tree."""
     nodes: dict[int, list[Node]] = {i: [] for i in rollouts}
     open_ = [(0, list(rollouts))]
     while open_:
@@ -60,7 +60,8 @@ def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Seq
 
 @requires("local", "tokens")
 def rose(s: Scores, shorter: Fraction = 0.2) -> list[torch.Tensor]:
-    """V(node) - V(parent) on the tokens of each node. Along a completion these differences add up to R - V(root).
+    """The advantage V(node) - V(parent) on the tokens of each node. Along a completion these differences add up to R -
+    V(root).
 
     The reward of a correct completion is first multiplied by 1 - shorter * (L - min) / (max - min), where L is its
     length, and min and max are over the group's correct completions. ROSE, as described in its paper. Segments end
@@ -75,8 +76,8 @@ def rose(s: Scores, shorter: Fraction = 0.2) -> list[torch.Tensor]:
 
 @requires("local", "tokens")
 def treerl(s: Scores) -> list[torch.Tensor]:
-    """(V(node) - V(root) + V(node) - V(parent)) / sqrt(number of completions through the node), on the tokens of each
-    node.
+    """The advantage (V(node) - V(root) + V(node) - V(parent)) / sqrt(number of completions through the node), on the
+    tokens of each node.
 
     Global and local advantage of TreeRL (arXiv 2506.11902), section 3.2."""
     return _on_nodes(s, s.rewards,
@@ -85,11 +86,12 @@ def treerl(s: Scores) -> list[torch.Tensor]:
 
 @requires("local", "tokens")
 def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """(R - mean + V_{t+1} - V_t) / (std + eps) on token t. V_t is the mean reward of the group's completions that begin
-    with the same tokens before t, and V_{t+1} that of the completions that also have the same token t.
+    """The advantage (R - mean + V_{t+1} - V_t) / (std + eps) on token t. V_t is the mean reward of the group's
+    completions that begin with the same tokens before t, and V_{t+1} the mean reward of those that also have the
+    same token t.
 
-    The completions of a group form a prefix tree. On tokens at which it does not branch, V_{t+1} - V_t is 0, and the
-    advantage is that of grpo. TEMPO: Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv
+    The completions of a group form a prefix tree. On tokens at which the tree does not branch, V_{t+1} - V_t is 0, and
+    the advantage is that of grpo. TEMPO: Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv
     2509.18314); we read the paper so that values are divided by std + eps like the reward."""
     base = grouped.centred(s.rewards, s.group)
     scale, flat = grouped.std(s.rewards, s.group) + eps, grouped.all_equal(s.rewards, s.group).tolist()
@@ -109,11 +111,11 @@ def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
 @reads("outcome", alone={})
 @requires("local", "nodes")
 def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
-    """V(node) - mean of V(end) over the group, on the tokens of each node, where V is from the tree search
-    (search_tree.py).
+    """The advantage V(node) - mean of V(end) over the group, on the tokens of each node, where V is from the tree
+    search (search_tree.py).
 
     An end is the last node of a completion; it has V = 1 if the completion is correct, else -1. For other nodes V is
-    replaced by tanh(V / temperature), or used as it is with temperature=null. A completion that was generated without
+    replaced by tanh(V / temperature), or unchanged with temperature=null. A completion that was generated without
     search is a single end node. DeepSearch (arXiv 2509.25454), section 3.5."""
     right = grouped.correct(s).tolist()
     nodes = [search_nodes(extra) or [SearchNode(0, len(mask), 1.0 if correct else -1.0, 1)]

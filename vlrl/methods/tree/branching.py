@@ -1,8 +1,8 @@
 """Generates groups whose completions branch from each other (rollout.branch.roots).
 
-Some completions of a group, the roots, are generated from its prompt. Each of the others continues an existing
+Some completions of a group, the roots, are generated from its prompt. Each other completion continues an existing
 completion from a chosen token, with a separate random stream. The shared prefix is not generated again, and the update
-computes it only once (models/prefix_tree.py). Episodes branch between turns: an action is generated anew in a copy of
+computes it only once (models/prefix_tree.py). Episodes branch between turns: an action is generated again in a copy of
 the environment, which is reset to the same seed and replays the same earlier actions (episodes.py). Advantages by node
 of the tree: algo.advantage=rose, treerl or tempo."""
 
@@ -28,13 +28,13 @@ from vlrl.task.variants import has_variants
 from vlrl.types import Completion
 
 Point = Callable[[Completion, np.ndarray, int, np.random.Generator], int]
-"""A rule that chooses where a completion branches: (completion, positions [K] that may be sampled again, number of
-branches it already has, random generator) -> one of the positions."""
+"""A rule that chooses where a completion branches: (completion, positions [K] at which it may branch, number of
+branches that it already has, random generator) -> one of the positions."""
 
 
 def surprise(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
-    """Branches at the token with the lowest log-probability; the next branch of the same completion at the next lowest.
-    TreeRL (arXiv 2506.11902). In an episode, at the start of the turn that contains the token."""
+    """Branches at the token with the lowest log-probability; the next branch of the same completion is at the next
+    lowest. TreeRL (arXiv 2506.11902). In an episode, at the start of the turn that contains the token."""
     known = np.nan_to_num(answer.logprobs, nan=0.0)
     lowest = {a.start: known[a.start:a.end].min(initial=0.0) for a in answer.actions}
     order = np.argsort([lowest.get(place, known[place]) for place in places.tolist()], kind="stable")
@@ -42,7 +42,7 @@ def surprise(answer: Completion, places: np.ndarray, before: int, rng: np.random
 
 
 def uniform(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
-    """Branches at any position with equal probability."""
+    """Branches at a random position; all positions have equal probability."""
     return int(rng.choice(places))
 
 
@@ -58,8 +58,8 @@ class Leaf:
 
     completion: Completion
     first: int
-    """Position of the first token that may be sampled again. It comes after the tokens that are shared with other
-    completions, and is not the first token of a root."""
+    """First position at which the completion may branch: after the tokens that it shares with other completions, and
+    after the first token of a root."""
     parted: int = 0
     """Number of completions that branch from this one."""
     entropies: dict[int, float] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class Leaf:
 
     @property
     def places(self) -> np.ndarray:
-        """[K] positions of tokens that may be sampled again; forced tokens are left out. For an episode, the first
-        tokens of its actions, or none if its environment failed."""
+        """[K] positions of tokens at which the completion may branch; forced tokens are left out. For an episode, the
+        first tokens of its actions, or [] if its environment failed."""
         done = self.completion
         if done.episode_id:
             return np.array([a.start for a in done.actions if a.start >= self.first and not done.error], np.int64)
@@ -132,8 +132,8 @@ class BranchingGenerator:
 
     def _probe(self, engine: Engine, rule: Meaning, requests: Sequence[Request], trees: Sequence[list[Leaf]],
                wanted: Sequence[int], spent: list[int]) -> None:
-        """Generates short continuations from several positions of each new completion, and records their semantic
-        entropy."""
+        """Generates short continuations from several positions of each new completion, and records the semantic entropy
+        at each position."""
         probes = [(i, leaf, place, self._probing(rule, requests[i], leaf, number, place)) for i in wanted
                   for number, leaf in enumerate(trees[i]) if not leaf.entropies
                   for place in rule.candidates(leaf.places)]

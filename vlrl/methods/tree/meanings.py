@@ -47,7 +47,7 @@ def semantic_entropy(texts: Sequence[str], alike: Alike) -> float:
 
 
 class Meaning:
-    """Branches at the position with the largest semantic entropy; the next branch of the same completion at the next
+    """Branches at the position with the largest semantic entropy; the next branch of the same completion is at the next
     largest. ROSE.
 
     In each completion, `candidates` evenly spread positions get `continuations` continuations of at most `tokens`

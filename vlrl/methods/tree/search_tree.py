@@ -2,7 +2,7 @@
 
     tree = Tree(settings, empty)
     ends = tree.grow(pieces, most)                  # pieces generated from tree.current; most = token limit
-    tree.judge(ends, [True, False])                 # one of them is backed up; tree.current is the next node
+    tree.judge(ends, [True, False])                 # backs up one of the ends; tree.current is the next node
 
 A node is a piece of a completion, and stands for the completion up to the end of that piece. An end is a node at which
 the completion ends. N of a node counts how often the node was generated (0 for an end), plus one for each backed-up end
@@ -131,14 +131,15 @@ class Tree:
         self.current = self._next(bool(ends))
 
     def settle(self) -> bool:
-        """Backs up one of the remaining ends, after the last expansion. Returns whether there was one."""
+        """Backs up one of the ends that are not backed up yet, after the last expansion. Returns whether there was one.
+        """
         waiting = [node for node in self.root.below() if node.ended and not node.backed_up]
         if waiting:
             self._back_up(_first(waiting))
         return bool(waiting)
 
     def again(self) -> None:
-        """Makes the root the current node again if no node is left to expand."""
+        """Makes the root the current node if no node is left to expand."""
         self.current = self.current or self.root
 
     def uct(self, node: Node) -> float:

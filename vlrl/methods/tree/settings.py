@@ -112,7 +112,7 @@ def branch_of(config: Any) -> BranchSettings:
 
 
 def without_nodes(config: Any, advantage: str) -> str:
-    """The error text for an advantage that reads search nodes while rollout.branch.search=null; "" if there is a
+    """The error message for an advantage that reads search nodes while rollout.branch.search=null; "" if there is a
     search."""
     if branch_of(config).search is not None:
         return ""
