@@ -27,7 +27,7 @@ def outcome(index, *rewards, visit=0):
 def answered(sampler, draws, seed=0):
     """Outcomes of four answers each, which category a always gets right, b half of the time, c never."""
     rights, random = {0: 1.0, 1: 0.5, 2: 0.0}, np.random.default_rng(seed)
-    of = sampler.prompts.categories("category").of
+    of = sampler.prompts.categories("category").indices
     return [outcome(d.index, *(random.random(4) < rights[int(of[d.index])]).astype(float), visit=d.visit)
             for d in draws]
 
@@ -114,7 +114,7 @@ def test_recap_weighs_the_loss_instead_of_the_draws():
     draws = even.next(of.size, 1)
     assert sorted(d.index for d in draws) == list(range(of.size))
     assert np.mean([d.weight for d in draws]) == pytest.approx(1)
-    assert all(d.weight == weight[even.categories.of[d.index]] for d in draws)
+    assert all(d.weight == weight[even.categories.indices[d.index]] for d in draws)
     assert weight[0] > 1 > weight[1] and {d.weight for d in other.next(8, 1)} == {1.0}
 
 
@@ -148,7 +148,7 @@ def test_draws_follow_the_shares(name):
     run(sampler, 3)
     shares, counts = sampler.shares().copy(), np.zeros(3)
     for step in range(100):
-        counts += np.bincount(sampler.categories.of[[d.index for d in sampler.next(16, step)]], minlength=3)
+        counts += np.bincount(sampler.categories.indices[[d.index for d in sampler.next(16, step)]], minlength=3)
     assert chisquare(counts, shares * counts.sum()).pvalue > 1e-3
     assert len({round(float(s), 6) for s in shares}) > 1
 

@@ -14,11 +14,11 @@ def test_visits_to_one_prompt_count_each():
 
 def test_a_part_knows_what_the_whole_was_loaded_with():
     whole = History(5)
-    part = whole.part(np.array([3, 1]))
+    part = whole.subset(np.array([3, 1]))
     part.visit([0, 0, 1])
     assert whole.visits.tolist() == [0, 1, 0, 2, 0]
     whole.note([Outcome(Draw(3, 0), (1.0, 0.0), (True, False))], 7)
     again = History(5)
-    other = again.part(np.array([3, 1]))
+    other = again.subset(np.array([3, 1]))
     again.load_state_dict(whole.state_dict())
     assert other.visits.tolist() == [2, 1] and other.last.tolist() == [7, -1] and other.reward[0] == 0.5

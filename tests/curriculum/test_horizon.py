@@ -27,7 +27,8 @@ def settings(horizon, most=6):
 
 def told(horizon, turns, *rates):
     """Groups of episodes that might have so many turns, at these pass rates."""
-    horizon.observe([replace(outcome(Draw(i, 0, max_turns=turns), rate), acted=True) for i, rate in enumerate(rates)])
+    horizon.observe([replace(outcome(Draw(i, 0, max_turns=turns), rate), is_episode=True)
+                     for i, rate in enumerate(rates)])
 
 
 def turns(horizon, step):

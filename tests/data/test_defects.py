@@ -48,7 +48,7 @@ DEFECTS = {
     "no id": ("grounding", {"id": None}, "row", "every row needs an 'id'"),
     "difficulty": ("qa", {"difficulty": 40}, "row", "difficulty=40"),
     "NaN weight": ("qa", {"weight": float("nan")}, "row", "weight=nan"),
-    "no such option": ("qa", {"answer": "D"}, "field", "answer='D' is none of the 2 options"),
+    "no such option": ("qa", {"answer": "D"}, "field", "answer='D' matches none of the 2 options"),
     "an empty question": ("qa", {"question": "  "}, "field", "question='  '"),
     "an unknown type": ("qa", {"answer_type": "chioce"}, "field", "Did you mean 'choice'"),
     "beyond the clip": ("video", {"spans": [[1.0, 9.0]]}, "field", "beyond the clip of 2 seconds"),

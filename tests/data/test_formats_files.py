@@ -178,8 +178,8 @@ def test_actions_as_json_text():
 
 
 @each("annotations words", [
-    ([], "the task has no valid annotation"),
-    ([{"was_cancelled": True, "result": []}], "the task has no valid annotation"),
+    ([], "the Label Studio task has no valid annotation"),
+    ([{"was_cancelled": True, "result": []}], "the Label Studio task has no valid annotation"),
     ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is a brush mask")])
 def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
     with pytest.raises(DataError, match=words):

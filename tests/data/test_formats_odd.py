@@ -62,7 +62,7 @@ test_what_was_read_wrongly_is_refused = refused(DataError, one, {
     "objects by columns": ({"image": "a.png", "objects": {"bbox": [[1, 2, 3, 4]], "category": [3]}},
                            "may be corners or sides: add a field bbox_format"),
     "no class of a clip": ({"video": "a.mp4", "instruction": "Choose from ['run', 'walk'].", "answer": "swim"},
-                           "answer='swim' is none of the classes that its instruction lists: ['run', 'walk']"),
+                           "answer='swim' is not one of the classes that its instruction lists: ['run', 'walk']"),
     "one sentence as text": ({"timestamps": [[1, 3]], "sentences": "He sits."}, "sentences='He sits.' must be a list"),
     "an interval reversed": ({**FILM, "answer": "7.5-3.1"}, "'7.5-3.1' must begin before it ends")
 }.values(), plain=True)

@@ -232,7 +232,7 @@ def test_other_ways_of_writing(record, row):
 
 
 test_what_is_wrong_is_named = refused(DataError, one, {
-    "no option": ({**ASK, "choices": ["x", "y"], "answer": 7}, "answer=7 is none of the 2 options"),
+    "no option": ({**ASK, "choices": ["x", "y"], "answer": 7}, "answer=7 matches none of the 2 options"),
     "letter and text": ({**ASK, "choices": ["x", "y"], "answer": "A. y"}, "the letter of one option and the text of"),
     "no answer": ({"image": "a.png", "problem": "q", "solution": " "}, "answer='' must be a string or a number"),
     "an interval": ({**TIMED, "timestamp": [4, 1]}, "timestamp=[4, 1] must begin before it ends"),

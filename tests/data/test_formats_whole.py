@@ -55,7 +55,7 @@ def test_repeated_ids_of_others_become_unique_by_place(tmp_path, caplog, capsys)
     rows = read_rows(file)
     assert [row["id"] for row in rows] == ["6", "7", "6-3", "6-4", "6-2"]
     assert [row.get("original_id") for row in rows] == [None, None, "6", "6", None]
-    assert "2 of 5 rows had an id that another row has" in caplog.text and "'6-3' for '6'" in caplog.text
+    assert "2 of 5 rows had the id of another row" in caplog.text and "'6-3' instead of '6'" in caplog.text
     assert "original_id" in FIELDS
     assert main(["data", "check", str(file), "--allow-missing"]) == 0 and "0 bad rows" in capsys.readouterr().out
     assert main(["data", "convert", str(file), "-o", str(tmp_path / "rows.jsonl")]) == 0

@@ -305,7 +305,7 @@ def test_hints_grow_until_one_helps(tiny):
         [((10, i, 2), 3) for i in (2, 3)]]
     for call, begun in zip(calls[1:], ("<think>abcd", "<think>abcdefgh</th", "<think>abcdefgh</think"), strict=True):
         assert all(f"Go on from there:\n{begun}" in r.prompt.text and "<answer>x" not in r.prompt.text for r in call)
-    taught = [guide.taught(g) for g in groups]
+    taught = [guide.trained_form(g) for g in groups]
     assert [t.prompt is g.prompt for t, g in zip(taught, groups, strict=True)] == [True, False, True, True]
     assert taught[1].prompt is calls[2][0].prompt and all(r.correct for r in taught[1].rollouts)
     # statistics are those of the plain answers
@@ -332,4 +332,4 @@ def test_a_wrong_answer_is_criticised(tiny):
     for g in groups[1:]:
         text = g.aside[0].sampled_prompt
         assert "the correct answer is: x" in text and g.rollouts[0].completion.text.split("\n")[0] in text
-    assert [len(guide.taught(g).rollouts) for g in groups] == [3, 3, 3, 3]  # no refinement is right
+    assert [len(guide.trained_form(g).rollouts) for g in groups] == [3, 3, 3, 3]  # no refinement is right

@@ -130,9 +130,9 @@ def test_which_end_is_backed_up(ends, first):
 def test_what_was_passed_over_comes_last_and_then_the_root_again():
     tree = tree_of(width=3)
     first, second, third = grow(tree, ([1], 2.0, False), ([2], 1.0, False), ([3], 3.0, True))
-    assert tree.ends == [third] and tree.settle() and tree.settle() and not tree.settle()
+    assert tree.ends == [third] and tree.back_up_waiting() and tree.back_up_waiting() and not tree.back_up_waiting()
     assert tree.ends == [third, second, first] and tree.root.value == 0.5  # nothing negative replaces it
-    tree.again()
+    tree.restart()
     assert tree.current is tree.root
     *_, again = grow(tree, ([1], 2.0, False))
     assert tree.ends[-1] is again and len(tree.root.children) == 4
@@ -172,9 +172,9 @@ def ours(play, settings, wanted):
         made = [piece(node.written, [token], entropy, ends) for token, entropy, ends, _ in drawn]
         ends = tree.grow(made, 99)
         tree.judge(ends, [right for _, _, ended, right in drawn if ended])
-        while len(tree.ends) < wanted and tree.current is None and tree.settle():
+        while len(tree.ends) < wanted and tree.current is None and tree.back_up_waiting():
             pass
-        tree.again()
+        tree.restart()
     return tree
 
 

@@ -326,7 +326,7 @@ def test_a_sampler_that_cannot_work_names_the_task():
 
 def test_a_part_of_a_history_counts_in_the_whole():
     whole = History(4)
-    part = whole.part(np.array([1, 3]))
+    part = whole.subset(np.array([1, 3]))
     assert part.visit([0, 0, 1]) == [0, 1, 0] and whole.visits.tolist() == [0, 2, 0, 1]
     state = {k: v.copy() for k, v in whole.state_dict().items()}
     state["visits"][3] = 9

@@ -9,7 +9,7 @@ from typing import Any
 from vlrl.checks.identity import prompt_digest
 from vlrl.checks.rule import CheckedRow, Context
 from vlrl.data import MEDIA_FIELDS, repeated_id
-from vlrl.data.samples import side_of
+from vlrl.data.samples import train_or_heldout
 from vlrl.data.values import short
 from vlrl.task.environment import has_environment
 
@@ -24,9 +24,9 @@ _LEAKS = {"row": ("what it asks", "held-out data must not be trained on: remove 
 
 def side(path: Path, split: object) -> str | None:
     """"train" or "heldout" by the `split` of a row, or else by the name of its file; None if neither says so."""
-    stated = side_of(split) if split is not None else None
+    stated = train_or_heldout(split) if split is not None else None
     words = path.stem.replace("_", "-").replace(".", "-").split("-")
-    return stated or next((name for word in words if (name := side_of(word))), None)
+    return stated or next((name for word in words if (name := train_or_heldout(word))), None)
 
 
 def repeated_ids(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:

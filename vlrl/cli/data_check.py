@@ -122,11 +122,11 @@ def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
     """Resolves each name (a glob pattern, folder@split, or a Hub data set) to its data files.
 
     Also returns the folder of their media, or None if the media of each file are in the folder of that file."""
-    from vlrl.data import located, several
+    from vlrl.data import locate_files, several
 
     paths, root = [], None
     for name in names:
-        files, own = located(str(name), cache) if several(str(name)) else ([name], None)
+        files, own = locate_files(str(name), cache) if several(str(name)) else ([name], None)
         paths, root = [*paths, *files], root or own
     return paths, root
 

@@ -55,7 +55,7 @@ SAMPLERS = Table({
     "sws": "vlrl.methods.curricula.bandits:Sws",
     "weakness": "vlrl.methods.curricula.procedural:Weakness",
 })
-_BESIDE = Table({"shares": "vlrl.curriculum.shares:Shares"})
+_MIXTURE_SAMPLERS = Table({"shares": "vlrl.curriculum.shares:Shares"})
 """The sampler of a mixture's `shares`, which combines one sampler per task."""
 _METHODS = ("next", "observe", "state_dict", "load_state_dict", "metrics")
 
@@ -95,4 +95,4 @@ def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, fl
                               f"{', '.join(lacking)}. docs/curriculum.md has an example")
         return instance
 
-    return _BESIDE["shares"](prompts, shares, build) if shares else build(prompts)
+    return _MIXTURE_SAMPLERS["shares"](prompts, shares, build) if shares else build(prompts)

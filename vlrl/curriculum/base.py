@@ -49,14 +49,14 @@ class Categories:
     """A partition of the prompts into named categories."""
 
     names: tuple[str, ...]
-    of: np.ndarray
+    indices: np.ndarray
     """[N] int32: for each prompt, the index of its category in `names`."""
 
     @cached_property
     def members(self) -> tuple[np.ndarray, ...]:
         """The indices of each category's prompts, ascending."""
-        order = np.argsort(self.of, kind="stable").astype(np.int32)
-        return tuple(np.split(order, np.cumsum(np.bincount(self.of, minlength=len(self.names)))[:-1]))
+        order = np.argsort(self.indices, kind="stable").astype(np.int32)
+        return tuple(np.split(order, np.cumsum(np.bincount(self.indices, minlength=len(self.names)))[:-1]))
 
 
 class Prompts:
@@ -95,17 +95,17 @@ class Prompts:
             drawn = (readable(samples, i) or _BAD for i in range(len(samples)))
             if beside is None:
                 return [_field(sample, name) for sample in drawn]
-            return beside.over(name, [(sample.id, _field(sample, name)) for sample in drawn])
+            return beside.values_for(name, [(sample.id, _field(sample, name)) for sample in drawn])
 
         return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
-    def part(self, name: str, places: np.ndarray, share: float) -> Prompts:
+    def subset(self, name: str, places: np.ndarray, share: float) -> Prompts:
         """The subset of prompts with indices `places` [n], renumbered from 0, with separate random streams.
 
         share: the share of each step's draws that goes to these prompts."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         part = copy.copy(self)
-        part.size, part.seed, part._fields, part.history = len(places), seed, {}, self.history.part(places)
+        part.size, part.seed, part._fields, part.history = len(places), seed, {}, self.history.subset(places)
         part.per_step = max(1, round(share * self.per_step))
         part.knobs = {k.removeprefix(f"{name}/"): v for k, v in self.knobs.items() if k.startswith(f"{name}/")}
         part._read = lambda name: _taken(self.field(name), places)

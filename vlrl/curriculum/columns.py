@@ -32,7 +32,7 @@ class Columns:
         self._read: tuple[dict[str, int], dict[str, dict[int, Any]]] | None = None
         self._reported = False
 
-    def over(self, name: str, own: Sequence[tuple[str, Any]]) -> list[Any]:
+    def values_for(self, name: str, own: Sequence[tuple[str, Any]]) -> list[Any]:
         """The values of a field for all samples: the file's value where there is one, else the sample's own value.
 
         own: (id, own value) of each sample. Warns once about samples without a line and lines without a sample. Raises

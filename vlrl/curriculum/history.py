@@ -31,7 +31,7 @@ class History:
         self._within: tuple[History, np.ndarray] | None = None
         self._parts: list[History] = []
 
-    def part(self, places: np.ndarray) -> History:
+    def subset(self, places: np.ndarray) -> History:
         """The history of the subset of prompts with indices `places` [n], renumbered from 0.
 
         A visit counted in the subset is counted in the full history too, but `note` must be called on both."""

@@ -61,7 +61,7 @@ class Horizon:
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Updates the rule with the outcomes of a step; only outcomes of episodes are passed on."""
-        acted = [o for o in outcomes if o.acted]
+        acted = [o for o in outcomes if o.is_episode]
         self.latest = max((o.draw.max_turns or self.most for o in acted), default=self.latest)
         if self.rule is not None and hasattr(self.rule.function, "observe"):
             self.rule.function.observe(acted)

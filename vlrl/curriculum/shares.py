@@ -28,8 +28,8 @@ class Shares:
         at = [tasks.names.index(label) for label in self.labels]
         self.shares = np.array([*weights.values()], dtype=np.float64) / sum(weights.values())
         self.members = [tasks.members[k] for k in at]
-        self._of = np.argsort(np.array(at, dtype=np.int32)).astype(np.int32)[tasks.of]
-        self.prompts = [prompts.part(label, places, float(share)) for label, places, share in
+        self._of = np.argsort(np.array(at, dtype=np.int32)).astype(np.int32)[tasks.indices]
+        self.prompts = [prompts.subset(label, places, float(share)) for label, places, share in
                         zip(self.labels, self.members, self.shares, strict=True)]
         self.samplers = [_build(label, make, part) for label, part in zip(self.labels, self.prompts, strict=True)]
         self.drawn = np.zeros(len(self.labels), dtype=np.int64)

@@ -41,7 +41,7 @@ class Outcome:
     surprise: float = 0.0
     """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), with the sampler's p; the gvm sampler's
     proxy of the gradient norm."""
-    acted: bool = False
+    is_episode: bool = False
     """Whether the completions are episodes."""
     teaches: bool | None = None
     """Whether the run's advantage is nonzero for any completion; None if the group alone does not determine the

@@ -11,7 +11,7 @@ from vlrl.data.samples import Drawn as Drawn
 from vlrl.data.samples import Samples as Samples
 from vlrl.data.samples import bad_row_lines as bad_row_lines
 from vlrl.data.samples import readable as readable
-from vlrl.data.sources.dataset import located as located
+from vlrl.data.sources.dataset import locate_files as locate_files
 from vlrl.data.sources.dataset import read_rows as read_rows
 from vlrl.data.sources.dataset import read_samples as read_samples
 from vlrl.data.sources.dataset import several as several

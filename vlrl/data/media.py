@@ -279,14 +279,14 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "La":
         image = image.convert("LA")  # La converts to no other mode
     if image.mode == "F" or image.mode.startswith("I"):
-        image = _of_numbers(np.asarray(image), name)
+        image = _greyscale(np.asarray(image), name)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB") if image.mode != "RGB" else image
 
 
-def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
+def _greyscale(values: np.ndarray, name: str) -> Image.Image:
     """Converts one number per pixel (floats from 0 to 1, or 8-bit or 16-bit integers) to a greyscale image with 8 bits.
     """
     low, high = values.min(), values.max()

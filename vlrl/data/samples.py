@@ -19,7 +19,7 @@ SPLIT_NAMES = {"train": "train", "training": "train", "val": "heldout", "valid":
 """Maps split names in folders, files and `split` fields to train or heldout."""
 
 
-def side_of(name: Any) -> str | None:
+def train_or_heldout(name: Any) -> str | None:
     """Maps the name of a split, a file ("train-00000-of-2.parquet") or a folder to "train" or "heldout"; None for other
     names."""
     word = str(name).lower().replace("_", "-").split("-")[0].split(".")[0]

@@ -81,7 +81,8 @@ def _regions(record: Record) -> list[Record]:
         return [{"value": r, **r} for r in record["label"] if isinstance(r, Mapping)]  # the export named JSON_MIN
     counting = [a for a in annotations if isinstance(a, Mapping) and not a.get("was_cancelled")]
     if not counting:
-        raise DataError("the task has no valid annotation: it has none, or all were cancelled")
+        raise DataError("the Label Studio task has no valid annotation: it was not annotated, or all annotations were "
+                        "cancelled")
     results = next((a for a in counting if a.get("ground_truth")), counting[-1]).get("result")
     return _joined([r for r in results or [] if isinstance(r, Mapping) and isinstance(r.get("value"), Mapping)])
 
@@ -118,15 +119,15 @@ def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[floa
     if has(value, "radiusX"):
         radii = numbers([value["radiusX"], value.get("radiusY")], (2,), "radiusX, radiusY")
         ellipse = scaled([x, y, *radii], size, 100, "x, y, radiusX, radiusY")
-        return _around(ellipse, number(value.get("rotation")) or 0.0), label
+        return _rotated_ellipse(ellipse, number(value.get("rotation")) or 0.0), label
     if region.get("type") in ("keypointlabels", "keypoint") or not has(value, "height"):
         return scaled([x, y], size, 100, "x, y"), label
     sides = numbers([value.get("width"), value.get("height")], (2,), "width, height")
     corners = scaled([x, y, *sides], size, 100, "x, y, width, height")
-    return _turned(corners, number(value.get("rotation")) or 0.0), label
+    return _rotated_box(corners, number(value.get("rotation")) or 0.0), label
 
 
-def _turned(box: Sequence[float], degrees: float) -> list[float]:
+def _rotated_box(box: Sequence[float], degrees: float) -> list[float]:
     """The bounding box of [x, y, width, height] rotated clockwise about its upper left corner, by `degrees`."""
     x, y, width, height = box
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -134,7 +135,7 @@ def _turned(box: Sequence[float], degrees: float) -> list[float]:
                  ((0, 0), (width, 0), (0, height), (width, height))])
 
 
-def _around(ellipse: Sequence[float], degrees: float) -> list[float]:
+def _rotated_ellipse(ellipse: Sequence[float], degrees: float) -> list[float]:
     """The bounding box of an ellipse [x, y, x radius, y radius] rotated about its centre, by `degrees`."""
     x, y, a, b = ellipse
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))

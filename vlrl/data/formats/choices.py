@@ -63,14 +63,14 @@ def options_of(record: Record) -> list[str]:
         if given is None and said.strip().lower() not in _NO_OPTIONS and not has(record, *_SINGLE):
             raise DataError(f"options={short(said)} must be a list of strings, or a string with one option per line")
     if isinstance(given, Mapping):
-        given = _keyed(given)
+        given = _options_by_key(given)
     if given is None or given == []:
         return []
     if not isinstance(given, list) or not all(isinstance(v, (str, int, float, Mapping)) for v in given):
         raise DataError(f"options={short(given)} must be a list of strings")
     if image := next((v for v in given if isinstance(v, str) and _PICTURE.fullmatch(v.strip())), None):
         raise DataError(f"its option {short(image)} is an image, but options must be strings")
-    return _bare([_option(v) for v in given])
+    return _without_letters([_option(v) for v in given])
 
 
 def _by_commas(given: str, record: Record) -> list[str] | None:
@@ -97,7 +97,7 @@ def _columns(record: Record) -> list[Any] | None:
     return None
 
 
-def _keyed(given: Mapping[str, Any]) -> list[Any]:
+def _options_by_key(given: Mapping[str, Any]) -> list[Any]:
     """Returns the options of an object, ordered by its keys (A, B ... or indices from 0) or as in its lists `label` and
     `text`.
 
@@ -121,7 +121,7 @@ def _option(value: Any) -> str:
     return str(value).strip()
 
 
-def _bare(options: Sequence[str]) -> list[str]:
+def _without_letters(options: Sequence[str]) -> list[str]:
     """Removes the letters before options ("(A) ", "B. ") if every option has the letter of its position.
 
     Raises DataError if the letters do not match the positions."""
@@ -145,20 +145,20 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
     said = answer_text(answer)
     texts = [" ".join(option.lower().rstrip(".").split()) for option in options]
     bare = " ".join(said.lower().rstrip(".").split())
-    if texts.count(bare) == 1 and not _clash(said, options):
+    if texts.count(bare) == 1 and not _is_ambiguous(said, options):
         return chr(ord("A") + texts.index(bare))
     if _SEVERAL.fullmatch(said):
         places = [ord(c) - ord("A") for c in re.findall("[A-H]", said)]
         if max(places) < len(options):
             return ", ".join(chr(ord("A") + n) for n in sorted(set(places)))
-    if texts.count(bare) > 1 and not _clash(said, options):
+    if texts.count(bare) > 1 and not _is_ambiguous(said, options):
         raise DataError(f"answer={short(answer)} is the text of {texts.count(bare)} options: give the letter of the "
                         "correct one, and remove the duplicates")
     with_text = _WITH_TEXT.fullmatch(said)
     single = _LETTER.fullmatch(said) or with_text
     place = ord(single[1].upper()) - ord("A") if single else number(answer)
     if not isinstance(place, int) or not 0 <= place < len(options):
-        raise DataError(f"answer={short(answer)} is none of the {len(options)} options: it is not the letter, the "
+        raise DataError(f"answer={short(answer)} matches none of the {len(options)} options: it is not the letter, the "
                         "text or the index (from 0) of any of them")
     words = " ".join(with_text[2].lower().rstrip(".").split()) if with_text else ""
     if words in texts and texts.index(words) != place:
@@ -176,12 +176,12 @@ def letter_at(place: Any, options: Sequence[str]) -> str:
                   else chr(ord("A") + int(index)), options)
 
 
-def _clash(said: str, options: Sequence[str]) -> bool:
+def _is_ambiguous(said: str, options: Sequence[str]) -> bool:
     """Whether the answer is a letter that is the text of one option and the position of another option."""
     return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
 
 
-def _of_most(answers: list[Any]) -> list[Any]:
+def _majority(answers: list[Any]) -> list[Any]:
     """The majority answer if annotators disagree on a yes/no question; otherwise the answers unchanged."""
     said = [str(v).lower().rstrip(".") for v in answers]
     yes, no = said.count("yes"), said.count("no")
@@ -205,7 +205,7 @@ def answer_fields(given: Any, options: Sequence[str], question: str, said: str |
         right = several[0] if len(several) == 1 else ", ".join(option_letter(v, options) for v in several)
         return {"options": list(options), "answer": option_letter(right, options), "answer_type": "choice"}
     answers = [answer_text(v) if isinstance(v, str) else v for v in several]
-    answers = _of_most(answers)
+    answers = _majority(answers)
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
     if isinstance(answers[0], str) and (_CODE.search(answers[0]) or (
             _POINT.fullmatch(answers[0].strip()) and _ASKS_PLACE.search(question))):  # not a point of geometry

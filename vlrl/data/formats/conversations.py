@@ -29,7 +29,7 @@ LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts"
 """Fields that may hold a list of turns."""
 _REPLIES = {"prompt": "completion", "input": "output"}
 """Maps each field that holds only a prompt to the field with the reply."""
-_SPOKEN_IN = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
+_TURN_KEYS = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
 """For fields that may also hold lists of another kind: the keys of which every turn has one."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
@@ -85,7 +85,7 @@ def conversation_of(record: Record) -> Conversation | None:
     if conversations:
         name, turns = next(iter(conversations.items()))
         return read_turns(turns, prompt=name in _REPLIES and not has(record, _REPLIES[name]))
-    return read_turns(_flat(record)) if conversation_fields(record) else None
+    return read_turns(_turns_of_fields(record)) if conversation_fields(record) else None
 
 
 def conversation_fields(record: Record) -> list[str]:
@@ -105,7 +105,7 @@ def _list_under(record: Record, name: str) -> list[Any] | None:
     turns = pick(record, name)
     if not isinstance(turns, list) or not turns:
         return None
-    keys = _SPOKEN_IN.get(name)
+    keys = _TURN_KEYS.get(name)
     if keys and not all(isinstance(turn, Mapping) and turn.keys() & keys for turn in turns):
         return None
     if name == "texts":
@@ -115,7 +115,7 @@ def _list_under(record: Record, name: str) -> list[Any] | None:
     return [*turns, *(reply or ())]
 
 
-def _flat(record: Record) -> list[Row]:
+def _turns_of_fields(record: Record) -> list[Row]:
     """The turns of a record that has its question and its answer in separate fields, and earlier turns in `history`."""
     ((question, answer),) = _pairs(record)
     asks = [record[question], *(record[name] for name in ("input", "inputs") if isinstance(record.get(name), str))]
@@ -169,10 +169,10 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
         raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty")
     times = {name: value for video in named.pop("times") for name, value in video.items()}
     return Conversation(question, answer, system, tuple(
-        {**turn, "role": "assistant"} if turn["role"] == "call" else turn for turn in said), _whole(named), times)
+        {**turn, "role": "assistant"} if turn["role"] == "call" else turn for turn in said), _named_media(named), times)
 
 
-def _whole(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     """The media that content parts name. {} if the parts are only placeholders, and fields of the record name the
     media."""
     given = [path for paths in named.values() for path in paths]

@@ -39,7 +39,7 @@ def is_alphadrive(record: Record) -> bool:
     qualifies too. Other questions about driving also have such words as answers ("What could lead to a collision?",
     DriveLM)."""
     given, text = _answer(record), _question(record)
-    words = _words(given)
+    words = _meta_actions(given)
     planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
     return planned and (not text or given.isupper() or bool(_PLANS.search(text))) and has(record, *IMAGE, "images")
 
@@ -49,7 +49,7 @@ def alphadrive(record: Record, source: RecordSource) -> list[Row]:
 
     Several meta-actions for one head become a list. `speed_mps` and `navigation` come from fields with these names,
     else from the text of the problem, which stays in `meta`."""
-    words = _words(_answer(record))
+    words = _meta_actions(_answer(record))
     if unknown := _unknown(words):
         raise DataError(f"the answer {short(_answer(record))} has {unknown!r}, which is not a meta-action."
                         f"{did_you_mean(unknown, _VOCABULARY)}")
@@ -85,7 +85,7 @@ def _answer(record: Record) -> str:
     return answer_text(given) if isinstance(given, str) and len(given) <= 100 * _LONGEST else ""
 
 
-def _words(answer: str) -> list[str]:
+def _meta_actions(answer: str) -> list[str]:
     """The meta-actions in an answer, in capitals. [] if the answer has other words too, unless it is written entirely
     in capitals."""
     pieces = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]

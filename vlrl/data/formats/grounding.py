@@ -178,7 +178,7 @@ _REF_NAME = re.compile(r"(COCO_\w+_\d{12})_\d+(?=\.\w+$)")
 
 def is_problem_box(record: Record) -> bool:
     given = (pick(record, "solution"), record.get("answer") if isinstance(record.get("answer"), str) else None)
-    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and any(map(_four, given))
+    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and any(map(_four_numbers, given))
 
 
 def problem_box(record: Record, source: RecordSource) -> list[Row]:
@@ -188,13 +188,13 @@ def problem_box(record: Record, source: RecordSource) -> list[Row]:
     `problem` is the referring expression, or a request that contains it."""
     asked = target(without_marks(text(record, "problem")))
     row = base_fields(record, source)
-    solution = _four(pick(record, "solution")) or _four(record.get("answer"))
+    solution = _four_numbers(pick(record, "solution")) or _four_numbers(record.get("answer"))
     box = {"box": _in_pixels(numbers(solution, (4,), "solution"), row)}
     boxes = [{**box, "label": asked["expression"]}] if "expression" in asked else [box]
     return [{**row, **asked, "boxes": boxes, **meta(record, "problem", "solution", "answer")}]
 
 
-def _four(value: Any) -> list[Any] | None:
+def _four_numbers(value: Any) -> list[Any] | None:
     """Returns a list of four numbers, which may be inside answer tags; None for anything else."""
     if isinstance(value, str):
         value = unpacked(answer_text(value))
@@ -216,8 +216,8 @@ def refcoco(record: Record, source: RecordSource) -> list[Row]:
     raw, image = pick(record, "raw_anns"), pick(record, "raw_image_info")
     bbox = raw.get("bbox") if isinstance(raw, Mapping) else record.get("bbox")
     if bbox is None:
-        raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox: refs do not have one. Copy it "
-                        "from the annotation of this id in the instances file of COCO")
+        raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox, because files of "
+                        "refs do not contain boxes. Copy it from the annotation with this id in COCO's instances file")
     box = xywh(pixels(numbers(bbox, (4,), "bbox"), "bbox"))
     if isinstance(image, Mapping):
         record = {**{side: image[side] for side in ("width", "height") if has(image, side)}, **record}
@@ -226,7 +226,8 @@ def refcoco(record: Record, source: RecordSource) -> list[Row]:
     if not has(record, *IMAGE):
         key = record.get("image_id")
         if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 10**12:
-            raise DataError(f"no field holds the path of an image, and image_id={short(key)} is not a COCO number")
+            raise DataError(f"no field holds the path of an image, and image_id={short(key)} is not the number of a "
+                            "COCO image")
         record = {**record, "file_name": f"COCO_train2014_{key:012d}.jpg"}
     if isinstance(record.get("file_name"), str):
         record = {**record, "file_name": _REF_NAME.sub(r"\1", record["file_name"])}
@@ -313,7 +314,8 @@ def _rows_by_text(row: dict[str, Any]) -> list[Row]:
     missing = sum("texts" not in b for b in row["boxes"])
     if missing:
         raise DataError(f"{missing} of its {len(row['boxes'])} annotations have no text ({', '.join(COCO_TEXTS[:5])}), "
-                        "but others have: give every annotation a text, or move those without one to another file")
+                        "but other annotations have one: give every annotation a text, or move those without a text "
+                        "to another file")
     rest = {k: v for k, v in row.items() if k not in ("labels", "boxes")}
     one = len(texts) == 1
     return [{**rest, "id": row["id"] if one else f"{row['id']}-{n}", "expression": name,

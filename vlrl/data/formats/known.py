@@ -11,7 +11,7 @@ from vlrl.data.formats import conversations as talk
 from vlrl.data.formats import grounding as g
 from vlrl.data.sources.reading import CANONICAL, Format
 
-RIVALS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
+FIELD_COLUMNS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
           "options": qa.OPTIONS[:3], **dict.fromkeys(talk.LISTS, talk.LISTS)}
 """Maps each canonical field to the columns from which it may be read. A record with values in several of them is
 ambiguous."""

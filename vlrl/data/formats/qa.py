@@ -94,7 +94,7 @@ def is_mathvista(record: Record) -> bool:
 def is_question_answer(record: Record) -> bool:
     """Whether a record has a question and an answer. Canonical rows, and records whose answer only a custom task can
     read, are excluded."""
-    asks = has(record, *QUESTION) and (has(record, *_answers(record)) or _ruled(record) is not None)
+    asks = has(record, *QUESTION) and (has(record, *_answers(record)) or _ground_truth(record) is not None)
     plain = {"id", "question", "answer"} <= record.keys() and not has(record, *OPTIONS) and record.keys() <= {
         *_KEPT, *IMAGE, *VIDEO, "image_size"}
     own = {"id", "question", "answer"} <= record.keys() and isinstance(record["answer"], (bool, Mapping))
@@ -130,7 +130,7 @@ def question_answer(record: Record, source: RecordSource) -> list[Row]:
             *(("start", "end") if "video" in media else ())}
     rest = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
     row = as_video_type(row) if "video" in media else row
-    return [{**_of_part(_numeric(rest), media), "id": record_id(record, source, *ID_FIELDS), **media,
+    return [{**_without_file_duration(_numeric(rest), media), "id": record_id(record, source, *ID_FIELDS), **media,
              **_recorded_size(record), **row, **texts,
              **question_fields(question, media, options, said.turns), **worked, **system_prompt(record, said)}]
 
@@ -181,7 +181,7 @@ def reference_answer(said: Conversation, record: Record, options: Sequence[str],
     In a conversation with a separate answer field, as TRL, ms-swift and verl pass it to the reward, that field is the
     answer and the last turn of the assistant the solution. Without such a field, the last turn is the answer. Raises
     DataError if both exist and differ, or if both are missing."""
-    beside = _right(record, options)
+    beside = _correct_answer(record, options)
     if beside is None or not said.answer:
         if beside is None and not said.answer:
             raise DataError(f"its question {short(question)} has no answer: the conversation ends with the question or "
@@ -196,23 +196,23 @@ def reference_answer(said: Conversation, record: Record, options: Sequence[str],
     return beside, {"solution": said.answer} if own != other else {}
 
 
-def _right(record: Record, options: Sequence[str]) -> Any:
+def _correct_answer(record: Record, options: Sequence[str]) -> Any:
     """Returns the correct answer of a record: verl's ground truth, the letter at an index among the options, or an
     answer field."""
-    given = _ruled(record)
+    given = _ground_truth(record)
     place = pick(record, *INDICES) if given is None else None
     if place is not None and options:
         given = letter_at(place, options)
     elif place is not None and not has(record, *_DIRECT):
         raise DataError(f"it has the index {short(place)} of the correct option, but no field holds the options; "
                         f"known names: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
-    given = _said(record) if given is None else given
+    given = _stated_answer(record) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]
     return ("yes" if given else "no") if isinstance(given, bool) else given
 
 
-def _said(record: Record) -> Any:
+def _stated_answer(record: Record) -> Any:
     """The value of a record's answer field. A string of numbers in brackets is one answer, not a list of answers."""
     given = pick(record, *_answers(record))
     raw = next((v for n in _answers(record) if (v := record.get(n)) is not None and v != ""), None)
@@ -220,7 +220,7 @@ def _said(record: Record) -> Any:
     return raw if alone else given
 
 
-def _of_part(fields: dict[str, Any], media: Record) -> dict[str, Any]:
+def _without_file_duration(fields: dict[str, Any], media: Record) -> dict[str, Any]:
     """Removes a `duration` that describes the entire file, if only a part of the file is shown."""
     part = media["video_end"] - media["video_start"] if {"video_start", "video_end"} <= media.keys() else 0
     return {k: v for k, v in fields.items() if not (k == "duration" and part and abs(v - part) > 1)}
@@ -251,7 +251,7 @@ def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **sound, **({"meta": {**others, **(fields.get("meta") or {})}} if others else {})}
 
 
-def _ruled(record: Record) -> Any:
+def _ground_truth(record: Record) -> Any:
     rule = pick(record, "reward_model")
     return pick(rule, "ground_truth") if isinstance(rule, Mapping) else None
 

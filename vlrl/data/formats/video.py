@@ -322,7 +322,8 @@ def clip_class(record: Record, source: RecordSource) -> list[Row]:
     answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)
     labels = {"labels": [str(v) for v in classes]} if answer in map(str, classes) else {}
     if not labels and len(classes) > 1 and all(isinstance(v, str) for v in classes):
-        raise DataError(f"answer={short(answer)} is none of the classes that its instruction lists: {short(classes)}")
+        raise DataError(f"answer={short(answer)} is not one of the classes that its instruction lists: "
+                        f"{short(classes)}")
     return [{"id": record_id(record, source, "qid"), "video": _video(record, source, *VIDEO), "question": question,
              "answer": answer, "answer_type": "text", **labels, **_length(record),
              **meta(record, "instruction", "answer", "duration", *VIDEO)}]

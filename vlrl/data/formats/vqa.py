@@ -30,7 +30,8 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in names}
 
 
-def _each(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> list[Row]:
+def _question_rows(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any
+                   ) -> list[Row]:
     """Converts each question about one image to a row. A question without an id gets the record's id followed by a
     number."""
     id = record_id(record, source)
@@ -98,7 +99,7 @@ def natural_bench(record: Record, source: RecordSource) -> list[Row]:
     Their common `group_key` keeps the four rows in one split."""
     id = pick(record, "Index")
     id = source.id if id is None else id
-    return _each(record, source, [
+    return _question_rows(record, source, [
         {"id": f"{id}-{image}{asks}", "image": record[f"Image_{image}"], "question": text(record, f"Question_{asks}"),
          "answer": text(record, f"Image_{image}_Question_{asks}")} for asks in (0, 1) for image in (0, 1)],
         group_key=str(id))
@@ -121,7 +122,7 @@ def visual7w(record: Record, source: RecordSource) -> list[Row]:
         questions.append({"id": pair.get("qa_id"), "question": text(pair, "question"), "options": options,
                           "answer": right})
     split = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
-    return _each(record, source, questions, image=text(record, *IMAGE), **split)
+    return _question_rows(record, source, questions, image=text(record, *IMAGE), **split)
 
 
 def is_ocr_vqa(record: Record) -> bool:
@@ -136,7 +137,8 @@ def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
     if len(asks) != len(says):
         raise DataError(f"{len(asks)} questions and {len(says)} answers: they cannot be matched")
     image = pick(record, *IMAGE) or source.image(record_id(record, source))
-    return _each(record, source, [{"question": q, "answer": a} for q, a in zip(asks, says, strict=True)], image=image)
+    questions = [{"question": q, "answer": a} for q, a in zip(asks, says, strict=True)]
+    return _question_rows(record, source, questions, image=image)
 
 
 def is_figure_qa(record: Record) -> bool:

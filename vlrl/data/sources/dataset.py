@@ -18,7 +18,7 @@ from vlrl.data.sources import hub
 from vlrl.data.sources.answer_types import AnswerTrend, TypeTable, settle_type
 from vlrl.data.sources.box_forms import box_doubt
 from vlrl.data.sources.fields import RecordSource
-from vlrl.data.sources.folders import of_side, split_files
+from vlrl.data.sources.folders import rows_of_split, split_files
 from vlrl.data.sources.lazy_dataset import lazy_samples
 from vlrl.data.sources.reading import canonical_rows, rename_columns, rows_in
 from vlrl.errors import ConfigError, DataError
@@ -68,7 +68,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     if guessed := types.guessed():
         log.info("data.%s: answer types guessed, since no field states them: %s (vlrl data check shows examples, "
                  "data.answer_type sets one)", split, guessed)
-    for where, row in of_side(rows, split):
+    for where, row in rows_of_split(rows, split):
         try:
             sample = checked_sample(task, row, root)
             if problem := repeated_id(places, sample.id, where):
@@ -120,7 +120,7 @@ def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
         raise ConfigError(f"data.{split} is not set: task '{task.name}' reads its rows from a file, e.g. "
                           f"data.{split}=rows.jsonl")
     try:
-        files, root = located(name, data.cache)
+        files, root = locate_files(name, data.cache)
     except ConfigError as error:
         raise ConfigError(f"data.{split}={name!r}: {error}") from None
     if root is None and len({file.parent for file in files}) > 1 and not data.root:
@@ -136,7 +136,7 @@ def several(name: str) -> bool:
     return not os.path.exists(name) and bool(many)
 
 
-def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
+def locate_files(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
     """Returns the files that a name in data.train or data.heldout stands for, and the root folder of their media.
 
     If the root folder is None, media lie in the folder of the first file. A name is a file or folder, a pattern

@@ -124,10 +124,10 @@ def _document(path: Path, is_record: IsRecord = lambda document: False) -> Itera
         raise DataError(f"{path}: {document}")
     if isinstance(document, list):
         return _listed(path, document)
-    return _of_object(path, document, is_record)
+    return _records_of_object(path, document, is_record)
 
 
-def _of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[FileRecord]:
+def _records_of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[FileRecord]:
     """Returns the records of a JSON document that is one object.
 
     It is a COCO file, CoOp's splits, an object with a list of records in one of its fields, an object of records by id,
@@ -357,12 +357,12 @@ def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[FileReco
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def _plain(value: Any) -> Any:
+def _without_decimals(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list) else value
+        return {k: _without_decimals(v) for k, v in value.items()}
+    return [_without_decimals(v) for v in value] if isinstance(value, list) else value
 
 
 def class_names(schema: Any) -> dict[str, list[str]]:
@@ -379,16 +379,16 @@ def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) 
     """Returns a table record with class names in place of class numbers, and with plain numbers in place of Decimal.
 
     The class number of `label` is also stored as `class_id`."""
-    record = _plain(record)
+    record = _without_decimals(record)
     number_ = record.get("label") if "label" in classes else None
     numbered = {"class_id": number_} if type(number_) is int and "class_id" not in record else {}
-    return {**record, **numbered, **{k: _named(record.get(k), names) for k, names in classes.items()}}
+    return {**record, **numbered, **{k: _class_name(record.get(k), names) for k, names in classes.items()}}
 
 
-def _named(value: Any, names: Sequence[str]) -> Any:
+def _class_name(value: Any, names: Sequence[str]) -> Any:
     """The name of a class number, or the names of a list of class numbers; other values unchanged."""
     if isinstance(value, list):
-        return [_named(v, names) for v in value]
+        return [_class_name(v, names) for v in value]
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)
     return names[value] if known else value
 

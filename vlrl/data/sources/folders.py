@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.media import IMAGE_SUFFIXES
-from vlrl.data.samples import SPLIT_NAMES, side_of
+from vlrl.data.samples import SPLIT_NAMES, train_or_heldout
 from vlrl.data.sources.fields import IMAGE, VIDEO
 from vlrl.data.sources.files import READERS, FileRecord
 from vlrl.data.sources.hub_files import NoSuchSplit, selected
@@ -27,10 +27,10 @@ _MOST = 5_000_000
 def folder_records(path: Path) -> Iterator[FileRecord]:
     """Yields the records of a folder. Raises DataError if it holds none."""
     files = sorted(_files(path))
-    kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
+    kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _metadata_records),
              ("shards", _shards(files), _shard),
-             ("sequences", [f for f in files if os.path.basename(f) == "groundtruth.txt"], _beside),
-             ("classes", [f for f in files if f.lower().endswith(IMAGE_SUFFIXES) and f.count("/") >= 1], _picture))
+             ("sequences", [f for f in files if os.path.basename(f) == "groundtruth.txt"], _metadata_records),
+             ("classes", [f for f in files if f.lower().endswith(IMAGE_SUFFIXES) and f.count("/") >= 1], _image_record))
     layout = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
     if layout is None:
         raise DataError(f"{path}: the folder holds no rows. It may hold a folder of images for each class, images with "
@@ -41,12 +41,12 @@ def folder_records(path: Path) -> Iterator[FileRecord]:
         yield from read(path, file)
 
 
-def of_side(rows: list[Any], split: str) -> list[Any]:
+def rows_of_split(rows: list[Any], split: str) -> list[Any]:
     """Returns the (location, row) pairs that belong to `split`, if `split` fields name both training and held-out
     splits; else all pairs.
 
     Rows whose split is unknown are always included."""
-    sides = [None if isinstance(row, DataError) else side_of(row.get("split")) for _, row in rows]
+    sides = [None if isinstance(row, DataError) else train_or_heldout(row.get("split")) for _, row in rows]
     if not {"train", "heldout"} <= set(sides):
         return rows
     return [row for row, side in zip(rows, sides, strict=True) if side in (None, split)]
@@ -97,11 +97,11 @@ def split_files(path: Path, split: str) -> list[Path]:
 
 def split_of(file: str) -> dict[str, str]:
     """Returns {"split": name} if a folder or file name in the path is the name of a split; else {}."""
-    split_part = next((part for part in file.split("/") if side_of(part)), None)
+    split_part = next((part for part in file.split("/") if train_or_heldout(part)), None)
     return {"split": split_part.split("-")[0].split(".")[0]} if split_part else {}
 
 
-def _picture(path: Path, file: str) -> Iterator[FileRecord]:
+def _image_record(path: Path, file: str) -> Iterator[FileRecord]:
     """Yields a record for an image in the folder of its class: .../<split>/<class>/name.png or <class>/name.png."""
     parts = file.split("/")
     inner = [p for p in parts[:-1] if p not in SPLIT_NAMES]
@@ -117,7 +117,7 @@ def _shard(path: Path, file: str) -> Iterator[FileRecord]:
                      record if isinstance(record, DataError) else {**split_of(file), **record})
 
 
-def _beside(path: Path, file: str) -> Iterator[FileRecord]:
+def _metadata_records(path: Path, file: str) -> Iterator[FileRecord]:
     """Yields the records of a metadata file (metadata.csv etc.) with media in the same folder, or of a GOT-10k
     sequence."""
     inner = "/".join(filter(None, (path.name, os.path.dirname(file))))

@@ -126,12 +126,12 @@ def _by_name(files: Sequence[str]) -> dict[str, list[str]]:
     If no name contains a split, all files belong to train."""
     splits: dict[str, list[str]] = {}
     for file in files:
-        if name := _named(file):
+        if name := _split_in_path(file):
             splits.setdefault(name, []).append(file)
     return splits or ({"train": list(files)} if files else {})
 
 
-def _named(file: str) -> str:
+def _split_in_path(file: str) -> str:
     """The split in a file path; "" if there is none."""
     if (shard := _SHARD.search(file)) and shard[1] not in ("data", "part", "shard"):
         return _ALIASES.get(shard[1], shard[1])
@@ -143,14 +143,15 @@ def _selection(chosen: Sequence[str], files: Sequence[str]) -> Selection:
     rows = [file for file in chosen if not file.lower().endswith(_MEDIA) and os.path.basename(file) not in _BESIDE]
     kind = next((kind for kind in _ROWS if any(file.lower().endswith(kind) for file in rows)), None)
     if kind is None:  # images beside metadata, or in a folder for each class
-        return Selection((_top(chosen),), tuple(sorted(chosen)))
+        return Selection((_image_folder(chosen),), tuple(sorted(chosen)))
     read = tuple(sorted(file for file in rows if file.lower().endswith(kind)))
     media = [] if kind in _OWN_MEDIA else [file for file in files if file.lower().endswith(_MEDIA)]
     return Selection(read, (*read, *sorted(media)))
 
 
-def _top(chosen: Sequence[str]) -> str:
+def _image_folder(chosen: Sequence[str]) -> str:
     """The folder of images: the only folder named after the split, or "." for the entire repository."""
     folders = {"/".join(parts[:i + 1]) for file in chosen for parts in [file.split("/")[:-1]]
-               for i, part in enumerate(parts) if _named(f"{part}/x") and _named(f"{part}/x") == _named(file)}
+               for i, part in enumerate(parts)
+               if (split := _split_in_path(f"{part}/x")) and split == _split_in_path(file)}
     return folders.pop() if len(folders) == 1 else "."

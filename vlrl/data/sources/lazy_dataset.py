@@ -44,7 +44,7 @@ class LazySamples(SampleSequence):
         self._format = _format(rows, task.data)
         self._roots = MediaAccess.of(task.data).roots
         self._tendency = AnswerTrend.of(row for record in _looked_at(rows) for row in self._rows_of("", record))
-        self._places = _of_side(rows.sides, split)
+        self._places = _rows_of_split(rows.splits, split)
 
     def __len__(self) -> int:
         return len(self._rows) if self._places is None else len(self._places)
@@ -123,11 +123,11 @@ def _looked_at(rows: IndexedRecords) -> list[Any]:
     return [without_bytes(rows[i].record) for i in range(0, len(rows), max(1, len(rows) // _LOOKED_AT))]
 
 
-def _of_side(sides: np.ndarray | None, split: str) -> np.ndarray | None:
-    """Returns the indices of the rows that belong to `split` or to no split, if `sides` contains both train and
+def _rows_of_split(splits: np.ndarray | None, split: str) -> np.ndarray | None:
+    """Returns the indices of the rows that belong to `split` or to no split, if `splits` contains both train and
     heldout.
 
     Otherwise returns None, which means all rows."""
-    if sides is None or not {1, 2} <= set(np.unique(sides).tolist()):
+    if splits is None or not {1, 2} <= set(np.unique(splits).tolist()):
         return None
-    return np.flatnonzero((sides == 0) | (sides == (1 if split == "train" else 2)))
+    return np.flatnonzero((splits == 0) | (splits == (1 if split == "train" else 2)))

@@ -70,7 +70,7 @@ CANONICAL = Format(_is_canonical, lambda record, source: [dict(record)])
 """The format of vlrl's own rows, tried before all others."""
 _TABLES = Table({
     "formats": "vlrl.data.formats.known:FORMATS",
-    "rivals": "vlrl.data.formats.known:RIVALS",
+    "rivals": "vlrl.data.formats.known:FIELD_COLUMNS",
     "unanswered": "vlrl.data.formats.qa:missing_answer",
     "shape_of": "vlrl.data.formats.shapes:shape_of",
 })
@@ -146,8 +146,8 @@ def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set
             changed.append((id, new))
         taken.add(str(row["id"]))
     if changed:
-        log.warning("%s: %d of %d rows had an id that another row has; they were renamed, such as %r for %r, and "
-                    "keep the old id as original_id", path, len(changed), len(sound), *reversed(changed[0]))
+        log.warning("%s: %d of %d rows had the id of another row. They got new ids, e.g. %r instead of %r; the old ids "
+                    "are stored as original_id", path, len(changed), len(sound), *reversed(changed[0]))
 
 
 def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vlrl.data.samples import side_of
+from vlrl.data.samples import train_or_heldout
 from vlrl.data.sources.derived_cache import check_room, derived_file
 from vlrl.data.sources.files import FileRecord, class_names, named_classes, parquet_batches, record_of
 from vlrl.data.sources.folders import shards_of, split_of
@@ -50,14 +50,14 @@ _HUGE = 512 << 20
 _KEPT_BYTES = 64 << 20
 """Maximum size of decoded row groups held in memory."""
 _LINES = (".jsonl", ".ndjson")
-_SIDES = {None: 0, "train": 1, "heldout": 2}
+_SPLIT_CODES = {None: 0, "train": 1, "heldout": 2}
 
 
 class IndexedRecords(Protocol):
     """Random access to the records of a file by index."""
 
     @property
-    def sides(self) -> np.ndarray | None:
+    def splits(self) -> np.ndarray | None:
         """[N] int8 split of each record: 1 = train, 2 = heldout, 0 = no or another split. None if no record states a
         split."""
         ...
@@ -114,8 +114,8 @@ class ChainedRecords:
     def __init__(self, parts: Sequence[IndexedRecords]):
         self._parts = parts
         self._ends = list(accumulate(map(len, parts)))
-        known = any(part.sides is not None for part in parts)
-        self.sides = np.concatenate([part.sides if part.sides is not None else np.zeros(len(part), np.int8)
+        known = any(part.splits is not None for part in parts)
+        self.splits = np.concatenate([part.splits if part.splits is not None else np.zeros(len(part), np.int8)
                                      for part in parts]) if known else None
 
     def __len__(self) -> int:
@@ -131,10 +131,10 @@ class ShardRecords:
 
     def __init__(self, shard: str, rows: IndexedRecords):
         self._rows, self._split, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
-        side = _SIDES[side_of(self._split.get("split"))]
+        side = _SPLIT_CODES[train_or_heldout(self._split.get("split"))]
         self._keyed = isinstance(rows, TarRecords)
-        own = rows.sides
-        self.sides = own if own is not None else np.full(len(rows), side, np.int8) if side else None
+        own = rows.splits
+        self.splits = own if own is not None else np.full(len(rows), side, np.int8) if side else None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -160,7 +160,7 @@ class LineRecords:
         self._places = np.zeros((0, 3), np.int64) if self.is_list else _cached_places(
             plain, cache, "places.npy", _line_places, 3)
         own = self._places[:, 2]
-        self.sides = own.astype(np.int8) if len(own) and own.any() else None
+        self.splits = own.astype(np.int8) if len(own) and own.any() else None
 
     @property
     def is_list(self) -> bool:
@@ -216,7 +216,7 @@ def _cached_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np
 
 
 def _line_places(path: Path) -> np.ndarray:
-    """Returns byte offset, line number and split (see IndexedRecords.sides) of each non-blank line, as [N, 3] int64."""
+    """[N, 3] int64: byte offset, line number and split (see IndexedRecords.splits) of each non-blank line."""
     starts, odd, base, begins, names_split, tail = [], [], 0, True, False, b""
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
@@ -251,7 +251,7 @@ def _split_sides(file: Any, at: np.ndarray) -> Iterator[int]:
             record = json.loads(line) if b'"split"' in line else {}
         except (ValueError, RecursionError):
             record = {}
-        yield _SIDES[side_of(record["split"])] if isinstance(record, dict) and "split" in record else 0
+        yield _SPLIT_CODES[train_or_heldout(record["split"])] if isinstance(record, dict) and "split" in record else 0
 
 
 def _gunzip(source: Path, target: Path) -> None:
@@ -275,7 +275,7 @@ def _gunzip(source: Path, target: Path) -> None:
 class TarRecords:
     """The records of a WebDataset shard; the byte ranges of its rows are cached."""
 
-    sides = None
+    splits = None
 
     def __init__(self, path: Path, cache: Path):
         self._path = path
@@ -311,7 +311,7 @@ class ArrowRecords:
         self._ends = list(accumulate(len(batch) for batch in self._batches))
         self._classes = class_names(reader.schema)
         split = [batch.column("split") for batch in self._batches] if "split" in reader.schema.names else []
-        self.sides = _column_sides(split) if split else None
+        self.splits = _column_splits(split) if split else None
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -333,7 +333,7 @@ class ParquetRecords:
         self._used = 0
         split = (batch.column(0) for batch in file.iter_batches(columns=["split"])
                  ) if "split" in file.schema_arrow.names else ()
-        self.sides = _column_sides(split) if "split" in file.schema_arrow.names else None
+        self.splits = _column_splits(split) if "split" in file.schema_arrow.names else None
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -395,7 +395,8 @@ def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str
     return FileRecord(f"{path}, row {index + 1}", f"{path.stem}-{index + 1}", named_classes(record, classes))
 
 
-def _column_sides(columns: Iterable[Any]) -> np.ndarray | None:
-    """Converts the pieces of a `split` column to the values of IndexedRecords.sides."""
-    sides = [np.array([_SIDES[side_of(value)] for value in piece.to_pylist()], np.int8) for piece in columns]
-    return np.concatenate(sides) if sides else None
+def _column_splits(columns: Iterable[Any]) -> np.ndarray | None:
+    """Converts the pieces of a `split` column to the values of IndexedRecords.splits."""
+    codes = [np.array([_SPLIT_CODES[train_or_heldout(value)] for value in piece.to_pylist()], np.int8)
+             for piece in columns]
+    return np.concatenate(codes) if codes else None

@@ -51,12 +51,12 @@ def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]
         if len(_KEPT) >= _MOST_SHAPES:
             forget_shapes()
         known = {*rows[0], *(rows[0].get("meta") or {})}
-        names = [k for k, v in _flat(record).items() if k not in known and not is_bookkeeping(k, v)]
+        names = [k for k, v in _filled_columns(record).items() if k not in known and not is_bookkeeping(k, v)]
         _KEPT[key] = _without_effect(record, names, rows, make)
         _USED.update((format, name) for name in names if name not in _KEPT[key])
     names = [name for name in _KEPT[key] if (format, name) not in _USED]
-    flat, said = (_flat(record), " ".join(_in_words(_bare(rows)).split())) if names else ({}, "")
-    return {name: _small(flat[name]) for name in names if name in flat and _in_words(flat[name]) not in said}
+    flat, said = (_filled_columns(record), " ".join(_in_words(_bare(rows)).split())) if names else ({}, "")
+    return {name: _shortened(flat[name]) for name in names if name in flat and _in_words(flat[name]) not in said}
 
 
 def _shape(record: Record) -> Iterator[Any]:
@@ -72,7 +72,7 @@ def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record]
     """Returns the columns that can be removed, one after the other, without changing the rows."""
     gone: list[str] = []
     for name in names:
-        less = _less(record, [*gone, name])
+        less = _without_column(record, [*gone, name])
         try:
             if _bare(make(less)) == _bare(rows):
                 gone.append(name)
@@ -81,7 +81,7 @@ def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record]
     return tuple(gone)
 
 
-def _flat(record: Record) -> dict[str, Any]:
+def _filled_columns(record: Record) -> dict[str, Any]:
     """Returns the columns that have a value; string fields of the first object in a list become columns of their own.
     """
     flat: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def _flat(record: Record) -> dict[str, Any]:
     return flat
 
 
-def _less(record: Record, names: Sequence[str]) -> Record:
+def _without_column(record: Record, names: Sequence[str]) -> Record:
     outer, inner = {n for n in names if "." not in n}, [n.partition(".")[::2] for n in names if "." in n]
     less = {k: v for k, v in record.items() if k not in outer}
     for name, field in inner:
@@ -111,7 +111,7 @@ def _in_words(value: Any) -> str:
     return " ".join(text.split()).replace("\\n", " ")
 
 
-def _small(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     try:
         return value if len(json.dumps(value, allow_nan=False)) < 1 << 12 else short(value)
     except (TypeError, ValueError, RecursionError):

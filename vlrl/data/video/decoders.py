@@ -62,7 +62,7 @@ def read_track(path: Path) -> VideoTrack:
     except DataError:
         raise
     except Exception as error:  # PyAV raises classes of its own, imported only here
-        raise _unreadable(path, _why(error)) from None
+        raise _unreadable(path, _short_error(error)) from None
 
 
 def header_duration(path: Path) -> float | None:
@@ -87,7 +87,7 @@ def read_frames(track: VideoTrack, indices: Sequence[int]) -> tuple[list[Image.I
         except HiddenFrames:
             raise
         except Exception as error:  # each decoder raises classes of its own
-            errors.append(f"{name}: {_why(error)}")
+            errors.append(f"{name}: {_short_error(error)}")
     raise _unreadable(track.path, "; ".join(errors))
 
 
@@ -100,7 +100,7 @@ def recount_frames(track: VideoTrack) -> VideoTrack:
         with _opened(track.path) as (container, stream):
             decoded = sorted({frame.pts for frame in container.decode(stream) if frame.pts is not None})
     except Exception as error:  # as in `track`
-        raise _unreadable(track.path, _why(error)) from None
+        raise _unreadable(track.path, _short_error(error)) from None
     if not decoded or decoded[-1] < track.pts[-1]:
         last = track.times[track.pts <= decoded[-1]][-1] if decoded else 0.0
         raise _unreadable(track.path, f"it is truncated after {last:.3f} of {track.times[-1]:.3f} s")
@@ -188,7 +188,7 @@ def _unreadable(path: Path, why: str) -> DataError:
                      "NEW.mp4), or remove its row")
 
 
-def _why(error: Exception) -> str:
+def _short_error(error: Exception) -> str:
     text = getattr(error, "strerror", None) or re.sub(r"\[[\d:]+\] \S+?:\d+: ", "", str(error))
     return " ".join(str(text).split())[:150]
 

@@ -61,7 +61,7 @@ class AheadBatch(DrawBatch):
     """Start and end time of the thread's work on this batch."""
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all completions of the batch exist. Waits until generation ends."""
         return bool(self.completions) if self.work is None else self.work.exception() is None
 
@@ -87,10 +87,10 @@ class AsyncGroupSource(GroupSource):
         self._ages: list[int] = []
         self._ahead_s = 0.0
         card = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self._thread = ThreadPoolExecutor(1, "ahead", _settle, (max(1, torch.get_num_threads() // 2), card))
+        self._thread = ThreadPoolExecutor(1, "ahead", _set_up_thread, (max(1, torch.get_num_threads() // 2), card))
 
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
-        return super().state_dict(), partial(_written, [*self.queue])
+        return super().state_dict(), partial(_emergency_state, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
         """Hands the policy's weights to the engine, after waiting for running generation, if `now` is set or the queue
@@ -190,7 +190,7 @@ class AsyncGroupSource(GroupSource):
         """The state of GroupSource and the queue of all processes, after waiting for its generation. A batch whose
         generation failed is saved without completions, and a resumed run generates it again."""
         with self.clock("rollout"):
-            whole = [all(comm.gather(batch.whole)) for batch in self.queue]
+            whole = [all(comm.gather(batch.is_complete)) for batch in self.queue]
         completions = [{key: answers for part in comm.gather(batch.completions) for key, answers in part.items()}
                        if done else {} for batch, done in zip(self.queue, whole, strict=True)]
         return {**super().state_dict(),
@@ -205,7 +205,7 @@ class AsyncGroupSource(GroupSource):
             for b in state.get("queue", ()))
 
 
-def _written(queue: Sequence[AheadBatch], seconds: float) -> dict[str, Any] | None:
+def _emergency_state(queue: Sequence[AheadBatch], seconds: float) -> dict[str, Any] | None:
     """The state of the queue for an emergency checkpoint, even if scoring has failed. Waits at most `seconds` for
     generation. Returns None if completions are missing or there are several processes."""
     concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
@@ -259,7 +259,7 @@ def check(config: Config, sampler: Any) -> None:
                           "the update. Choose another curriculum.name, or set async.max_staleness=0")
 
 
-def _settle(threads: int, card: int | None) -> None:
+def _set_up_thread(threads: int, card: int | None) -> None:
     """Initializes the thread: leaves half of the CPU threads to the update, and selects this process's GPU."""
     torch.set_num_threads(threads)
     if card is not None:  # a new thread starts on GPU 0

@@ -53,7 +53,7 @@ class CategorySampler(Adaptive):
         """[C] probability of each category."""
         raise NotImplementedError
 
-    def of_draws(self) -> np.ndarray:
+    def draw_shares(self) -> np.ndarray:
         """[C] the share of the draws that each category gets. Differs from `shares` only in a sampler that weights the
         loss instead of the draws."""
         return self.shares()
@@ -67,8 +67,8 @@ class CategorySampler(Adaptive):
 
     def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
         """[C] the number of draws, out of `count`, that each category gets; at most the number of its prompts."""
-        counts, shares = np.zeros(len(self.names), dtype=np.int64), self.of_draws()
-        room = self.sizes - np.bincount(self.categories.of[self.history.rejected], minlength=len(self.names))
+        counts, shares = np.zeros(len(self.names), dtype=np.int64), self.draw_shares()
+        room = self.sizes - np.bincount(self.categories.indices[self.history.rejected], minlength=len(self.names))
         while missing := count - int(counts.sum()):
             open_ = np.where(counts < room, shares, 0.0)
             if not open_.sum():
@@ -80,7 +80,7 @@ class CategorySampler(Adaptive):
     def means(self, outcomes: Sequence[Outcome], values: Sequence[float]) -> dict[int, float]:
         """The mean of `values` by category, for each category that has outcomes. `values` holds one number per outcome,
         weighted by the number of its completions."""
-        of = self.categories.of[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
+        of = self.categories.indices[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
         answers = np.array([len(o.scored) for o in outcomes])
         total, count = np.bincount(of, answers * np.array(values)), np.bincount(of, answers)
         return {int(c): float(total[c] / count[c]) for c in np.flatnonzero(count)}
@@ -101,7 +101,7 @@ def categories(prompts: Prompts, by: str, bins: int) -> Categories:
     """Groups the prompts by the field `by` (numbers in `bins` ranges) and drops empty categories. Raises ConfigError
     for fewer than 2 categories or more than MOST_CATEGORIES."""
     groups = prompts.categories(by, bins)
-    sizes = np.bincount(groups.of, minlength=len(groups.names))
+    sizes = np.bincount(groups.indices, minlength=len(groups.names))
     filled = np.flatnonzero(sizes)
     if len(filled) < 2:
         only = groups.names[filled[0]] if len(filled) else "none"
@@ -114,7 +114,7 @@ def categories(prompts: Prompts, by: str, bins: int) -> Categories:
                           f"{MOST_CATEGORIES}: name a field that many rows share")
     place = np.zeros(len(sizes), dtype=np.int32)
     place[filled] = np.arange(len(filled))
-    return Categories(tuple(groups.names[c] for c in filled), place[groups.of])
+    return Categories(tuple(groups.names[c] for c in filled), place[groups.indices])
 
 
 def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
@@ -194,7 +194,7 @@ class Dump(CategorySampler):
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         for o in outcomes:
-            c, n = self.categories.of[o.draw.index], len(o.scored)
+            c, n = self.categories.indices[o.draw.index], len(o.scored)
             self.window[c, (self.answers[c] + np.arange(n)) % self.window.shape[1]] = o.advantage(self.scale)
             self.answers[c] += n
             self.groups[c] += 1
@@ -279,12 +279,12 @@ class Recap(CategorySampler):
     def shares(self) -> np.ndarray:
         return softmax(self.scores(), self.tau)
 
-    def of_draws(self) -> np.ndarray:
+    def draw_shares(self) -> np.ndarray:
         return self.shares() if self.weigh == "draws" else self.sizes / self.sizes.sum()
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        weights = self.shares() / self.of_draws()
-        return [replace(draw, weight=float(weights[self.categories.of[draw.index]]))
+        weights = self.shares() / self.draw_shares()
+        return [replace(draw, weight=float(weights[self.categories.indices[draw.index]]))
                 for draw in super().draws(indices, **more)]
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
@@ -357,6 +357,6 @@ class Sws(CategorySampler):
         n = self.times[items]
         slope = n * self.tilted[items] - n * (n - 1) / 2 * self.total[items]
         weak = (self.best[items] < 0.5) & (slope <= _RISE)
-        of = self.categories.of[items]
+        of = self.categories.indices[items]
         self.judged += sign * np.bincount(of, minlength=len(self.names))
         self.weak += sign * np.bincount(of[weak], minlength=len(self.names))

@@ -50,7 +50,7 @@ class PassRates(Saved):
         self.start, self.kinds, self.strength, self.most = start.astype(np.float32), kinds, strength, most
         self.mean, self.count = (np.zeros(len(start), dtype=np.float32) for _ in range(2))
         self.drift = np.zeros(len(kinds.names) if kinds else 1)
-        self.sizes = np.bincount(kinds.of, minlength=len(kinds.names)) if kinds else np.zeros(1)
+        self.sizes = np.bincount(kinds.indices, minlength=len(kinds.names)) if kinds else np.zeros(1)
         self._own, self._open = (np.zeros(len(start), dtype=np.float32) for _ in range(2))
         self._weigh(slice(None))
 
@@ -66,7 +66,7 @@ class PassRates(Saved):
         without the prompt's own groups."""
         if self.kinds is None:
             return self.start.copy()
-        rates = self.drift.astype(np.float32)[self.kinds.of]
+        rates = self.drift.astype(np.float32)[self.kinds.indices]
         rates += self.start
         return np.clip(rates, 0, 1, out=rates)
 
@@ -88,8 +88,8 @@ class PassRates(Saved):
         index, rate = (np.array(part) for part in zip(*known, strict=True))
         self._weigh(index)
         if self.kinds is not None:
-            groups = np.bincount(self.kinds.of[index], minlength=len(self.drift))
-            away = np.bincount(self.kinds.of[index], rate - self.start[index], minlength=len(self.drift))
+            groups = np.bincount(self.kinds.indices[index], minlength=len(self.drift))
+            away = np.bincount(self.kinds.indices[index], rate - self.start[index], minlength=len(self.drift))
             met = groups > 0
             self.drift[met] += (1 - _LEVEL_DECAY ** groups[met]) * (away[met] / groups[met] - self.drift[met])
 
@@ -132,7 +132,7 @@ class RateWeighted(Adaptive):
         rates, kinds = self.rates.values(), self.rates.kinds
         out = {"curriculum/expected_pass_rate": float(rates.mean())}
         if kinds and len(kinds.names) > 1:
-            shares = np.bincount(kinds.of, self._weighed(rates), minlength=len(kinds.names))
+            shares = np.bincount(kinds.indices, self._weighed(rates), minlength=len(kinds.names))
             out |= weight_metrics(kinds.names, shares / shares.sum(), self.rates.sizes)
         return out
 
@@ -223,7 +223,7 @@ def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categ
     edges = np.linspace(0, 1, tiers + 1)
     names = [f"pass_{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
     tier = np.minimum((np.where(lacking, 0, offline) * tiers).astype(np.int32), tiers - 1)
-    of = np.where(lacking, tiers + (untiered.of if untiered else 0), tier)
+    of = np.where(lacking, tiers + (untiered.indices if untiered else 0), tier)
     every = (*names, *(untiered.names if untiered else ("untiered",)))
     met, of = np.unique(of, return_inverse=True)
     return Categories(tuple(every[kind] for kind in met), of.astype(np.int32))

@@ -69,7 +69,8 @@ def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, 
     count, share = config.rollout.minibatches, mix.shares(step, config.seed)[1]
     if not share:
         return [None] * count
-    parts = [make_minibatch(policy, split(groups[i::count], 1)[0], _whole(config)) for i in range(count)]
+    config = _without_truncation_mask(config)
+    parts = [make_minibatch(policy, split(groups[i::count], 1)[0], config) for i in range(count)]
     return [DemonstrationPass(policy, algorithm, mix, part, share) if part.total_tokens else None for part in parts]
 
 
@@ -79,7 +80,7 @@ def interleave(policy: Policy, groups: Sequence[Group], algorithm: Objectives, m
     metrics. Called on every process, after the gradients of the objective are cleared; `norm_rl` is their norm. The
     weights stay unchanged if the gradient is not finite."""
     config, out = algorithm.config, {"demonstrations/applied": 0.0, **mix.metrics(0)}
-    part = make_minibatch(policy, split(groups, 1)[0], _whole(config))
+    part = make_minibatch(policy, split(groups, 1)[0], _without_truncation_mask(config))
     if not part.total_tokens:
         return out
     shown, weights = DemonstrationPass(policy, algorithm, mix, part, 1.0), [p for _, p in policy.trainable()]
@@ -99,7 +100,7 @@ def interleave(policy: Policy, groups: Sequence[Group], algorithm: Objectives, m
                   **({"demonstrations/halved": float(cuts)} if cuts else {})}
 
 
-def _whole(config: Config) -> Config:
+def _without_truncation_mask(config: Config) -> Config:
     """The config with algo.mask_truncated=false, because a demonstration is never truncated."""
     return config.model_copy(update={"algo": config.algo.model_copy(update={"mask_truncated": False})})
 

@@ -124,7 +124,7 @@ class Temperature(Saved):
         self.target, self.rate, self.low, self.high = target, rate, low, high
         self.factor = 1.0
 
-    def moved(self, temperature: float, entropy: float, target: float, choices: int) -> float:
+    def next_value(self, temperature: float, entropy: float, target: float, choices: int) -> float:
         """The next temperature before it is clipped to [low, high]. `choices` is the number of tokens that can be
         sampled."""
         return temperature * math.exp(self.rate * (1 - entropy / target))
@@ -140,7 +140,7 @@ class Temperature(Saved):
         """Updates the temperature after a step. `entropy` is the mean entropy of the step's tokens over all processes,
         `base` is rollout.temperature, and `choices` is the number of tokens that can be sampled."""
         self.target = self.target or entropy
-        moved = self.moved(base * self.factor, max(entropy, _LEAST), max(self.target, _LEAST), choices)
+        moved = self.next_value(base * self.factor, max(entropy, _LEAST), max(self.target, _LEAST), choices)
         self.factor = min(max(moved, self.low), self.high) / base
 
     def metrics(self) -> dict[str, float]:
@@ -155,6 +155,6 @@ class E3(Temperature):
     def __init__(self, target: Rate | None = None, low: Rate = 0.5, high: Rate = 1.5):
         Temperature.__init__(self, target, low=low, high=high)
 
-    def moved(self, temperature: float, entropy: float, target: float, choices: int) -> float:
+    def next_value(self, temperature: float, entropy: float, target: float, choices: int) -> float:
         scale = math.log(choices) + math.log(math.log(choices))
         return temperature * (1 + temperature * math.log(target / entropy) / scale)

@@ -65,10 +65,10 @@ def _pair(better: Group, worse: Group) -> Group:
     """Combines the groups of the preferred and the rejected answer. The preferred answer counts as correct and the
     rejected one as wrong, whatever the task says."""
     (won,), (lost,) = better.rollouts, worse.rollouts
-    return replace(better, rollouts=(_unsampled(replace(lost, correct=False, train_prompt=None)),), aside=(
-        _unsampled(replace(won, index=1, variant=GUIDED, correct=True, trained=True)),))
+    return replace(better, rollouts=(_without_logprobs(replace(lost, correct=False, train_prompt=None)),), aside=(
+        _without_logprobs(replace(won, index=1, variant=GUIDED, correct=True, trained=True)),))
 
 
-def _unsampled(rollout: Rollout) -> Rollout:
+def _without_logprobs(rollout: Rollout) -> Rollout:
     done = rollout.completion
     return replace(rollout, completion=replace(done, logprobs=np.full(len(done.tokens), np.nan, np.float32)))

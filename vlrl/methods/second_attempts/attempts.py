@@ -131,7 +131,7 @@ class RetryGenerator:
                   for i, (r, good) in enumerate(zip(attempts.rollouts, retained, strict=True))]
         return replace(group, aside=(*group.aside, *second))
 
-    def taught(self, group: Group) -> Group:
+    def trained_form(self, group: Group) -> Group:
         """Returns the group in the form that is trained: its retries are used as algo.guided.use says."""
         out = mark_moved(self.use(group))
         learned = [r for r in (*out.rollouts, *out.aside) if r.trained]

@@ -35,7 +35,7 @@ def join(group: Group) -> Group:
 
     Critique-GRPO (arXiv 2506.03106), which adds one refinement per prompt."""
     attempts = second_attempts(group)[:1]
-    return replace(group, rollouts=(*group.rollouts, *attempts), aside=_resting(group, attempts))
+    return replace(group, rollouts=(*group.rollouts, *attempts), aside=_untrained_aside(group, attempts))
 
 
 def replace_wrong(group: Group) -> Group:
@@ -43,10 +43,10 @@ def replace_wrong(group: Group) -> Group:
     attempts = second_attempts(group)[:1]
     wrong = [i for i, r in enumerate(group.rollouts) if r.correct is False]
     if not attempts or not wrong:
-        return replace(group, aside=_resting(group, ()))
+        return replace(group, aside=_untrained_aside(group, ()))
     members = [*group.rollouts]
-    out, members[wrong[-1]] = _out(members[wrong[-1]], group), attempts[0]
-    return replace(group, rollouts=tuple(members), aside=(*_resting(group, attempts), out))
+    out, members[wrong[-1]] = _as_replaced(members[wrong[-1]], group), attempts[0]
+    return replace(group, rollouts=tuple(members), aside=(*_untrained_aside(group, attempts), out))
 
 
 def hinted(group: Group) -> Group:
@@ -56,20 +56,20 @@ def hinted(group: Group) -> Group:
     GHPO (arXiv 2507.10628)."""
     attempts = second_attempts(group)[:1]
     if not attempts:
-        return replace(group, aside=_resting(group, ()))
+        return replace(group, aside=_untrained_aside(group, ()))
     prompt = attempts[0].train_prompt
     assert prompt is not None
     members = [r for r in group.aside if r.variant == GUIDED and r.train_prompt is prompt]
-    rest = [*_resting(group, members), *(_out(r, group) for r in group.rollouts)]
+    rest = [*_untrained_aside(group, members), *(_as_replaced(r, group) for r in group.rollouts)]
     return replace(group, prompt=prompt, aside=tuple(rest),
                    rollouts=tuple(replace(r, train_prompt=None, trained=True) for r in members))
 
 
-def _out(rollout: Rollout, group: Group) -> Rollout:
+def _as_replaced(rollout: Rollout, group: Group) -> Rollout:
     return replace(rollout, variant=REPLACED, trained=False, sampled_prompt=rollout.sampled_prompt or group.prompt.text)
 
 
-def _resting(group: Group, taken: Sequence[Rollout]) -> tuple[Rollout, ...]:
+def _untrained_aside(group: Group, taken: Sequence[Rollout]) -> tuple[Rollout, ...]:
     """The group's `aside` without the retries in `taken`. The remaining retries are marked as not trained."""
     rest = (r for r in group.aside if not any(r is one for one in taken))
     return tuple(replace(r, trained=False) if r.variant == GUIDED else r for r in rest)

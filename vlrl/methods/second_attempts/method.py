@@ -60,7 +60,7 @@ class SecondAttempts(Method):
         return self.guiding(ask.engine, ask.task, requests, groups, answers, score)
 
     def chosen(self, groups: Sequence[Group]) -> Sequence[Group]:
-        return [*map(self.guiding.taught, groups)]
+        return [*map(self.guiding.trained_form, groups)]
 
     def passes(self, policy: Policy, parts: Sequence[Minibatch], drawn: Sequence[Group],
                step: int) -> Sequence[update.RetryPass | None]:

@@ -60,7 +60,7 @@ class Leaf:
     first: int
     """First position at which the completion may branch: after the tokens that it shares with other completions, and
     after the first token of a root."""
-    parted: int = 0
+    branches: int = 0
     """Number of completions that branch from this one."""
     entropies: dict[int, float] = field(default_factory=dict)
     """Semantic entropy by position, for a rule that uses continuations."""
@@ -155,13 +155,13 @@ class BranchingGenerator:
         n, begun = request.n - len(tree), []
         n = n if settings.tokens is None else min(n, settings.roots or n)
         for index in range(len(tree), len(tree) + n):
-            leaf = min((leaf for leaf in tree if len(leaf.places)), key=lambda leaf: leaf.parted, default=None)
+            leaf = min((leaf for leaf in tree if len(leaf.places)), key=lambda leaf: leaf.branches, default=None)
             if leaf is None:  # no completion can be continued: start from the prompt, with a new random stream
                 return replace(request, n=n, key=(*request.key, len(tree)))
             rng = np.random.default_rng([self.config.seed, *request.key, index])
             place = self._place(leaf, rng)
             begun.append(AnswerPrefix(index=index, written=_cut(leaf.completion, place)))
-            leaf.parted += place > 0
+            leaf.branches += place > 0
         return replace(request, n=n, begun=tuple(begun), way_out="rollout.branch.roots=null")
 
     def _place(self, leaf: Leaf, rng: np.random.Generator) -> int:
@@ -169,9 +169,9 @@ class BranchingGenerator:
         returns a position that it was not given."""
         named, places = f"rollout.branch.at={branch_of(self.config).at.name!r}", leaf.places
         if isinstance(self.point.function, Meaning):
-            return self.point(leaf.entropies, leaf.parted, rng)
+            return self.point(leaf.entropies, leaf.branches, rng)
         try:
-            place = self.point(leaf.completion, places, leaf.parted, rng)
+            place = self.point(leaf.completion, places, leaf.branches, rng)
         except Exception as error:  # user code can raise anything
             raise ConfigError(f"{named}: {failure(error)}") from error
         if place not in places:

@@ -111,9 +111,9 @@ class _Searching:
         self.spent += sum(len(c.tokens) - len(tree.current.written.tokens) for c in completions)
         ends = tree.grow(completions, self.request.sampling.max_new_tokens)
         tree.judge(ends, judge(self.request, [node.written for node in ends]) if ends else ())
-        while len(tree.ends) < self.request.n and (tree.current is None or not self.wants) and tree.settle():
+        while len(tree.ends) < self.request.n and (tree.current is None or not self.wants) and tree.back_up_waiting():
             pass
-        tree.again()
+        tree.restart()
 
     @property
     def completions(self) -> list[Completion]:
@@ -125,7 +125,7 @@ class _Searching:
 
     @property
     def tokens(self) -> tuple[int, int, int]:
-        nodes = [node for end in self.tree.ends for node in end.above()]
+        nodes = [node for end in self.tree.ends for node in end.path_to_root()]
         once = {id(node): len(node.written.tokens) - node.start for node in nodes}
         total = sum(len(end.written.tokens) for end in self.tree.ends)
         return self.spent, total, total - sum(once.values())

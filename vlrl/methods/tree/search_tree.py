@@ -75,14 +75,14 @@ class Node:
         """Mean -log p of the sampled tokens of this piece, as an estimate of the policy entropy."""
         return _entropy(self.written, self.start)
 
-    def above(self) -> Iterator[Node]:
+    def path_to_root(self) -> Iterator[Node]:
         """Yields the node and its ancestors, the root last."""
         node: Node | None = self
         while node is not None:
             yield node
             node = node.parent
 
-    def below(self) -> Iterator[Node]:
+    def subtree(self) -> Iterator[Node]:
         """Yields the node and its descendants, each before its children."""
         open_: list[Node] = [self]
         while open_:
@@ -92,7 +92,7 @@ class Node:
 
     def completion(self) -> Completion:
         """The completion that ends at this node, with the nodes on its path in `extra`."""
-        nodes = [SearchNode(n.start, len(n.written.tokens), n.value, n.visits) for n in [*self.above()][-2::-1]]
+        nodes = [SearchNode(n.start, len(n.written.tokens), n.value, n.visits) for n in [*self.path_to_root()][-2::-1]]
         return Completion(tokens=self.written.tokens, logprobs=self.written.logprobs, loss_mask=self.written.loss_mask,
                           text=self.written.text, finish_reason=self.written.finish_reason, extra=as_extra(nodes))
 
@@ -127,18 +127,18 @@ class Tree:
         for node, correct in zip(ends, right, strict=True):
             node.right = correct
         if ends:
-            self._back_up(_first(ends))
+            self._back_up(_best_end(ends))
         self.current = self._next(bool(ends))
 
-    def settle(self) -> bool:
+    def back_up_waiting(self) -> bool:
         """Backs up one of the ends that are not backed up yet, after the last expansion. Returns whether there was one.
         """
-        waiting = [node for node in self.root.below() if node.ended and not node.backed_up]
+        waiting = [node for node in self.root.subtree() if node.ended and not node.backed_up]
         if waiting:
-            self._back_up(_first(waiting))
+            self._back_up(_best_end(waiting))
         return bool(waiting)
 
-    def again(self) -> None:
+    def restart(self) -> None:
         """Makes the root the current node if no node is left to expand."""
         self.current = self.current or self.root
 
@@ -161,7 +161,7 @@ class Tree:
     def _next(self, ended: bool) -> Node | None:
         """The node to expand next. If no completion has ended in this expansion, the new node with the highest `uct`;
         otherwise the open node of the whole tree with the highest `promise`. Among equals the first."""
-        open_ = [n for n in self.root.below() if n.parent and not n.ended and not n.children]
+        open_ = [n for n in self.root.subtree() if n.parent and not n.ended and not n.children]
         if ended:
             return max(open_, key=self.promise, default=None)
         return max((n for n in open_ if n.parent is self.current), key=self.uct)
@@ -175,7 +175,7 @@ class Tree:
         end.backed_up = True
         self.ends.append(end)
         worth = {True: 1.0, False: -1.0, None: 0.0}[end.right]
-        for node in end.above():
+        for node in end.path_to_root():
             node.visits += 1
             gain = worth * max((node.depth + 1) / (end.depth + 1), self.settings.least)
             if node.value * gain >= 0:
@@ -188,7 +188,7 @@ def _ends(answer: Completion, most: int) -> bool:
     return answer.finish_reason == "stop" or len(answer.tokens) >= most
 
 
-def _first(ends: Sequence[Node]) -> Node:
+def _best_end(ends: Sequence[Node]) -> Node:
     """Chooses the end to back up: a correct one if there is any, else a wrong one; among several, the one whose
     completion has the lowest mean entropy."""
     return min(ends, key=lambda node: ({True: 0, False: 1, None: 2}[node.right], _entropy(node.written)))

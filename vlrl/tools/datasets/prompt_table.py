@@ -20,7 +20,7 @@ import numpy as np
 from vlrl.config.schema import Config
 from vlrl.curriculum.report import BINS, bins
 from vlrl.data import SPLITS, json_line, several
-from vlrl.data.sources.folders import of_side
+from vlrl.data.sources.folders import rows_of_split
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.store.files import replacing
@@ -157,7 +157,7 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
         return []
     root = Path(config.data.root) if config.data.root else file.parent
     target = root if config.data.root else out.parent
-    read = [(where, row) for where, row in of_side(rows_in(file, config.data.format, root, config.data.columns,
+    read = [(where, row) for where, row in rows_of_split(rows_in(file, config.data.format, root, config.data.columns,
                                                         answer_type=config.data.answer_type), split)
             if not isinstance(row, DataError) and "id" in row]
     if any(holds_media(row) for _, row in read):  # JSON cannot hold media: columns by id instead
