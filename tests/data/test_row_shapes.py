@@ -17,8 +17,7 @@ from tests.tables import each
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings
 from vlrl.data import FIELDS
-from vlrl.data.formats.known import FORMATS
-from vlrl.data.formats.shapes import PROJECTS, shape_of
+from vlrl.data.formats.known import FORMATS, PROJECTS, shape_of
 from vlrl.data.sources.reading import recognised_format, rows_in
 from vlrl.errors import DataError
 from vlrl.models import policy as policies

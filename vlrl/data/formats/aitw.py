@@ -28,10 +28,6 @@ _USED = ("instruction", "goal", "result_action_type", "result_action_text", "res
          "result_action", "episode_id")
 
 
-def is_aitw(record: Record) -> bool:
-    return has(record, "result_action_type", "result_action") and has(record, "instruction", "goal")
-
-
 def aitw(record: Record, source: RecordSource) -> list[Row]:
     """Converts the record of one step to a row with an instruction and an action. All steps of an episode stay in one
     split."""

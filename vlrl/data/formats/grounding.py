@@ -246,10 +246,6 @@ def _sentence(value: Any) -> str:
 # --- LISA / ReasonSeg (2308.00692): one file per image, polygons of the target ----------------------------------------
 
 
-def is_lisa(record: Record) -> bool:
-    return isinstance(record.get("shapes"), list) and has(record, "text")
-
-
 def lisa(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of LISA to one row per text. The box encloses all polygons labelled `target`, in original
     pixels."""
@@ -275,10 +271,6 @@ def _with_image(record: Record, source: RecordSource) -> Record:
 
 
 # --- COCO -------------------------------------------------------------------------------------------------------------
-
-
-def is_coco(record: Record) -> bool:
-    return isinstance(record.get("images"), list) and isinstance(record.get("annotations"), list)
 
 
 def coco(record: Record, source: RecordSource) -> list[Row]:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.grounding import is_problem_box
 from vlrl.data.sources.box_numbers import are_shares, pixels, scaled, xywh
 from vlrl.data.sources.fields import (
     IMAGE,
@@ -39,20 +38,11 @@ _NO_TEXT = ("", "no input text", "none", "null")
 # --- ScreenSpot -------------------------------------------------------------------------------------------------------
 
 
-def is_screenspot_pro(record: Record) -> bool:
-    return has(record, "bbox") and has(record, "instruction") and has(record, "ui_type", "img_size")
-
-
 def screenspot_pro(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels.
 
     All rows of one `application` stay in the same split."""
     return _element(record, source, corners=True)
-
-
-def is_screenspot(record: Record) -> bool:
-    kind = has(record, "data_type", "data_source", "img_filename")
-    return kind and has(record, "bbox") and has(record, "instruction")
 
 
 def screenspot(record: Record, source: RecordSource) -> list[Row]:
@@ -142,10 +132,6 @@ def unlabelled(record: Record, source: RecordSource) -> list[Row]:
 # --- GUI-G1 and GUI-G2 ------------------------------------------------------------------------------------------------
 
 
-def is_gui_g1(record: Record) -> bool:
-    return has(record, "rate") and is_problem_box(record)
-
-
 def gui_g1(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of GUI-G1 (2505.15810): problem, solution [x1, y1, x2, y2] in pixels, and `rate`, its weight in
     the loss."""
@@ -156,10 +142,6 @@ def gui_g1(record: Record, source: RecordSource) -> list[Row]:
     return [{**base_fields(record, source), "instruction": match[1] if match else text(record, "problem"),
              "box": pixels(numbers(record["solution"], (4,), "solution"), "solution"), "weight": rate,
              **meta(record, "problem", "solution", "rate")}]
-
-
-def is_gui_g2(record: Record) -> bool:
-    return has(record, "abs_box", "rela_box") and has(record, "instruction")
 
 
 def gui_g2(record: Record, source: RecordSource) -> list[Row]:
@@ -217,10 +199,6 @@ def _action(gt: Record) -> dict[str, Any]:
     return action
 
 
-def is_android_episode(record: Record) -> bool:
-    return isinstance(record.get("actions"), list) and has(record, "episode_id", "goal", "step_instructions")
-
-
 def android_episode(record: Record, source: RecordSource) -> list[Row]:
     """Converts an episode to one row per action; the instructions of earlier steps become the row's `history`.
 
@@ -243,10 +221,6 @@ def android_episode(record: Record, source: RecordSource) -> list[Row]:
 
 
 # --- GUI-R1 (2504.10458) ----------------------------------------------------------------------------------------------
-
-
-def is_gui_r1(record: Record) -> bool:
-    return has(record, "gt_action") and isinstance(record.get("gt_action"), str) and has(record, "instruction")
 
 
 def gui_r1(record: Record, source: RecordSource) -> list[Row]:

@@ -32,10 +32,6 @@ _MARKS = ("[question]", "[response 1]", "[response 2]")
 _END = "**output format"
 
 
-def is_chosen_rejected(record: Record) -> bool:
-    return has(record, "chosen") and has(record, "rejected")
-
-
 def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with `chosen` and `rejected` (VL-RewardBench in R1-Reward's format, RLAIF-V, LLaMA-Factory).
 
@@ -147,10 +143,6 @@ def _better(verdict: Any, pair: list[str]) -> int:
 
 
 # --- R1-Reward (2505.02835) -------------------------------------------------------------------------------------------
-
-
-def is_r1_reward(record: Record) -> bool:
-    return has(record, "message") and has(record, "answer") and isinstance(pick(record, "message"), list)
 
 
 def r1_reward(record: Record, source: RecordSource) -> list[Row]:

@@ -59,10 +59,6 @@ _YES_NO = ("yes", "no")
 _FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
 
 
-def is_problem_text(record: Record) -> bool:
-    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and "solution" in record
-
-
 def problem_text(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with `problem` and `solution` (Curr-ReFT's SuperCLEVR, R1-V, CLS-RL).
 

@@ -18,11 +18,6 @@ _NAMES = ("tables/{}.png", "{}.png")
 """Possible file names of a table's image; {} is the id of the record."""
 
 
-def is_table_question(record: Record) -> bool:
-    """Whether a record has a question, an answer and a table, as a string or as a list of rows."""
-    return has(record, "table") and has(record, "question") and has(record, "answer")
-
-
 def table_question(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record to a row that shows the table as text before the question, and its image if the file exists."""
     question, table = text(record, "question"), _as_text(pick(record, "table"))

@@ -90,11 +90,6 @@ def video_r1(record: Record, source: RecordSource) -> list[Row]:
 # --- SEED-Bench-R1 (2503.24376) ---------------------------------------------------------------------------------------
 
 
-def is_seed_bench_r1(record: Record) -> bool:
-    return has(record, "question") and has(record, "current_observation_basename", "task_progress_metadata") and has(
-        record, "negative_answers", "choice_a")
-
-
 def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of SEED-Bench-R1 to a row with the video of the progress (if any), the last frame, and four
     options.
@@ -194,10 +189,6 @@ def _grounded(record: Record, source: RecordSource, video: str, question: str, w
 # --- Charades-STA (1705.02101) and ActivityNet captions (1705.00754): all sentences of a video in one record ----------
 
 
-def is_captions(record: Record) -> bool:
-    return isinstance(record.get("timestamps"), list) and has(record, "sentences")
-
-
 def captions(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with all sentences of a video to one row per sentence, each with its span.
 
@@ -263,11 +254,6 @@ def videochat_span(record: Record, source: RecordSource) -> list[Row]:
 # --- GOT-10k (1810.11981) ---------------------------------------------------------------------------------------------
 
 
-def is_got10k(record: Record) -> bool:
-    return has(record, "path", *VIDEO) and has(record, "object", "label") and isinstance(
-        pick(record, "gt", "boxes_xywh"), list)
-
-
 def got10k(record: Record, source: RecordSource) -> list[Row]:
     """Converts a tracked object: `gt` has one box per frame as fractions of the image, for frames spread evenly over
     the sequence.
@@ -309,10 +295,6 @@ def _spread(count: int, among: int) -> list[int]:
 
 
 # --- classification of clips ------------------------------------------------------------------------------------------
-
-
-def is_clip_class(record: Record) -> bool:
-    return has(record, *VIDEO) and has(record, "instruction") and isinstance(record.get("answer"), str)
 
 
 def clip_class(record: Record, source: RecordSource) -> list[Row]:

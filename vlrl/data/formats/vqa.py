@@ -69,10 +69,6 @@ def statement(record: Record, source: RecordSource) -> list[Row]:
 # --- HallusionBench (2310.14566) --------------------------------------------------------------------------------------
 
 
-def is_hallusion(record: Record) -> bool:
-    return has(record, "gt_answer_details") and has(record, "visual_input") and has(record, "question")
-
-
 def hallusion(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of HallusionBench; `gt_answer` is 1 for yes and 0 for no.
 
@@ -89,10 +85,6 @@ def hallusion(record: Record, source: RecordSource) -> list[Row]:
 # --- several questions in a record ------------------------------------------------------------------------------------
 
 
-def is_natural_bench(record: Record) -> bool:
-    return all(has(record, name) for name in ("Image_0", "Image_1", "Question_0", "Question_1", "Image_0_Question_0"))
-
-
 def natural_bench(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of NaturalBench (2410.14669) to four rows: two questions about each of two images.
 
@@ -103,11 +95,6 @@ def natural_bench(record: Record, source: RecordSource) -> list[Row]:
         {"id": f"{id}-{image}{asks}", "image": record[f"Image_{image}"], "question": text(record, f"Question_{asks}"),
          "answer": text(record, f"Image_{image}_Question_{asks}")} for asks in (0, 1) for image in (0, 1)],
         group_key=str(id))
-
-
-def is_visual7w(record: Record) -> bool:
-    pairs = pick(record, "qa_pairs")
-    return isinstance(pairs, list) and bool(pairs) and isinstance(pairs[0], Mapping) and "multiple_choices" in pairs[0]
 
 
 def visual7w(record: Record, source: RecordSource) -> list[Row]:
@@ -141,10 +128,6 @@ def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
     return _question_rows(record, source, questions, image=image)
 
 
-def is_figure_qa(record: Record) -> bool:
-    return has(record, "question_string") and "answer" in record and has(record, "image_index")
-
-
 def figure_qa(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of FigureQA (1710.07300), whose answers 1 and 0 mean yes and no, or of PlotQA (1909.00997).
 
@@ -157,11 +140,6 @@ def figure_qa(record: Record, source: RecordSource) -> list[Row]:
 
 
 # --- regions and elements ---------------------------------------------------------------------------------------------
-
-
-def is_visual_genome(record: Record) -> bool:
-    regions = pick(record, "regions")
-    return isinstance(regions, list) and bool(regions) and isinstance(regions[0], Mapping) and "phrase" in regions[0]
 
 
 def visual_genome(record: Record, source: RecordSource) -> list[Row]:
@@ -180,12 +158,6 @@ def visual_genome(record: Record, source: RecordSource) -> list[Row]:
                      **({"width": size[0], "height": size[1]} if size else {}),
                      "boxes": [{"box": [x, y, x + width, y + height], "label": phrase}]})  # pyright: ignore
     return rows
-
-
-def is_elements(record: Record) -> bool:
-    entries = pick(record, "elements", "element")
-    return isinstance(entries, list) and bool(entries) and isinstance(entries[0], Mapping) and {
-        "instruction", "bbox"} <= entries[0].keys()
 
 
 def elements(record: Record, source: RecordSource) -> list[Row]:
@@ -209,11 +181,6 @@ def elements(record: Record, source: RecordSource) -> list[Row]:
 
 
 # --- Ego4D's natural language queries (2110.07058) --------------------------------------------------------------------
-
-
-def is_ego4d_nlq(record: Record) -> bool:
-    clips = pick(record, "clips")
-    return has(record, "video_uid") and isinstance(clips, list)
 
 
 def ego4d_nlq(record: Record, source: RecordSource) -> list[Row]:

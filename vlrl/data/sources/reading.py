@@ -72,7 +72,7 @@ _TABLES = Table({
     "formats": "vlrl.data.formats.known:FORMATS",
     "rivals": "vlrl.data.formats.known:FIELD_COLUMNS",
     "unanswered": "vlrl.data.formats.qa:missing_answer",
-    "shape_of": "vlrl.data.formats.shapes:shape_of",
+    "shape_of": "vlrl.data.formats.known:shape_of",
 })
 
 
