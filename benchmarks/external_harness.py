@@ -23,7 +23,7 @@ from typing import Any
 def items(config: str, n: int, out: Path, words: list[str]) -> None:
     """Writes the first `n` held-out samples: id, messages in OpenAI's form, target box in pixels, size of the image."""
     from vlrl.config import load
-    from vlrl.task.first_samples import first_samples
+    from vlrl.task.interface import first_samples
     from vlrl.tools.clients.chat_prompts import ChatEncoder
     from vlrl.training.build_task import make_task
 

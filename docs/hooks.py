@@ -13,7 +13,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 REFERENCE = {
     "vlrl": ("vlrl.task.base.Task", "vlrl.types", "vlrl.media", "vlrl.task.environment", "vlrl.environments.tools",
              "vlrl.tools.train", "vlrl.tools.evaluate", "vlrl.tools.run", "vlrl.config.loading", "vlrl.errors"),
-    "data": ("vlrl.data.samples", "vlrl.data.sources.dataset", "vlrl.data.sources.writing",
+    "data": ("vlrl.data.samples", "vlrl.data.sources.dataset", "vlrl.data.sources.json_rows",
              "vlrl.data.coordinates", "vlrl.data.media"),
     "rewards": tuple(f"vlrl.rewards.{path.stem}" for path in sorted((ROOT / "vlrl" / "rewards").glob("*.py"))
                      if not path.stem.startswith("_") and "worker" not in path.stem),

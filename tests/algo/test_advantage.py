@@ -14,7 +14,7 @@ from tests.algo.made import scores
 from vlrl.algo import advantage
 from vlrl.algo.tables import ADVANTAGES
 from vlrl.methods.objectives import advantage as group_advantage
-from vlrl.methods.objectives import token_advantage, turn_advantage
+from vlrl.methods.objectives import turn_advantage
 from vlrl.methods.objectives.advantage import EmaStd
 from vlrl.methods.tree import advantage as tree_advantage
 from vlrl.methods.tree.search_tree import SearchNode, as_extra
@@ -70,18 +70,18 @@ def test_by_hand(case):
 def test_reinforce_pp_by_hand():
     more = {"tokens": [[5, 6], [7]]}
     # gamma 0.5: returns 0.5 1 | 0; mean 0.5, variance (0 + 0.25 + 0.25) / 2
-    found = token_advantage.reinforce_pp(scores([[1, 0]], **more), gamma=0.5)
+    found = group_advantage.reinforce_pp(scores([[1, 0]], **more), gamma=0.5)
     assert [f.tolist() for f in found] == [pytest.approx([0, 1], abs=1e-6), pytest.approx([-1], abs=1e-6)]
     # kl 1 2 | 0 at 0.1: paid -0.1 0.8 | 0, returns 0.7 0.8 | 0; mean 0.5, squares 0.04 0.09 0.25 over 2
     with_kl = scores([[1, 0]], **more, kl=[np.array([1.0, 2.0]), np.zeros(1)], kl_coef=0.1)
-    found = token_advantage.reinforce_pp(with_kl)
+    found = group_advantage.reinforce_pp(with_kl)
     assert torch.cat(found).tolist() == pytest.approx([d / ROOT(0.19) for d in (0.2, 0.3, -0.5)], abs=1e-6)
 
 
 def test_reinforce_pp_skips_untrained_tokens_and_unscorable_answers():
     masks = [np.array([True, False, True]), np.ones(1, bool), np.ones(2, bool)]
     s = scores([[1, 0, None]], tokens=[[5, 0, 6], [7], [8, 9]], masks=masks)
-    assert [f.tolist() for f in token_advantage.reinforce_pp(s, gamma=0.5)] == [
+    assert [f.tolist() for f in group_advantage.reinforce_pp(s, gamma=0.5)] == [
         pytest.approx([0, 0, 1], abs=1e-6), pytest.approx([-1], abs=1e-6), [0, 0]]
 
 
@@ -295,9 +295,9 @@ def test_clip_delta_by_hand():
     """eta = .5, the mean of .2, .8, .5; what is above it, or of an unscorable answer, earns nothing."""
     s = scores([[1, 0, None]], masks=[np.array(m, bool) for m in ([1, 1, 0, 1, 1], [1, 1], [1])],
                steps=[[(0, 2, 0.2), (2, 4, 0.8)], [(0, 1, 0.5)], [(0, 1, -9.0)]])
-    found = token_advantage.clip_delta(s, normalize=False)
+    found = group_advantage.clip_delta(s, normalize=False)
     assert [a.tolist() for a in found] == [pytest.approx([0.5 - 0.03] * 2 + [0, 0.5, 0.5]), [-0.5, -0.5], [0]]
-    raised = token_advantage.clip_delta(s, scale=2.0, eta=0.6, eps=0.0)
+    raised = group_advantage.clip_delta(s, scale=2.0, eta=0.6, eps=0.0)
     a = 0.5 / 0.5 ** 0.5
     assert [x.tolist() for x in raised[:2]] == [pytest.approx([a - 0.8] * 2 + [0, a, a]), pytest.approx([-a - 0.2, -a])]
 
@@ -305,10 +305,10 @@ def test_clip_delta_by_hand():
 def test_repeated_good_steps_earn_nothing(caplog):
     once, often = (scores([[1, 0]], masks=[np.ones(6, bool)] * 2, steps=[steps, [(0, 6, 0.1)]])
                    for steps in ([(0, 6, 0.9)], [(0, 2, 0.9), (2, 4, 0.9), (4, 6, 0.9)]))
-    assert [token_advantage.clip_delta(s, eta=0.5)[0].tolist() for s in (once, often)] == [
-        token_advantage.clip_delta(replace(once, steps=[[], []]), eta=0.5)[0].tolist()] * 2
+    assert [group_advantage.clip_delta(s, eta=0.5)[0].tolist() for s in (once, often)] == [
+        group_advantage.clip_delta(replace(once, steps=[[], []]), eta=0.5)[0].tolist()] * 2
     turn_advantage._warned.clear()
-    token_advantage.clip_delta(replace(once, steps=[[], []]))
+    group_advantage.clip_delta(replace(once, steps=[[], []]))
     assert "no answer has step values" in caplog.text
 
 

@@ -9,7 +9,7 @@ import torch
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
-from vlrl.methods.distillation.loss import LOSSES, TokenChunk, reverse_kl, sampled_kl
+from vlrl.methods.distillation.method import LOSSES, TokenChunk, reverse_kl, sampled_kl
 from vlrl.models.logprobs import Head, token_stats
 
 LN = math.log

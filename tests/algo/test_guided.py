@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from vlrl.methods.second_attempts.loss import LOSSES, RetryBatch, dpo, expo, sft
+from vlrl.methods.second_attempts.update import LOSSES, RetryBatch, dpo, expo, sft
 
 LN = math.log
 

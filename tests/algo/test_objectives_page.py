@@ -12,7 +12,7 @@ from vlrl.algo import aggregation, reference, tables
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import parameters
 from vlrl.methods.demonstrations import mixes as demonstrations
-from vlrl.methods.distillation import loss as distillation
+from vlrl.methods.distillation import method as distillation
 from vlrl.methods.replay import rules as stored
 
 ROOT = Path(__file__).resolve().parents[2]

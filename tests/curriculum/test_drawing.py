@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from vlrl.curriculum.base import Prompts, stream
-from vlrl.curriculum.drawing import _BLOCK, _found, weighted
-from vlrl.curriculum.plain import Uniform
+from vlrl.curriculum.drawing import _BLOCK, Uniform, _found, weighted
 
 SIZES = (1, _BLOCK - 1, _BLOCK, _BLOCK + 1, 20 * _BLOCK + 7)
 

@@ -13,10 +13,9 @@ from PIL import Image
 from tests.tables import each, refused
 from vlrl.cli.main import main
 from vlrl.data import FIELDS, sample_from_row
-from vlrl.data.sources.box_numbers import hull, scaled
 from vlrl.data.sources.fields import RecordSource, numbers
 from vlrl.data.sources.reading import canonical_rows, recognised_format
-from vlrl.data.values import number, tidy
+from vlrl.data.values import hull, number, scaled, tidy
 from vlrl.errors import DataError
 
 

@@ -22,7 +22,7 @@ from vlrl.data.sources import derived_cache, lazy_dataset, row_index
 from vlrl.data.sources.lazy_dataset import LazySamples
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.task import Task
-from vlrl.task.first_samples import first_samples
+from vlrl.task.interface import first_samples
 
 
 def rows(count=50):

@@ -12,7 +12,7 @@ from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.task.first_samples import first_samples
+from vlrl.task.interface import first_samples
 from vlrl.tools.evaluation import answers as module
 from vlrl.tools.evaluation.answers import EvalRuntime, draw_answers
 from vlrl.tools.evaluation.rows import RowFile

@@ -18,7 +18,7 @@ from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.task import Task
-from vlrl.task.first_samples import first_samples
+from vlrl.task.interface import first_samples
 from vlrl.training.advantages import credit
 from vlrl.types import Prompt, Sample
 

@@ -21,8 +21,17 @@ from vlrl.methods.second_attempts.guidance import (
     task_guidance,
     true_answer,
 )
-from vlrl.methods.second_attempts.keep import RetryGroup, answer_start, correct, explains
-from vlrl.methods.second_attempts.members import hinted, join, mark_moved, replace_wrong, second_attempts
+from vlrl.methods.second_attempts.members import (
+    RetryGroup,
+    answer_start,
+    correct,
+    explains,
+    hinted,
+    join,
+    mark_moved,
+    replace_wrong,
+    second_attempts,
+)
 from vlrl.rewards.text import answer_offset, parse_answer
 from vlrl.task import Task
 from vlrl.types import Answer, Sample

@@ -16,10 +16,10 @@ from vlrl.curriculum import Draw
 from vlrl.engine.base import reset_sample
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TaskError
-from vlrl.methods.second_attempts import attempts as guided
-from vlrl.methods.second_attempts.attempts import all_wrong
+from vlrl.methods.second_attempts import method as guided
 from vlrl.methods.second_attempts.guidance import guidance_of
 from vlrl.methods.second_attempts.members import second_attempts
+from vlrl.methods.second_attempts.method import all_wrong
 from vlrl.models.packing import training_rows
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.generate import AcceptedDraw, RolloutGenerator

@@ -15,8 +15,7 @@ from tests.rollout.test_branching import LONG, Counting, branched, common, compl
 from vlrl.engine.base import Request
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
-from vlrl.methods.tree.branching import BranchingGenerator, Leaf
-from vlrl.methods.tree.meanings import ALIKE, Meaning, semantic_entropy, words
+from vlrl.methods.tree.branching import ALIKE, BranchingGenerator, Leaf, Meaning, semantic_entropy, words
 
 AT = {"name": "meaning", "continuations": 3, "tokens": 5, "candidates": 4, "root": 0.0}
 

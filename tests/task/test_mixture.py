@@ -31,8 +31,7 @@ from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
 from vlrl.task.base import Task
-from vlrl.task.first_samples import first_samples
-from vlrl.task.interface import task_messages, task_oracle, task_samples
+from vlrl.task.interface import first_samples, task_messages, task_oracle, task_samples
 from vlrl.task.mixture import Interleaved, Mixture, require_one_task
 from vlrl.task.services import drop_unserved_parts
 from vlrl.task.variants import has_variants

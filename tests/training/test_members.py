@@ -17,7 +17,7 @@ from vlrl.config.sections import GUIDED
 from vlrl.curriculum import Draw, Outcome
 from vlrl.errors import ConfigError
 from vlrl.methods.demonstrations.draw import DemonstrationSampler
-from vlrl.methods.second_attempts import attempts as guided
+from vlrl.methods.second_attempts import method as guided
 from vlrl.methods.second_attempts.members import USES, hinted, join, mark_moved, replace_wrong, second_attempts
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder

@@ -17,7 +17,7 @@ ADVANTAGES = Table({
     **_of("vlrl.algo.advantage", "grpo dr_grpo rloo"),
     **_of("vlrl.methods.objectives.advantage",
           "batch_std gdpo reinforce_pp_baseline remax gpg opo pass_at_k maxrl w_reinforce nsr ema_std=EmaStd"),
-    **_of("vlrl.methods.objectives.token_advantage", "reinforce_pp clip_delta"),
+    **_of("vlrl.methods.objectives.advantage", "reinforce_pp clip_delta"),
     **_of("vlrl.methods.tree.advantage", "tempo rose treerl deepsearch"),
     **_of("vlrl.methods.objectives.turn_advantage", "gigpo turn_return mobgrpo hierarchical thor"),
     **_of("vlrl.methods.critic.gae", "gae turn_gae bilevel_gae macro_gae"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from vlrl.data.reasons import counted, shape
+from vlrl.data.samples import counted, shape
 
 Level = Literal["ok", "info", "missing", "warning", "error"]
 """ok: it works. info: worth knowing. missing: something optional is not installed. warning: may be intended. error: a

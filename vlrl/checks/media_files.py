@@ -12,10 +12,9 @@ from vlrl.checks.identity import media_digest
 from vlrl.checks.rule import CheckedRow, MediaFile
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.embedded import EmbeddedMedia
-from vlrl.data.headers import header
-from vlrl.data.media import VideoSampling, check_pixels, load, missing_file
+from vlrl.data.media import VideoSampling, check_pixels, header, load, missing_file
 from vlrl.data.row_media import sources_of
-from vlrl.data.sequences import where
+from vlrl.data.samples import where
 from vlrl.data.values import number
 from vlrl.errors import DataError
 from vlrl.types import Media, Sample

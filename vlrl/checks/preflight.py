@@ -24,7 +24,7 @@ from vlrl.checks.tasks import TaskSamples, task_findings
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config
 from vlrl.data import Samples
-from vlrl.data.sequences import where
+from vlrl.data.samples import where
 from vlrl.errors import DataError, TaskError, VlrlError
 from vlrl.models.image_sizes import image_refusal
 from vlrl.rewards.text import completion_for

@@ -61,7 +61,7 @@ PAIRS = "bradley_terry"
 
 HEADS = Table({
     "algo.critic": "vlrl.methods.critic.gae:of_run",
-    f"algo.loss={PAIRS}": "vlrl.methods.preferences.head:of_run",
+    f"algo.loss={PAIRS}": "vlrl.methods.preferences.loss:of_run",
 })
 """Section, or value of algo.loss, that needs a separate head (models/heads.py) -> function (config, width, device) that
 makes the head."""

@@ -22,8 +22,8 @@ from vlrl.algo.named import bind, parameters
 from vlrl.config.registry import Table, failure, place, resolve
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum.base import Categories, ForeseeingSampler, MeasuringSampler, ProbingSampler, Prompts, Sampler
+from vlrl.curriculum.drawing import Sequential, Uniform
 from vlrl.curriculum.filters import Filters, Intake
-from vlrl.curriculum.plain import Sequential, Uniform
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task import Task
@@ -32,8 +32,8 @@ __all__ = ["SAMPLERS", "Categories", "Draw", "Filters", "ForeseeingSampler", "In
            "Outcome", "ProbingSampler", "Prompts", "Sampler", "Sequential", "Uniform", "check", "make"]
 
 SAMPLERS = Table({
-    "uniform": "vlrl.curriculum.plain:Uniform",
-    "sequential": "vlrl.curriculum.plain:Sequential",
+    "uniform": "vlrl.curriculum.drawing:Uniform",
+    "sequential": "vlrl.curriculum.drawing:Sequential",
     "adcl": "vlrl.methods.curricula.refocus:ADCL",
     "alp_gmm": "vlrl.methods.curricula.procedural:ALPGMM",
     "domain_weighted": "vlrl.methods.curricula.bandits:DomainWeighted",

@@ -23,8 +23,7 @@ from vlrl.config.schema import RolloutSettings
 from vlrl.curriculum.columns import Columns
 from vlrl.curriculum.history import History
 from vlrl.curriculum.types import Draw, Outcome
-from vlrl.data.samples import readable
-from vlrl.data.sequences import SampleSequence
+from vlrl.data.samples import SampleSequence, readable
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Sample
 

@@ -44,13 +44,12 @@ __all__ = [
 ]
 
 _PUBLIC = Table({name: f"vlrl.data.{module}:{name}" for module, names in {
-    "samples": "SPLITS BadRow Drawn Samples bad_row_lines readable",
-    "reasons": "reason_lines",
+    "samples": "SPLITS BadRow Drawn Samples bad_row_lines readable reason_lines",
     "row_samples": "FIELDS MEDIA_FIELDS box_problems make_sample repeated_id sample_from_row",
     "sources.dataset": "locate_files read_rows read_samples several",
-    "sources.records": "records",
+    "sources.folders": "records",
     "sources.solutions": "with_solutions",
-    "sources.writing": "check_suffix json_line write_rows",
+    "sources.json_rows": "check_suffix json_line write_rows",
 }.items() for name in names.split()})
 
 

@@ -1,4 +1,3 @@
-from vlrl.data.reasons import reason_lines as reason_lines
 from vlrl.data.row_samples import FIELDS as FIELDS
 from vlrl.data.row_samples import MEDIA_FIELDS as MEDIA_FIELDS
 from vlrl.data.row_samples import box_problems as box_problems
@@ -11,12 +10,13 @@ from vlrl.data.samples import Drawn as Drawn
 from vlrl.data.samples import Samples as Samples
 from vlrl.data.samples import bad_row_lines as bad_row_lines
 from vlrl.data.samples import readable as readable
+from vlrl.data.samples import reason_lines as reason_lines
 from vlrl.data.sources.dataset import locate_files as locate_files
 from vlrl.data.sources.dataset import read_rows as read_rows
 from vlrl.data.sources.dataset import read_samples as read_samples
 from vlrl.data.sources.dataset import several as several
-from vlrl.data.sources.records import records as records
+from vlrl.data.sources.folders import records as records
+from vlrl.data.sources.json_rows import check_suffix as check_suffix
+from vlrl.data.sources.json_rows import json_line as json_line
+from vlrl.data.sources.json_rows import write_rows as write_rows
 from vlrl.data.sources.solutions import with_solutions as with_solutions
-from vlrl.data.sources.writing import check_suffix as check_suffix
-from vlrl.data.sources.writing import json_line as json_line
-from vlrl.data.sources.writing import write_rows as write_rows

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, ImagePalette, UnidentifiedImageError
@@ -306,3 +306,31 @@ def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> No
     if width * height > limits.image_pixels:
         raise DataError(f"{name} is {width}x{height} = {width * height} pixels, more than limits.image_pixels="
                         f"{limits.image_pixels}; make it smaller, or raise the limit")
+
+
+_ORIENTATION = 0x0112
+_ROTATED = (5, 6, 7, 8)
+
+
+class Header(NamedTuple):
+    """Size and orientation from the header of an image file."""
+
+    size: tuple[int, int]
+    """Width and height as displayed, with the EXIF orientation applied."""
+    orientation: int
+    """EXIF orientation: 1 = displayed as stored, 5 to 8 = rotated by 90 degrees."""
+
+
+def header(source: Path | bytes | EmbeddedMedia) -> Header | None:
+    """Reads the header of an image; returns None if the file is missing or unreadable."""
+    data = source.data if isinstance(source, EmbeddedMedia) else source
+    try:
+        with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=IMAGE_FORMATS) as opened:
+            width, height = opened.size
+            # Pillow would search a PNG without EXIF in its header behind the pixels
+            has_exif = opened.format != "PNG" or "exif" in opened.info
+            orientation = opened.getexif().get(_ORIENTATION, 1) if has_exif else 1
+    except Exception:  # decoders raise anything; loading the image reports the fault
+        return None
+    known = orientation if orientation in range(1, 9) else 1
+    return Header((height, width) if known in _ROTATED else (width, height), known)

@@ -21,7 +21,7 @@ from vlrl.rollout.generate import Likelihoods, Score, answer_of, groups_without_
 from vlrl.rollout.overlap import parallel_map
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task
-from vlrl.task.first_samples import first_samples
+from vlrl.task.interface import first_samples
 from vlrl.task.scoring import sample_metrics, score_all
 from vlrl.task.services import RunServices
 from vlrl.types import Group, Sample

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.data.samples import fingerprint_rows, parts_of, readable
-from vlrl.data.sequences import SampleSequence
+from vlrl.data.samples import SampleSequence, fingerprint_rows, parts_of, readable
 from vlrl.errors import DataError, RunError
 from vlrl.types import Sample
 

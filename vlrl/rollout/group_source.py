@@ -23,8 +23,8 @@ from vlrl.curriculum import (
     Prompts,
     Sampler,
 )
+from vlrl.curriculum.filters import Tally
 from vlrl.curriculum.horizon import Horizon
-from vlrl.curriculum.report import Tally
 from vlrl.distributed import comm
 from vlrl.engine.base import EpisodePlayer
 from vlrl.errors import TrainingError

@@ -5,13 +5,15 @@ the task, the method and the sample."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from vlrl.config.registry import Table, failure
-from vlrl.errors import TaskError, VlrlError, did_you_mean
+from vlrl.data.samples import readable
+from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
 from vlrl.task.base import Task
 from vlrl.task.row_files import refuse_unread_file, reset_reads, unread_file
 from vlrl.types import Observation, Sample
@@ -187,3 +189,20 @@ def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
     if missing:
         raise TaskError(f"task '{task.name}': score left out the part '{sorted(missing)[0]}' of rewards; "
                         "return every part, with None for a part that cannot be scored.")
+
+
+def first_samples(task: Task, split: str, count: int) -> list[Sample]:
+    """The first `count` samples of a split. Their prompts cycle through the templates of each task. Raises ConfigError
+    if the split is empty."""
+    samples = task_samples(task, split)
+    if len(samples) == 0:
+        raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
+    leave_out = task.data is not None and task.data.quarantine
+    candidates = (readable(samples, i) if leave_out else samples[i] for i in range(len(samples)))
+    first = list(itertools.islice((sample for sample in candidates if sample is not None), count))
+    out, last_turn = [], dict[str, int]()
+    for sample in first:  # each task goes through its templates
+        turn = last_turn[sample.task] = last_turn.get(sample.task, -1) + 1
+        templates = task.of(sample).templates
+        out.append(replace(sample, prompt=templates[turn % len(templates)]))
+    return out

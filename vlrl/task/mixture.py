@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.data.samples import fingerprint_rows
-from vlrl.data.sequences import SampleSequence, where
+from vlrl.data.samples import SampleSequence, fingerprint_rows, where
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task.base import Task
 from vlrl.task.interface import generated, task_samples

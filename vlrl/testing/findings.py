@@ -13,7 +13,7 @@ from typing import Any
 from vlrl.checks.answers import part_weights
 from vlrl.checks.finding import Finding, grouped, shorten
 from vlrl.config.registry import failure
-from vlrl.data.reasons import counted
+from vlrl.data.samples import counted
 from vlrl.errors import TaskError
 from vlrl.task import Task
 

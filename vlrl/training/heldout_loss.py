@@ -17,7 +17,7 @@ from vlrl.models.oom import each_batch
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.demonstrations import demonstrated, has_demonstration
 from vlrl.rollout.generate import AcceptedDraw
-from vlrl.task.first_samples import first_samples
+from vlrl.task.interface import first_samples
 from vlrl.training.build import Parts
 from vlrl.training.minibatch import make_minibatch, split
 from vlrl.types import Group, Sample

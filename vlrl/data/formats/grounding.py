@@ -21,7 +21,6 @@ from vlrl.data.formats.questions import (
     without_marks,
 )
 from vlrl.data.sources.answer_types import as_video_type
-from vlrl.data.sources.box_numbers import are_shares, hull, pixels, scaled, xywh
 from vlrl.data.sources.fields import (
     IMAGE,
     VIDEO,
@@ -35,7 +34,7 @@ from vlrl.data.sources.fields import (
     row_size,
     text,
 )
-from vlrl.data.values import number, short, unpacked
+from vlrl.data.values import are_shares, hull, number, pixels, scaled, short, unpacked, xywh
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
 

@@ -1,16 +1,16 @@
 """Converts records of GUI data to canonical rows: ScreenSpot (v1, v2, Pro, GUI-RCPO), GUI-G1, GUI-G2, AndroidControl,
-GUI-R1.
+GUI-R1, Android in the Wild.
 
 A row has either the box of the target element, or the action of one step with its point. Coordinates are original
 pixels."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.sources.box_numbers import are_shares, pixels, scaled, xywh
 from vlrl.data.sources.fields import (
     IMAGE,
     RecordSource,
@@ -24,7 +24,7 @@ from vlrl.data.sources.fields import (
     text,
 )
 from vlrl.data.sources.reading import Placed
-from vlrl.data.values import number, short, tidy, unpacked
+from vlrl.data.values import are_shares, number, pixels, scaled, short, tidy, unpacked, xywh
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
@@ -245,3 +245,73 @@ def gui_r1(record: Record, source: RecordSource) -> list[Row]:
               **({"box": where} if len(where) == 4 else {})}
     return [{**row, "instruction": text(record, "instruction"), "action": action, **fields,
              **meta(record, "gt_action", "gt_bbox", "gt_input_text", "instruction", "history", "task_type", *fields)}]
+
+
+# --- Android in the Wild (AITW, 2307.10088) and AITZ, which adds chains of thought (2403.02713) -----------------------
+
+_TAP = 0.04  # a shorter gesture, as a fraction of the screen, is a tap; others scroll in the direction of the finger
+_GESTURE = 4
+_AITW_TYPES = {3: "type", 5: "press_back", 6: "press_home", 7: "press_enter", 10: "complete", 11: "impossible"}
+"""Maps result_action_type to the type of the row's action. _GESTURE, a tap or a scroll, is handled separately."""
+_AITW_NAMES = {"type": 3, "dual_point": 4, "press_back": 5, "press_home": 6, "press_enter": 7,
+               "status_task_complete": 10, "status_task_impossible": 11}
+"""Maps the names of action types in AITW to their numbers."""
+_USED = ("instruction", "goal", "result_action_type", "result_action_text", "result_touch_yx", "result_lift_yx",
+         "result_action", "episode_id")
+
+
+def aitw(record: Record, source: RecordSource) -> list[Row]:
+    """Converts the record of one step to a row with an instruction and an action. All steps of an episode stay in one
+    split. Points are [y, x] as fractions of the screen."""
+    row = base_fields(record, source)
+    episode = {"group_key": f"episode_{record['episode_id']}"} if has(record, "episode_id") else {}
+    return [{**row, "instruction": text(record, "instruction", "goal"), "action": _aitw_action(record, row),
+             "platform": "mobile", **episode, **meta(record, *_USED)}]
+
+
+def steps_before(rows: Placed) -> Placed:
+    """Adds `history` to each row: the descriptions (`coat_action_desc`) of the earlier steps of its episode.
+
+    Rows of files without these descriptions stay unchanged."""
+    episodes: dict[str, list[tuple[float, str]]] = {}
+    for _, _, row in rows:
+        done = None if isinstance(row, DataError) else row.get("meta", {}).get("coat_action_desc")
+        if isinstance(row, dict) and isinstance(done, str) and "group_key" in row:
+            episodes.setdefault(row["group_key"], []).append((_aitw_step(row), done))
+    return [(n, where, row if isinstance(row, DataError) else _with_history(row, episodes)) for n, where, row in rows]
+
+
+def _with_history(row: dict[str, Any], episodes: Mapping[str, list[tuple[float, str]]]) -> dict[str, Any]:
+    meta = {k: v for k, v in row.get("meta", {}).items() if k != "coat_action_desc"}
+    rest = {k: v for k, v in row.items() if k != "meta"}
+    before = sorted(entry for entry in episodes.get(str(row.get("group_key")), ()) if entry[0] < _aitw_step(row))
+    history = {"history": [done for _, done in before]} if before else {}
+    return {**rest, **history, **({"meta": meta} if meta else {})}
+
+
+def _aitw_step(row: Record) -> float:
+    return number(row.get("meta", {}).get("step_id")) or 0.0
+
+
+def _aitw_action(record: Record, row: Record) -> dict[str, Any]:
+    given, words = record.get("result_action_type"), record.get("result_action_text")
+    if given is None:  # [type, text]
+        both = record["result_action"]
+        given, words = (*both, None, None)[:2] if isinstance(both, list) else (both, None)
+    kind = _AITW_NAMES.get(str(given).lower(), number(given))
+    if kind == _GESTURE:
+        return _gesture(record, row)
+    if kind not in _AITW_TYPES:
+        raise DataError(f"result_action_type={short(given)} is not an action of Android in the Wild; known: "
+                        f"{', '.join(map(str, (_GESTURE, *_AITW_TYPES)))}")
+    typed = {"text": str(words)} if kind == _AITW_NAMES["type"] else {}
+    return {"type": _AITW_TYPES[int(kind)], **typed}
+
+
+def _gesture(record: Record, row: Record) -> dict[str, Any]:
+    touch, lift = (numbers(record.get(f"result_{name}_yx"), (2,), f"result_{name}_yx") for name in ("touch", "lift"))
+    down, right = lift[0] - touch[0], lift[1] - touch[1]
+    if math.hypot(down, right) <= _TAP:
+        return {"type": "click", "point": scaled([touch[1], touch[0]], row_size(row), 1, "result_touch_yx")}
+    along, names = (down, ("up", "down")) if abs(down) >= abs(right) else (right, ("left", "right"))
+    return {"type": "scroll", "direction": names[along > 0]}

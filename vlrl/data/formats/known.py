@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from vlrl.data.formats import aitw, driving, gui, labelled, pairs, qa, tables, video, vqa
 from vlrl.data.formats import annotated as a
 from vlrl.data.formats import conversations as talk
+from vlrl.data.formats import driving, gui, pairs, qa, video, vqa
 from vlrl.data.formats import grounding as g
 from vlrl.data.sources.fields import IMAGE, VIDEO, has, pick
 from vlrl.data.sources.reading import CANONICAL, Format
@@ -42,7 +42,7 @@ FORMATS: dict[str, Format] = {
     "coco": Format(lambda r: _is_list(r, "images", "annotations"), g.coco, several=True),
     "label_studio": Format(a.is_label_studio, a.label_studio, a.ask_for_all),
     "lisa": Format(lambda r: _is_list(r, "shapes") and has(r, "text"), g.lisa, several=True),
-    "table_question": Format(lambda r: _has_all(r, "table", "question", "answer"), tables.table_question),
+    "table_question": Format(lambda r: _has_all(r, "table", "question", "answer"), qa.table_question),
     "statement": Format(vqa.is_statement, vqa.statement),
     "hallusion": Format(lambda r: _has_all(r, "gt_answer_details", "visual_input", "question"), vqa.hallusion),
     "natural_bench": Format(lambda r: _has_all(
@@ -54,9 +54,8 @@ FORMATS: dict[str, Format] = {
     "elements": Format(
         lambda r: _lists(r, "elements", "instruction", "bbox") or _lists(r, "element", "instruction", "bbox"),
         vqa.elements, several=True),
-    "ego4d_nlq": Format(
-        lambda r: has(r, "video_uid") and isinstance(pick(r, "clips"), list),
-        vqa.ego4d_nlq, several=True),
+    "ego4d_nlq": Format(lambda r: has(r, "video_uid") and isinstance(pick(r, "clips"), list),
+                        vqa.ego4d_nlq, several=True),
     "alphadrive": Format(driving.is_alphadrive, driving.alphadrive),
     "chosen_rejected": Format(lambda r: _has_all(r, "chosen", "rejected"), pairs.chosen_rejected),
     "r1_reward": Format(lambda r: has(r, "answer") and isinstance(pick(r, "message"), list), pairs.r1_reward),
@@ -71,35 +70,30 @@ FORMATS: dict[str, Format] = {
     "video_r1": Format(video.is_video_r1, video.video_r1, refuse=qa.refuse_two_readings),
     "tvgbench": Format(video.is_tvgbench, video.tvgbench),
     "time_r1": Format(video.is_time_r1, video.time_r1),
-    "clip_class": Format(
-        lambda r: has(r, *VIDEO) and has(r, "instruction") and isinstance(r.get("answer"), str),
-        video.clip_class),
+    "clip_class": Format(lambda r: has(r, *VIDEO) and has(r, "instruction") and isinstance(r.get("answer"), str),
+                         video.clip_class),
     "vlm_r1": Format(g.is_vlm_r1, g.vlm_r1, refuse=qa.refuse_two_readings),
-    "aitw": Format(
-        lambda r: has(r, "result_action_type", "result_action") and has(r, "instruction", "goal"),
-        aitw.aitw, aitw.steps_before),
-    "android_episode": Format(
-        lambda r: _is_list(r, "actions") and has(r, "episode_id", "goal", "step_instructions"),
-        gui.android_episode, several=True),
+    "aitw": Format(lambda r: has(r, "result_action_type", "result_action") and has(r, "instruction", "goal"),
+                   gui.aitw, gui.steps_before),
+    "android_episode": Format(lambda r: _is_list(r, "actions") and has(r, "episode_id", "goal", "step_instructions"),
+                              gui.android_episode, several=True),
     "android_step": Format(gui.is_android_step, gui.android_step),
     "gui_r1": Format(lambda r: _has_all(r, "gt_action", "instruction") and isinstance(r["gt_action"], str), gui.gui_r1),
     "gui_g2": Format(lambda r: has(r, "abs_box", "rela_box") and has(r, "instruction"), gui.gui_g2),
     "gui_g1": Format(lambda r: has(r, "rate") and g.is_problem_box(r), gui.gui_g1),
-    "screenspot_pro": Format(
-        lambda r: _has_all(r, "bbox", "instruction") and has(r, "ui_type", "img_size"),
-        gui.screenspot_pro),
+    "screenspot_pro": Format(lambda r: _has_all(r, "bbox", "instruction") and has(r, "ui_type", "img_size"),
+                             gui.screenspot_pro),
     "screenspot": Format(
         lambda r: _has_all(r, "bbox", "instruction") and has(r, "data_type", "data_source", "img_filename"),
         gui.screenspot, gui.corners_or_sides),
     "problem_box": Format(g.is_problem_box, g.problem_box),
     "refcoco": Format(g.is_refcoco, g.refcoco, several=True),
-    "problem_text": Format(
-        lambda r: isinstance(r.get("problem"), str) and has(r, *IMAGE) and "solution" in r,
-        qa.problem_text, refuse=qa.refuse_two_readings),
+    "problem_text": Format(lambda r: isinstance(r.get("problem"), str) and has(r, *IMAGE) and "solution" in r,
+                           qa.problem_text, refuse=qa.refuse_two_readings),
     "box_list": Format(a.is_box_list, a.box_list, a.ask_for_all),
     "qa": Format(qa.is_question_answer, qa.question_answer, refuse=qa.refuse_two_readings),
     "table": Format(a.is_table, a.table, a.one_row_per_image),
-    "labelled": Format(labelled.is_labelled, labelled.labelled, labelled.choose_from_all),
+    "labelled": Format(a.is_labelled, a.labelled, a.choose_from_all),
     "unlabelled": Format(gui.is_unlabelled, gui.unlabelled),
 }
 """Formats by name, the most specific first.

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlrl.data.sources.box_numbers import scaled
 from vlrl.data.sources.fields import IMAGE, numbers, pick, row_size
-from vlrl.data.values import short, unpacked
+from vlrl.data.values import scaled, short, unpacked
 from vlrl.errors import DataError
 from vlrl.types import Record
 

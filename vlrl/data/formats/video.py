@@ -23,9 +23,8 @@ from vlrl.data.formats.choices import (
 from vlrl.data.formats.questions import media_fields, question_fields
 from vlrl.data.formats.times import clip, interval, intervals, seconds
 from vlrl.data.sources.answer_types import TYPES, stated_type
-from vlrl.data.sources.box_numbers import are_shares, scaled, xywh
 from vlrl.data.sources.fields import VIDEO, RecordSource, has, image_value, meta, numbers, pick, record_id, text
-from vlrl.data.values import number, short, unpacked
+from vlrl.data.values import are_shares, number, scaled, short, unpacked, xywh
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal
 from vlrl.types import Record, Row

@@ -10,9 +10,8 @@ from typing import Any
 from vlrl.data.formats.gui import screenspot
 from vlrl.data.formats.qa import question_answer
 from vlrl.data.formats.video import time_r1
-from vlrl.data.sources.box_numbers import are_shares
 from vlrl.data.sources.fields import IMAGE, RecordSource, has, meta, numbers, pick, record_id, text
-from vlrl.data.values import number, short
+from vlrl.data.values import are_shares, number, short
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
 

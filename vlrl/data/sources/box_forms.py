@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vlrl.data.sources.box_numbers import are_shares, scaled, xywh
-from vlrl.data.values import short
+from vlrl.data.values import are_shares, scaled, short, xywh
 from vlrl.errors import DataError
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Record

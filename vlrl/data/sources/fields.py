@@ -120,8 +120,7 @@ class RecordSource:
 
     def size(self, image: Any) -> tuple[int, int] | None:
         """Returns width and height from an image header, with EXIF orientation applied; None for an unreadable file."""
-        from vlrl.data.headers import header
-        from vlrl.data.media import resolve
+        from vlrl.data.media import header, resolve
 
         try:
             data = image.data if isinstance(image, EmbeddedMedia) else image

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlrl.data.sources.fields import PLACES
-from vlrl.data.sources.json_text import parse_line
+from vlrl.data.sources.json_rows import parse_line
 from vlrl.data.sources.tar_shards import row_at, row_spans
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError

@@ -1,21 +1,26 @@
-"""Reads folders into records: one folder of images per class, images with a metadata file, shards of `datasets`,
-GOT-10k.
+"""Reads the records of a file, or of a folder: one folder of images per class, images with a metadata file, shards of
+`datasets`, GOT-10k.
 
 Media paths begin with the folder's name, so they are relative to its parent folder."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vlrl.data.embedded import SpillFile, spill
 from vlrl.data.media import IMAGE_SUFFIXES
 from vlrl.data.samples import SPLIT_NAMES, train_or_heldout
 from vlrl.data.sources.fields import IMAGE, VIDEO
-from vlrl.data.sources.files import READERS, FileRecord
+from vlrl.data.sources.files import READERS, FileRecord, file_records, shallow
 from vlrl.data.sources.hub_files import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.store.files import cache_folder
+
+log = logging.getLogger(__name__)
 
 _SHARDS = (".parquet", ".arrow", ".tar", ".jsonl", ".ndjson")
 """Suffixes of shards; if a folder has several kinds, only the first of this list is read."""
@@ -134,3 +139,26 @@ def _inside(folder: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_inside(folder, v) for v in value]
     return f"{folder}/{value}" if isinstance(value, str) and value else value
+
+
+def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda document: False,
+            cache: str = "") -> list[FileRecord]:
+    """Returns the records of a file or folder. Embedded media are moved to a file in the folder `cache`, to save
+    memory.
+
+    `is_record(document)` decides whether a .json file with a single object is itself a record, and not a list of
+    records under some key. Raises DataError if the path cannot be read as a whole."""
+    entries = folder_records(path) if os.path.isdir(path) else file_records(path, is_record)
+    folder = cache_folder(cache)
+    try:
+        file = SpillFile(folder)
+    except OSError as error:
+        log.warning("media inside rows are held in memory, because %s cannot be written: %s. Set data.cache to another "
+                    "folder", folder, error.strerror or error)
+        return [one._replace(record=shallow(one.record)) for one in entries]
+    try:
+        return [one._replace(record=record if isinstance(record := shallow(one.record), DataError) else spill(
+            record, file)) for one in entries]
+    except OSError as error:
+        raise DataError(f"{path}: the media inside its rows do not fit on the disk of the cache: "
+                        f"{error.strerror or error}. Set data.cache (XDG_CACHE_HOME) to a larger disk") from None

@@ -13,7 +13,7 @@ from vlrl.config.schema import DataSettings
 from vlrl.data.embedded import without_bytes
 from vlrl.data.media import MediaAccess
 from vlrl.data.row_samples import checked_sample
-from vlrl.data.sequences import SampleSequence
+from vlrl.data.samples import SampleSequence
 from vlrl.data.sources.answer_types import AnswerTrend, settle_type
 from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.reading import check_columns, check_format, format_named, format_of, rename_columns, rows_as

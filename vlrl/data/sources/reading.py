@@ -16,7 +16,7 @@ from vlrl.config.registry import Table
 from vlrl.data.sources.answer_types import AnswerTrend, TypeTable, settle_type
 from vlrl.data.sources.box_forms import boxes_to_pixels
 from vlrl.data.sources.fields import RecordSource
-from vlrl.data.sources.records import records
+from vlrl.data.sources.folders import records
 from vlrl.data.sources.unread import forget_shapes, unread_columns
 from vlrl.data.turns import are_tools, tools_of
 from vlrl.data.values import short, unpacked

@@ -35,7 +35,7 @@ from vlrl.data.samples import train_or_heldout
 from vlrl.data.sources.derived_cache import check_room, derived_file
 from vlrl.data.sources.files import FileRecord, class_names, named_classes, parquet_batches, record_of
 from vlrl.data.sources.folders import shards_of, split_of
-from vlrl.data.sources.json_text import MOST_LINE, parse_line
+from vlrl.data.sources.json_rows import MOST_LINE, parse_line
 from vlrl.data.sources.tar_shards import row_at, row_spans
 from vlrl.errors import DataError, RunError
 

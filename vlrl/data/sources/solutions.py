@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.config.paths import searched_in
-from vlrl.data.sequences import SampleSequence, where
+from vlrl.data.samples import SampleSequence, where
 from vlrl.errors import ConfigError, DataError
 from vlrl.types import Sample
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlrl.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from vlrl.data.sources.json_text import MOST_LINE, parse_line
+from vlrl.data.sources.json_rows import MOST_LINE, parse_line
 from vlrl.data.values import short
 from vlrl.errors import DataError
 

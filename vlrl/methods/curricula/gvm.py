@@ -10,7 +10,7 @@ import numpy as np
 from vlrl.algo.effect import FunctionUse, idle_when
 from vlrl.config.base import Count, Fraction, NonNegative, Positive
 from vlrl.curriculum.base import AS_UNIFORM, Prompts
-from vlrl.curriculum.plain import Uniform
+from vlrl.curriculum.drawing import Uniform
 from vlrl.curriculum.types import Draw, Outcome
 
 _HALVINGS = 200

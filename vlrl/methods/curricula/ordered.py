@@ -9,8 +9,7 @@ import numpy as np
 
 from vlrl.config.base import Fraction, Rate
 from vlrl.curriculum.base import Prompts
-from vlrl.curriculum.drawing import Adaptive, weighted
-from vlrl.curriculum.plain import Sequential
+from vlrl.curriculum.drawing import Adaptive, Sequential, weighted
 from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 

@@ -15,7 +15,7 @@ from vlrl.methods.preferences.pairs import pair_groups
 from vlrl.models.processing import PromptTooLong
 from vlrl.models.reference import read_tokens
 from vlrl.rollout.generate import AcceptedDraw
-from vlrl.task.first_samples import first_samples
+from vlrl.task.interface import first_samples
 from vlrl.training.build import Parts
 from vlrl.types import Group, Sample
 

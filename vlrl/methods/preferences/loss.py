@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from vlrl.algo.inputs import LossInputs, Metrics, requires
 from vlrl.config.algo import HEAD_LR
 from vlrl.config.base import NonNegative, Rate
+from vlrl.config.schema import Config
+from vlrl.models.heads import HeadSettings, RewardHead
 
 
 @requires("pairs")
@@ -50,3 +54,20 @@ def _places(x: LossInputs) -> torch.Tensor:
     assert (x.group[pairs[:, 0]] == x.group[pairs[:, 1]]).all()
     return last[pairs]
 
+
+class PairHead(RewardHead):
+    """A reward head trained on pairs of answers, together with the model, at learning rate algo.loss.head_lr."""
+
+    key = "critic"
+    """The name of the head in checkpoints of reward models."""
+    centre: float = 0.0
+
+    def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return pair_loss(x, values, self.centre)
+
+
+def of_run(config: Config, width: int, device: torch.device) -> PairHead:
+    options = config.algo.loss.options
+    head = PairHead(width, HeadSettings(options.get("head_lr", HEAD_LR)), device)
+    head.centre = float(options.get("centre", 0.0))
+    return head

@@ -9,19 +9,22 @@ of the tree: algo.advantage=rose, treerl or tempo."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from vlrl.algo.named import Bound, bind
-from vlrl.config.registry import failure
+from vlrl.config.base import Fraction, Positive
+from vlrl.config.registry import failure, resolve
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import AnswerPrefix, Done, Engine, Request, Sampling
 from vlrl.errors import ConfigError
-from vlrl.methods.tree.meanings import Meaning
 from vlrl.methods.tree.settings import branch_of
+from vlrl.rewards.text import clean_label, same_label, token_f1
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import has_variants
@@ -46,7 +49,6 @@ def uniform(answer: Completion, places: np.ndarray, before: int, rng: np.random.
     return int(rng.choice(places))
 
 
-POINTS: dict[str, Point | type[Meaning]] = {"surprise": surprise, "uniform": uniform, "meaning": Meaning}
 _PROBED = 11
 """First number of the random-stream keys of continuations. The first numbers of other streams are in generate.py,
 episodes.py and recording.py."""
@@ -225,3 +227,66 @@ def _cut(completion: Completion, place: int) -> Completion:
 
 EMPTY = Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool), text="",
                    finish_reason="length")
+
+
+Alike = Callable[[str, str], bool]
+"""A function that returns whether two continuations mean the same."""
+
+
+def words(a: str, b: str) -> bool:
+    """Whether two texts share at least half of their words (F1 of the words >= .5). Two texts without words mean the
+    same."""
+    return token_f1(clean_label(a), clean_label(b)) >= 0.5
+
+
+ALIKE: dict[str, Alike] = {"words": words, "exact": same_label}
+
+
+def semantic_entropy(texts: Sequence[str], alike: Alike) -> float:
+    """Clusters texts by meaning and returns the entropy of the cluster shares in nats; 0 = all texts mean the same. A
+    text joins the first cluster whose first text means the same."""
+    clusters: list[list[str]] = []
+    for text in texts:
+        own = next((cluster for cluster in clusters if alike(cluster[0], text)), None)
+        if own is None:
+            clusters.append([text])
+        else:
+            own.append(text)
+    shares = [len(cluster) / len(texts) for cluster in clusters]
+    return -sum(p * math.log(p) for p in shares) + 0.0
+
+
+class Meaning:
+    """Branches at the position with the largest semantic entropy; the next branch of the same completion is at the next
+    largest. ROSE.
+
+    In each completion, `candidates` evenly spread positions get `continuations` continuations of at most `tokens`
+    tokens each, which are clustered by meaning. The entropy of the clusters, the semantic entropy (Semantic
+    Uncertainty, arXiv 2302.09664; its discrete form, Nature 630, 625), measures how open a position is. `alike` decides
+    whether two continuations mean the same: they share half of their words (`words`), they are equal except for case
+    and punctuation (`exact`), or a user's own function. With probability `root`, a new completion starts from the
+    prompt instead of branching."""
+
+    def __init__(self, continuations: Annotated[int, Field(ge=2)] = 4, tokens: Positive = 16,
+                 candidates: Positive = 8, root: Fraction = 0.1, alike: str = "words"):
+        self.continuations, self.tokens, self.most, self.root = continuations, tokens, candidates, root
+        self.alike = resolve("rollout.branch.at.alike", alike, ALIKE)
+
+    def candidates(self, places: np.ndarray) -> list[int]:
+        """The positions, out of `places` [K], from which continuations are generated."""
+        count = min(self.most, len(places))
+        return [int(places[round(i * (len(places) - 1) / max(count - 1, 1))]) for i in range(count)]
+
+    def entropy(self, texts: Sequence[str]) -> float:
+        return semantic_entropy(texts, self.alike)
+
+    def __call__(self, entropies: Mapping[int, float], before: int, rng: np.random.Generator) -> int:
+        """Chooses the position at which a completion branches; 0 = start from the prompt. `entropies` holds the
+        semantic entropy by position, and `before` is the number of branches that the completion already has."""
+        if rng.random() < self.root:
+            return 0
+        order = sorted(entropies, key=lambda place: (-entropies[place], place))
+        return order[before % len(order)]
+
+
+POINTS: dict[str, Point | type[Meaning]] = {"surprise": surprise, "uniform": uniform, "meaning": Meaning}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.schema import Config
-from vlrl.curriculum.report import BINS, bins
+from vlrl.curriculum.filters import BINS, bins
 from vlrl.data import SPLITS, json_line, several
 from vlrl.data.sources.folders import rows_of_split
 from vlrl.data.sources.reading import rows_in
@@ -79,7 +79,7 @@ class Summary:
     pass_at: Mapping[str, float]
     """k' -> mean of the unbiased estimates of pass@k', for k' = 1, 2, 4, ... and k."""
     histogram: Mapping[str, int]
-    """Number of prompts by pass rate in percent, see curriculum/report.py."""
+    """Number of prompts by pass rate in percent, see curriculum/filters.py."""
     categories: Mapping[str, Mapping[str, int]]
     """Category -> histogram of its prompts; {} for a single category."""
     left_out: Sequence[Mapping[str, str]]

@@ -27,7 +27,7 @@ from vlrl.rollout.generate import Likelihoods, answer_of, groups_without_variant
 from vlrl.rollout.overlap import parallel_map
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task
-from vlrl.task.first_samples import first_samples
+from vlrl.task.interface import first_samples
 from vlrl.task.scoring import sample_metrics
 from vlrl.task.services import RunServices
 from vlrl.tools.evaluation.probes import NotApplicable, probe

@@ -28,7 +28,7 @@ from vlrl.store import plain
 from vlrl.store.files import environment, write_text
 from vlrl.task import Task, task_messages
 from vlrl.task.environment import has_environment
-from vlrl.task.first_samples import first_samples
+from vlrl.task.interface import first_samples
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.answers import EvalRuntime, draw_answers, sample_for_setting

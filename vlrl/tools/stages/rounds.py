@@ -26,7 +26,7 @@ from vlrl.data import readable, write_rows
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.preferences import dpo as preferences
-from vlrl.methods.second_attempts import loss as guided
+from vlrl.methods.second_attempts import update as guided
 from vlrl.models import loading
 from vlrl.progress import no_progress
 from vlrl.store import checkpoint
