@@ -25,9 +25,6 @@ from vlrl.errors import ConfigError
 Factor = Annotated[float, Field(ge=1)]
 
 
-# --- keep -------------------------------------------------------------------------------------------------------------
-
-
 def keep_all(outcome: Outcome) -> bool:
     """Keeps every group."""
     return True
@@ -91,9 +88,6 @@ def _spread(outcome: Outcome) -> float:
 KEEP = {"all": keep_all, "mixed": mixed, "some_right": some_right, "pass_range": PassRange, "std_ema": StdEma}
 
 
-# --- select -----------------------------------------------------------------------------------------------------------
-
-
 def first(outcomes: Sequence[Outcome], count: int) -> list[int]:
     """Selects the groups that were drawn first. Returns their indices."""
     return list(range(min(count, len(outcomes))))
@@ -114,9 +108,6 @@ def most_varied(outcomes: Sequence[Outcome], count: int) -> list[int]:
 
 
 SELECT = {"first": first, "nearest_half": nearest_half, "most_varied": most_varied}
-
-
-# --- oversample -------------------------------------------------------------------------------------------------------
 
 
 class FixedOversampling(Saved):
@@ -146,9 +137,6 @@ class EmaOversampling(Saved):
 
 
 OVERSAMPLE = {"fixed": FixedOversampling, "ema": EmaOversampling}
-
-
-# --- together ---------------------------------------------------------------------------------------------------------
 
 
 class Filters:

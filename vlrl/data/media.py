@@ -162,9 +162,6 @@ def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
     return full
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def checked_file(source: Any, limits: LimitsSettings) -> Path:
     if isinstance(source, RemoteMedia):
         source = source.fetched(limits)
@@ -236,9 +233,6 @@ def pixel_hash(frames: Sequence[Image.Image]) -> str:
         digest.update(f"{frame.mode} {frame.width} {frame.height}\n".encode())
         digest.update(frame.tobytes())
     return digest.hexdigest()
-
-
-# --- images -----------------------------------------------------------------------------------------------------------
 
 
 def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Image:

@@ -89,9 +89,6 @@ def media_in_order(media: Sequence[Any], row: Record) -> tuple[Any, ...]:
     return tuple(next(left[kind]) for kind in marks)
 
 
-# --- tools and environments -------------------------------------------------------------------------------------------
-
-
 def are_tools(tools: Any) -> bool:
     return isinstance(tools, list) and bool(tools) and all(isinstance(unpacked(tool), Mapping) for tool in tools)
 

@@ -156,9 +156,6 @@ def _combined(function: Callable[..., float], names: Collection[str], parts: Num
     return function(parts, weights, *names)
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
-
-
 def weight_at(weight: Weight, step: int) -> float:
     """The weight of a part at a step; a schedule [[step, weight], ...] is interpolated linearly."""
     if isinstance(weight, (int, float)):

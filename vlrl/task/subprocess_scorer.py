@@ -114,9 +114,6 @@ class SubprocessScorer:
         return (begun, answers), self.seconds * max(answers, 1) + (0 if begun else _START_S)
 
 
-# --- the process that scores ------------------------------------------------------------------------------------------
-
-
 def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
     def reply(sent: bytes) -> bytes:
         refused, request = pickle.loads(sent)  # of the training process

@@ -32,8 +32,6 @@ from vlrl.data.values import are_shares, hull, number, scaled, short, xywh
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
-# --- Label Studio: a JSON export, boxes in percent of the image -------------------------------------------------------
-
 
 def is_label_studio(record: Record) -> bool:
     if isinstance(record.get("data"), Mapping):
@@ -145,8 +143,6 @@ def _rotated_ellipse(ellipse: Sequence[float], degrees: float) -> list[float]:
     return hull([(x - wide, y - high), (x + wide, y + high)])
 
 
-# --- tables: one box a line, under whatever names ---------------------------------------------------------------------
-
 BOX = ("bbox", "bbox_2d", "box", "bounding_box")
 LABEL = ("label", "class", "category", "class_name", "category_name", "label_name", "object", "name")
 NAMED = (*EXPRESSION, "text")
@@ -220,8 +216,6 @@ def _table_box(record: Record, fields: tuple[str, ...], row: Mapping[str, Any]) 
     return scaled(values, row_size(row), 1, name)
 
 
-# --- lists of boxes: all boxes of an image in one record --------------------------------------------------------------
-
 _OBJECTS = ("objects", "annotations", "shapes", "regions", "instances", "detections")
 
 
@@ -281,8 +275,6 @@ def _entries(value: Any) -> list[Any] | None:
     return [{"bbox": box, "label": label} for box, label in zip(boxes, labels, strict=True)]
 
 
-# --- all rows of a file together --------------------------------------------------------------------------------------
-
 def ask_for_all(rows: Placed) -> Placed:
     """Sets the `labels` of each detection row to all labels of the file, so that prompts also ask for absent objects.
 
@@ -324,8 +316,6 @@ def one_row_per_image(rows: Placed) -> Placed:
             first[key] = (n, where, row)
     return ask_for_all(list(first.values()))
 
-
-# --- classes of images ------------------------------------------------------------------------------------------------
 
 LABELS = ("labels", "tags", "classes")
 _ASKED = ("question", "answer", "instruction", "problem", "solution", "expression", "query", "prompt", "conversations",

@@ -181,9 +181,6 @@ def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     return {} if None in given else {kind: paths for kind, paths in named.items() if paths}
 
 
-# --- one turn ---------------------------------------------------------------------------------------------------------
-
-
 def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
     """Reads role, content and tool calls of a turn; appends the turn's media to `named`."""
     if not isinstance(turn, Mapping):

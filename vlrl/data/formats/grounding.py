@@ -58,9 +58,6 @@ _ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math", "numeric":
 _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 
-# --- VLM-R1 (2504.07615): conversations, whose answer is a box, a list of boxes, or a text ----------------------------
-
-
 def is_vlm_r1(record: Record) -> bool:
     """Whether a record is a conversation. A record with only a prompt qualifies if its answer consists of boxes."""
     if (fields := conversation_fields(record)) != ["prompt"]:
@@ -71,7 +68,8 @@ def is_vlm_r1(record: Record) -> bool:
 
 
 def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a conversation to a row: a referring expression, a detection, or a question.
+    """Converts a conversation, as VLM-R1 (2504.07615) has it, to a row: a referring expression, a detection, or a
+    question.
 
     An answer with one box makes a referring expression; a list of boxes or "None" makes a detection; any other answer a
     question. Boxes are in original pixels, or fractions of the image if no number is above 1."""
@@ -164,8 +162,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and number(value) is not None
 
 
-# --- RefCOCO, and the evaluation files of VLM-R1 ----------------------------------------------------------------------
-
 EXPRESSION = ("expression", "sentences", "sentence", "sent", "caption", "captions", "phrase", "refexp", "ref_sentence",
                "normal_caption", "referring_expression", "raw", "description", "query")
 
@@ -242,12 +238,9 @@ def _sentence(value: Any) -> str:
     return text(words, "sent", "raw", "sentence", "caption")
 
 
-# --- LISA / ReasonSeg (2308.00692): one file per image, polygons of the target ----------------------------------------
-
-
 def lisa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of LISA to one row per text. The box encloses all polygons labelled `target`, in original
-    pixels."""
+    """Converts a record of LISA / ReasonSeg (2308.00692), which is one file per image, to one row per text. The box
+    encloses all polygons labelled `target`, in original pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
         if not isinstance(shape, Mapping):
@@ -267,9 +260,6 @@ def _with_image(record: Record, source: RecordSource) -> Record:
     sizes = {"width": record.get("imageWidth"), "height": record.get("imageHeight")}
     image = pick(record, *IMAGE, "imagePath") or f"{source.id}.jpg"
     return {**record, "image": image, **{k: v for k, v in sizes.items() if v is not None}}
-
-
-# --- COCO -------------------------------------------------------------------------------------------------------------
 
 
 def coco(record: Record, source: RecordSource) -> list[Row]:

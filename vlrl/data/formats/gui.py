@@ -35,9 +35,6 @@ _ENOUGH = 5  # boxes with x2 > x1 and y2 > y1 throughout a file of this many: th
 _NO_TEXT = ("", "no input text", "none", "null")
 
 
-# --- ScreenSpot -------------------------------------------------------------------------------------------------------
-
-
 def screenspot_pro(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels.
 
@@ -98,8 +95,6 @@ def _platform(record: Record, row: Record) -> str | None:
     return _PLATFORMS.get(named) or (_PLATFORMS.get(start[1]) if start else None) or named or None
 
 
-# --- screenshots with an instruction and nothing to hit ---------------------------------------------------------------
-
 _ANSWERS = tuple("question answer answer_type plan responses label labels boxes box action bbox gt gt_action video "
                  "expression solution conversations messages".split())
 _LIKE_ANSWER = re.compile(r"action|answer|operation|click|touch|bbox|ground_?truth|(?:^|_)(?:point|gt|coords?|"
@@ -129,9 +124,6 @@ def unlabelled(record: Record, source: RecordSource) -> list[Row]:
     return [{**{k: v for k, v in fields.items() if v}, **others, **row, "instruction": text(record, "instruction")}]
 
 
-# --- GUI-G1 and GUI-G2 ------------------------------------------------------------------------------------------------
-
-
 def gui_g1(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of GUI-G1 (2505.15810): problem, solution [x1, y1, x2, y2] in pixels, and `rate`, its weight in
     the loss."""
@@ -157,17 +149,14 @@ def gui_g2(record: Record, source: RecordSource) -> list[Row]:
              **meta(record, "instruction", "abs_box", "rela_box", *fields)}]
 
 
-# --- AndroidControl (2406.03679): actions of single steps, or whole episodes ------------------------------------------
-
-
 def is_android_step(record: Record) -> bool:
     gt = pick(record, "gt", "action", "ground_truth", "gt_action")
     return isinstance(gt, Mapping) and has(gt, "action_type") and has(record, *IMAGE)
 
 
 def android_step(record: Record, source: RecordSource) -> list[Row]:
-    """Converts one step in the format of UI-R1 (2503.21620): `gt` has action_type and x, y, text, direction or
-    app_name.
+    """Converts one step of AndroidControl (2406.03679) in the format of UI-R1 (2503.21620): `gt` has action_type and x,
+    y, text, direction or app_name.
 
     Steps whose screenshots are named after the same episode get the same `group_key`."""
     row = base_fields(record, source)
@@ -200,7 +189,8 @@ def _action(gt: Record) -> dict[str, Any]:
 
 
 def android_episode(record: Record, source: RecordSource) -> list[Row]:
-    """Converts an episode to one row per action; the instructions of earlier steps become the row's `history`.
+    """Converts an episode of AndroidControl to one row per action; the instructions of earlier steps become the row's
+    `history`.
 
     The instruction of a row comes from `step_instructions`; the episode's `goal` is stored in `meta`."""
     episode = record.get("episode_id", source.id)
@@ -220,12 +210,9 @@ def android_episode(record: Record, source: RecordSource) -> list[Row]:
     return rows
 
 
-# --- GUI-R1 (2504.10458) ----------------------------------------------------------------------------------------------
-
-
 def gui_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of GUI-R1: `gt_bbox` is a box or a point as fractions of the image. Negative numbers mean that
-    the step has neither."""
+    """Converts a record of GUI-R1 (2504.10458): `gt_bbox` is a box or a point as fractions of the image. Negative
+    numbers mean that the step has neither."""
     row = base_fields(record, source)
     action: dict[str, Any] = {"type": text(record, "gt_action").lower()}
     where = numbers(record["gt_bbox"], (2, 4), "gt_bbox") if has(record, "gt_bbox") else []
@@ -247,8 +234,6 @@ def gui_r1(record: Record, source: RecordSource) -> list[Row]:
              **meta(record, "gt_action", "gt_bbox", "gt_input_text", "instruction", "history", "task_type", *fields)}]
 
 
-# --- Android in the Wild (AITW, 2307.10088) and AITZ, which adds chains of thought (2403.02713) -----------------------
-
 _TAP = 0.04  # a shorter gesture, as a fraction of the screen, is a tap; others scroll in the direction of the finger
 _GESTURE = 4
 _AITW_TYPES = {3: "type", 5: "press_back", 6: "press_home", 7: "press_enter", 10: "complete", 11: "impossible"}
@@ -261,8 +246,8 @@ _USED = ("instruction", "goal", "result_action_type", "result_action_text", "res
 
 
 def aitw(record: Record, source: RecordSource) -> list[Row]:
-    """Converts the record of one step to a row with an instruction and an action. All steps of an episode stay in one
-    split. Points are [y, x] as fractions of the screen."""
+    """Converts a step of Android in the Wild (AITW, 2307.10088) or AITZ (2403.02713) to a row with an instruction and
+    an action. All steps of an episode stay in one split. Points are [y, x] as fractions of the screen."""
     row = base_fields(record, source)
     episode = {"group_key": f"episode_{record['episode_id']}"} if has(record, "episode_id") else {}
     return [{**row, "instruction": text(record, "instruction", "goal"), "action": _aitw_action(record, row),

@@ -142,11 +142,8 @@ def _better(verdict: Any, pair: list[str]) -> int:
     return 1 if side[1] else 2
 
 
-# --- R1-Reward (2505.02835) -------------------------------------------------------------------------------------------
-
-
 def r1_reward(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of R1-Reward: its `message` asks which of [Response 1] and [Response 2] is better.
+    """Converts a record of R1-Reward (2505.02835): its `message` asks which of [Response 1] and [Response 2] is better.
 
     `message` is a conversation as a JSON string; `answer` is, for example, ["<answer>2</answer>"]."""
     parts = [part for turn in pick(record, "message") if isinstance(turn, Mapping)

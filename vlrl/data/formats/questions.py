@@ -18,9 +18,6 @@ _MARK = re.compile(r"<(image|video|audio)(?:[ _]?(\d{1,2}))?>")
 _LEADING = re.compile(rf"(?:\s*{_MARK.pattern})+\s*")
 
 
-# --- what stands beside a conversation --------------------------------------------------------------------------------
-
-
 def checked_conversation(record: Record) -> Conversation | None:
     """Returns the conversation of a record. Raises DataError if a separate field asks a different question."""
     said = conversation_of(record)
@@ -74,9 +71,6 @@ def with_media(record: Record, said: Conversation) -> Record:
 def without_scheme(path: Any) -> Any:
     """Returns a path without the file:// prefix that Qwen's messages use."""
     return path.removeprefix("file://") if isinstance(path, str) else path
-
-
-# --- marks in a text --------------------------------------------------------------------------------------------------
 
 
 def without_marks(text: str) -> str:
@@ -146,9 +140,6 @@ def _trimmed(text: str) -> str:
 
 def _in_words(text: str) -> str:
     return _MARK.sub(lambda mark: f"{mark[1]} {mark[2]}".strip(), text).strip()
-
-
-# --- media ------------------------------------------------------------------------------------------------------------
 
 
 def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -> dict[str, Any]:

@@ -54,9 +54,6 @@ def _length(record: Record) -> dict[str, float]:
     return {} if given is None else {"duration": seconds(given, "duration")}
 
 
-# --- Video-R1 (2503.21776) --------------------------------------------------------------------------------------------
-
-
 def is_video_r1(record: Record) -> bool:
     kind = str(record.get("problem_type") or "").lower()
     return has(record, "problem") and has(record, "path", *VIDEO, "image", "images") and (
@@ -64,8 +61,8 @@ def is_video_r1(record: Record) -> bool:
 
 
 def video_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of Video-R1: a video or an image (`data_type`), a `problem`, and a `solution` whose type is in
-    `problem_type`."""
+    """Converts a record of Video-R1 (2503.21776): a video or an image (`data_type`), a `problem`, and a `solution`
+    whose type is in `problem_type`."""
     kind = str(record.get("data_type") or "video").lower()
     if kind not in ("video", "image"):
         raise DataError(f"data_type={short(record['data_type'])} must be 'video' or 'image'")
@@ -86,12 +83,9 @@ def video_r1(record: Record, source: RecordSource) -> list[Row]:
                              "data_source duration".split(), *VIDEO)}]
 
 
-# --- SEED-Bench-R1 (2503.24376) ---------------------------------------------------------------------------------------
-
-
 def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of SEED-Bench-R1 to a row with the video of the progress (if any), the last frame, and four
-    options.
+    """Converts a record of SEED-Bench-R1 (2503.24376) to a row with the video of the progress (if any), the last frame,
+    and four options.
 
     For training rows, three of `negative_answers` are selected; selection and order are random but fixed by the row's
     id. Validation rows keep choice_a to choice_d in order. Media files are expected as in the release, in
@@ -130,16 +124,13 @@ def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
                     "task_level level video_source".split(), *INDICES, *LETTERED, *VIDEO)}]
 
 
-# --- Time-R1 (2503.13377) and TVGBench --------------------------------------------------------------------------------
-
-
 def is_time_r1(record: Record) -> bool:
     return has(record, *VIDEO) and has(record, *_MOMENTS) and has(
         record, "sentence", "query", "caption", "description")
 
 
 def time_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of Time-R1: `timestamp` is [start, end] in seconds from the start of the clip.
+    """Converts a record of Time-R1 (2503.13377): `timestamp` is [start, end] in seconds from the start of the clip.
 
     Its `difficulty` is the base model's tIoU in percent; the row's `difficulty` is 1 - tIoU."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
@@ -185,11 +176,9 @@ def _grounded(record: Record, source: RecordSource, video: str, question: str, w
             **length}
 
 
-# --- Charades-STA (1705.02101) and ActivityNet captions (1705.00754): all sentences of a video in one record ----------
-
-
 def captions(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record with all sentences of a video to one row per sentence, each with its span.
+    """Converts a record of Charades-STA (1705.02101) or ActivityNet captions (1705.00754) with all sentences of a video
+    to one row per sentence, each with its span.
 
     A file is `{video id: {"duration", "timestamps", "sentences"}}`. The video is the existing file with this id, else
     `<id>.mp4`."""
@@ -209,16 +198,13 @@ def captions(record: Record, source: RecordSource) -> list[Row]:
             for n, (when, s) in enumerate(zip(times, said, strict=True), 1)]
 
 
-# --- NExT-GQA (2309.01327) and VideoChat-R1 (2504.06958) --------------------------------------------------------------
-
-
 def is_next_gqa(record: Record) -> bool:
     return has(record, *VIDEO) and has(record, *OPTIONS, "a0") and (has(record, "glue") or _glued(record) is not None)
 
 
 def next_gqa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a question with options and `glue`, the intervals of the video that show the answer. VideoChat-R1 has
-    both in `solution`."""
+    """Converts a question of NExT-GQA (2309.01327) with options and `glue`, the intervals of the video that show the
+    answer. VideoChat-R1 (2504.06958) has both in `solution`."""
     solution = _glued(record) or {"answer": pick(record, "answer"), "glue": record.get("glue")}
     options, glue = options_of(record), pick(solution, "glue")
     question = text(record, "question", "problem")
@@ -250,12 +236,9 @@ def videochat_span(record: Record, source: RecordSource) -> list[Row]:
         record, *"problem solution duration durations video_duration video_start video_end".split(), *VIDEO)}]
 
 
-# --- GOT-10k (1810.11981) ---------------------------------------------------------------------------------------------
-
-
 def got10k(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a tracked object: `gt` has one box per frame as fractions of the image, for frames spread evenly over
-    the sequence.
+    """Converts a tracked object of GOT-10k (1810.11981): `gt` has one box per frame as fractions of the image, for
+    frames spread evenly over the sequence.
 
     GOT-10k's own annotations have `boxes_xywh`, [x, y, width, height] in pixels of every frame; evenly spread frames
     are selected from them. If the folder of frames exists the row shows these frames, else it names the folder as its
@@ -291,9 +274,6 @@ def _boxes(record: Record) -> list[list[float]]:
 
 def _spread(count: int, among: int) -> list[int]:
     return [round(n * (among - 1) / max(1, count - 1)) for n in range(count)]
-
-
-# --- classification of clips ------------------------------------------------------------------------------------------
 
 
 def clip_class(record: Record, source: RecordSource) -> list[Row]:

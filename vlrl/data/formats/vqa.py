@@ -45,9 +45,6 @@ def _listed(record: Record, name: str) -> list[Any]:
     return items
 
 
-# --- statements: VSR (2205.00363), NLVR2 (1811.00491) -----------------------------------------------------------------
-
-
 def is_statement(record: Record) -> bool:
     spatial = has(record, "caption", "relation") and has(record, "vote_true_validator_id") and "label" in record
     return spatial or (has(record, "left_image") and has(record, "right_image") and has(record, "question", "sentence"))
@@ -56,7 +53,8 @@ def is_statement(record: Record) -> bool:
 def statement(record: Record, source: RecordSource) -> list[Row]:
     """Converts a statement that is true or false to a yes/no question.
 
-    VSR has a statement about one image (`caption`, `label` 1 or 0), NLVR2 about two (`left_image`, `right_image`)."""
+    VSR (2205.00363) has a statement about one image (`caption`, `label` 1 or 0), NLVR2 (1811.00491) about two
+    (`left_image`, `right_image`)."""
     two = has(record, "left_image")
     said = text(record, "sentence", "question") if two else text(record, "caption")
     asks = f'Is this statement about the {"two images" if two else "image"} true? "{said}"'
@@ -65,11 +63,8 @@ def statement(record: Record, source: RecordSource) -> list[Row]:
     return question_answer({**rest, **media, "question": asks, "answer": _yes_or_no(record, "label", "answer")}, source)
 
 
-# --- HallusionBench (2310.14566) --------------------------------------------------------------------------------------
-
-
 def hallusion(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of HallusionBench; `gt_answer` is 1 for yes and 0 for no.
+    """Converts a record of HallusionBench (2310.14566); `gt_answer` is 1 for yes and 0 for no.
 
     The row's id joins category, subcategory, set, figure and question, because the numbers restart in each."""
     parts = ("category", "subcategory", "set_id", "figure_id", "question_id")
@@ -79,9 +74,6 @@ def hallusion(record: Record, source: RecordSource) -> list[Row]:
     rest = _without(record, "gt_answer", "filename", *parts[2:])
     answer = _yes_or_no(record, "gt_answer")
     return question_answer({**rest, **image, "id": id, "answer": answer, "answer_type": "yes_no"}, source)
-
-
-# --- several questions in a record ------------------------------------------------------------------------------------
 
 
 def natural_bench(record: Record, source: RecordSource) -> list[Row]:
@@ -138,9 +130,6 @@ def figure_qa(record: Record, source: RecordSource) -> list[Row]:
                             "answer": answer, **meta(record, "question_string", "answer", "question_id")}, source)
 
 
-# --- regions and elements ---------------------------------------------------------------------------------------------
-
-
 def visual_genome(record: Record, source: RecordSource) -> list[Row]:
     """Converts the regions of a Visual Genome image (1602.07332) to one row each, with the phrase as the expression.
 
@@ -179,11 +168,9 @@ def elements(record: Record, source: RecordSource) -> list[Row]:
     return rows
 
 
-# --- Ego4D's natural language queries (2110.07058) --------------------------------------------------------------------
-
-
 def ego4d_nlq(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a video of Ego4D NLQ to one row per query, with the span in its clip; the file is <clip_uid>.mp4.
+    """Converts a video of Ego4D NLQ (2110.07058) to one row per query, with the span in its clip; the file is
+    <clip_uid>.mp4.
 
     Queries without words, which the release contains, are left out."""
     rows: list[Row] = []

@@ -135,9 +135,6 @@ def _short(said: str) -> bool:
     return len(said) <= _LONGEST_MATH and not _WORDS.search(said)
 
 
-# --- a file -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class AnswerTrend:
     """The most frequent forms of answers among the guessed answers of a file."""

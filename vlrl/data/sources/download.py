@@ -165,9 +165,6 @@ def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
     raise AssertionError
 
 
-# --- one request ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Target:
     scheme: str

@@ -67,9 +67,6 @@ def file_records(path: Path, is_record: IsRecord) -> Iterable[FileRecord]:
     return _document(path, is_record) if read is _document else read(path)
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
 def _text(path: Path) -> str:
     return "".join(_text_lines(path))
 
@@ -222,9 +219,6 @@ def shallow(record: dict[str, Any] | DataError) -> dict[str, Any] | DataError:
 
 def _is_one_line(text: str) -> bool:
     return "\n" not in text.strip()
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def _table(path: Path) -> Iterator[FileRecord]:

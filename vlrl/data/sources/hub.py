@@ -85,9 +85,6 @@ def commit_of(name: HubName, cache: Path) -> str:
     return name.revision if _COMMIT.fullmatch(name.revision) else _listing(name, cache)[0]
 
 
-# --- the commit of a run ----------------------------------------------------------------------------------------------
-
-
 def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
     """Stores the commit of each Hub name in the run folder; a resumed run (`goes_on`) keeps the stored commits."""
     before, commits = (read_json(run / PINS) or {}) if goes_on else {}, {}
@@ -110,9 +107,6 @@ def pinned(text: str, run: str | Path) -> str:
     name = parse_hub_name(text) if run else None
     commit = (read_json(Path(run) / PINS) or {}).get(text) if name else None
     return str(replace(name, revision=commit)) if name and isinstance(commit, str) else text
-
-
-# --- the Hub ----------------------------------------------------------------------------------------------------------
 
 
 def _folder(name: HubName, cache: Path) -> Path:

@@ -145,9 +145,6 @@ class ShardRecords:
                       record if isinstance(record, DataError) else {**self._split, **record})
 
 
-# --- JSON lines -------------------------------------------------------------------------------------------------------
-
-
 class LineRecords:
     """The records of a .jsonl file; a gzipped file (.jsonl.gz) is unpacked once into the cache."""
 
@@ -269,9 +266,6 @@ def _gunzip(source: Path, target: Path) -> None:
             file.write(chunk)
 
 
-# --- tar --------------------------------------------------------------------------------------------------------------
-
-
 class TarRecords:
     """The records of a WebDataset shard; the byte ranges of its rows are cached."""
 
@@ -290,9 +284,6 @@ class TarRecords:
         begin, end = map(int, self._places[index])
         key, record = row_at(self._path, self._file, begin, end)
         return FileRecord(f"{self._path}, row {index + 1}", key, record)
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 class ArrowRecords:

@@ -108,9 +108,6 @@ def recount_frames(track: VideoTrack) -> VideoTrack:
     return replace(track, pts=track.pts[retained], times=np.round(track.times[retained] - track.times[retained][0], 6))
 
 
-# --- the clock --------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     """Opens a file and yields (container, video stream) for single-threaded decoding. Cover images do not count as
@@ -191,9 +188,6 @@ def _unreadable(path: Path, why: str) -> DataError:
 def _short_error(error: Exception) -> str:
     text = getattr(error, "strerror", None) or re.sub(r"\[[\d:]+\] \S+?:\d+: ", "", str(error))
     return " ".join(str(text).split())[:150]
-
-
-# --- the frames -------------------------------------------------------------------------------------------------------
 
 
 def _by_decord(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:

@@ -31,9 +31,6 @@ _RISE = 1e-3
 """A slope of pass rates up to this value counts as no rise, to allow for rounding."""
 
 
-# --- drawing ----------------------------------------------------------------------------------------------------------
-
-
 class CategorySampler(Adaptive):
     """Base class of samplers with a probability per category (`shares`). The number of draws per category is
     multinomial, and the prompts of a category are drawn in shuffled passes.
@@ -128,9 +125,6 @@ def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray
     return out
 
 
-# --- by advantage -----------------------------------------------------------------------------------------------------
-
-
 class Sec(CategorySampler):
     """Self-evolving curriculum: categories are the arms of a non-stationary bandit whose reward is |advantage|.
 
@@ -198,9 +192,6 @@ class Dump(CategorySampler):
             self.window[c, (self.answers[c] + np.arange(n)) % self.window.shape[1]] = o.advantage(self.scale)
             self.answers[c] += n
             self.groups[c] += 1
-
-
-# --- by reward --------------------------------------------------------------------------------------------------------
 
 
 class DomainWeighted(CategorySampler):
@@ -297,9 +288,6 @@ class Recap(CategorySampler):
             self.variance[c] += (1 - slow) * (away ** 2 - self.variance[c])
             self.fast[c] += (1 - fast) * (reward - self.fast[c])
             self.slow[c] += (1 - slow) * away
-
-
-# --- by weakness ------------------------------------------------------------------------------------------------------
 
 
 @as_uniform(floor=1)

@@ -31,9 +31,6 @@ _LEVEL_DECAY = 0.9
 """Decay per group of a kind's drift (see PassRates)."""
 
 
-# --- pass rates -------------------------------------------------------------------------------------------------------
-
-
 class PassRates(Saved):
     """The estimated pass rate of every prompt.
 
@@ -227,9 +224,6 @@ def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categ
     every = (*names, *(untiered.names if untiered else ("untiered",)))
     met, of = np.unique(of, return_inverse=True)
     return Categories(tuple(every[kind] for kind in met), of.astype(np.int32))
-
-
-# --- replay -----------------------------------------------------------------------------------------------------------
 
 
 @as_uniform(share=0)

@@ -19,8 +19,6 @@ from vlrl.curriculum.history import History
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, did_you_mean
 
-# --- prompts of before ------------------------------------------------------------------------------------------------
-
 
 class CarryPool:
     """Draws from shuffled passes over the prompts `members`. A share `carry` of the draws go instead to prompts that
@@ -118,9 +116,6 @@ def uncounted_draws(history: History, indices: np.ndarray, **more: Any) -> list[
         again = before[index] = before.get(index, -1) + 1
         out.append(Draw(index, int(history.visits[index]) + again, **more))
     return out
-
-
-# --- stages -----------------------------------------------------------------------------------------------------------
 
 
 class Stage(Settings):

@@ -25,9 +25,6 @@ from vlrl.distributed import comm
 Prepared = dict[str, torch.Tensor]
 
 
-# --- one group -------------------------------------------------------------------------------------------------------
-
-
 @reads("outcome", alone={})
 def nft(x: LossInputs, above: float | None = None, floor: Rate = 1.0, negative: NonNegative = 1.0,
         like: Literal["dr_grpo", "grpo", "none"] = "dr_grpo") -> tuple[torch.Tensor, Metrics]:
@@ -97,9 +94,6 @@ class Pacs:
     def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
         own = self.beta * (x.logprobs - x.logprobs.detach())
         return x.prepared["pull"] * own + x.prepared["value"] / x.spread(x.lengths).clamp(min=1), {}
-
-
-# --- the whole optimizer step ----------------------------------------------------------------------------------------
 
 
 @reads("outcome", alone={"weighted": False, "negative": 0})

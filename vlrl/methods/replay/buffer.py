@@ -90,8 +90,6 @@ class RolloutBuffer:
         """Number of rollouts in the index."""
         return int(self.groups["size"].sum())
 
-    # --- taking ---------------------------------------------------------------------------------------------------
-
     def take(self, step: int) -> None:
         """Adds new rollouts before a step. If `taken.jsonl` already has a line for the step, adds the rollouts listed
         there instead. Raises RunError if a file of `stored/` is missing or damaged."""
@@ -196,8 +194,6 @@ class RolloutBuffer:
             out[g] = (_key(entry["from"], *names[first]), len(self._files) - 1, first, end - first, entry["own"],
                       age_from, *worth)
         return out
-
-    # --- drawing --------------------------------------------------------------------------------------------------
 
     def draw(self, count: int, step: int, rng: np.random.Generator, weigh: Weigh,
              max_age: int | None = None, settled: bool = False) -> list[StoredGroup]:

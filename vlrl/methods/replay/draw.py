@@ -128,8 +128,6 @@ class ReplaySampler:
         rows = ((i, readable(self.samples, i)) for i in range(len(self.samples)))
         return {utf8(sample.id): i for i, sample in rows if sample is not None}
 
-    # --- stored rows -> groups ------------------------------------------------------------------------------------
-
     def _group(self, stored: StoredGroup, step: int) -> Group | None:
         """Converts stored rollouts to a group with the prompt of this run's row; rollouts of another run are scored
         again. Returns None if the group is unusable."""

@@ -207,9 +207,6 @@ class WebRL:
 RULES: dict[str, Any] = {"truncated": Truncated, "clipped": Clipped, "a_lol": ALol, "copg": CoPG, "webrl": WebRL}
 
 
-# --- which groups are drawn, and in which steps -----------------------------------------------------------------------
-
-
 def uniform(groups: np.ndarray, ages: np.ndarray) -> np.ndarray:
     """[n] ones: all groups have the same sampling weight."""
     return np.ones(len(groups))
