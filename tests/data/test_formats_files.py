@@ -14,7 +14,7 @@ from tests.tables import each, refused
 from vlrl.cli.main import main
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows, read_samples, sample_from_row
-from vlrl.data.sources import json_text
+from vlrl.data.sources import json_rows
 from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.reading import canonical_rows, rows_in
 from vlrl.errors import DataError
@@ -134,7 +134,7 @@ def test_parquet_and_arrow(tmp_path):
 HOSTILE = {
     "deep": ('{"id": 1, "meta": ' + "[" * 300 + "]" * 300 + "}", "more than 64 deep"),
     "deeper": ('{"id": 1, "meta": ' + "[" * 10**5, "not JSON"),
-    "long": ('{"id": "' + "x" * (json_text.MOST_LINE + 1) + '"}', "characters, more than the 16777216 that one row"),
+    "long": ('{"id": "' + "x" * (json_rows.MOST_LINE + 1) + '"}', "characters, more than the 16777216 that one row"),
     "digits": ('{"id": 1, "width": 1' + "0" * 5000 + "}", "not JSON")}
 
 
