@@ -3,7 +3,7 @@
 Each prompt (and its images) is prefilled once. If the attention supports it, the group shares one copy of the prompt's
 cache. Finished rows are removed from the batch. Every rollout has its own random stream, selected by (seed, request
 key, index). So its tokens do not depend on the batch or the process, except for the last bits of the logits. The cache
-of an episode is kept until the next turn, so that only the new observation is prefilled (turn_cache.py)."""
+of an episode is kept until the next turn, so that only the new observation is prefilled (cache.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ import torch.nn.functional as F
 from vlrl.engine.base import Done, Request, Watch, make_completion
 from vlrl.engine.cache import (
     CopiedRows,
+    RowCache,
     SharedRows,
+    TurnCaches,
     answer_rows,
     cache_argument,
     join_caches,
@@ -31,7 +33,6 @@ from vlrl.engine.cache import (
 )
 from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, same_prefix, split_jobs
 from vlrl.engine.decoding import DecodedBatch, DecodingBatch
-from vlrl.engine.turn_cache import RowCache, TurnCaches
 from vlrl.errors import NotFiniteError, TrainingError
 from vlrl.models.loading import not_finite
 from vlrl.models.oom import release, short_of_memory
