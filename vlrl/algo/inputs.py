@@ -1,7 +1,6 @@
 """Inputs of the objective's functions: `Scores` for advantages, `LossInputs` for the loss.
 
-Both are flat, with R rollouts or N completion tokens, never [B, L]. So packed and padded batches give the same value.
-"""
+Both are flat, with R rollouts or N completion tokens, never [B, L]. Packed and padded batches give equal values."""
 
 from __future__ import annotations
 
@@ -169,8 +168,7 @@ class LossInputs:
         return torch.zeros_like(self.lengths, dtype=values.dtype).index_add(0, self.rollout_id, values)
 
     def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Averages values [N] over the trained tokens of each rollout -> [R]; 0 for a rollout without trained tokens.
-        """
+        """Averages values [N] over the trained tokens of each rollout -> [R]; 0 for rollouts without trained tokens."""
         return self.per_sequence(values) / self.lengths.clamp(min=1)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:

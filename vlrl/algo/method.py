@@ -143,8 +143,7 @@ class Method:
         too. generates: whether the run samples its own completions, unlike supervised fine-tuning."""
 
     def start(self, run: Run) -> None:
-        """Receives the parts of the run once the model is loaded. Only called if the run samples its own completions.
-        """
+        """Receives the parts of the run once the model is loaded. Only called if the run samples completions."""
         self.run = run
 
     # --- each step, on every process ----------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""Checkpoint state of samplers, filters and functions of the objective: the attributes that a class lists in `saved`.
-"""
+"""Checkpoint state of samplers, filters and functions of the objective: the attributes listed in a class's `saved`."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ _lost: RankError | None = None
 
 
 def watch(limit: float) -> None:
-    """Starts the rank monitor. A rank that has waited for `limit` seconds can then name the ranks for which it waits.
-    """
+    """Starts the rank monitor. A rank that has waited for `limit` seconds can then name the ranks it waits for."""
     global _monitor
     if world() > 1 and _monitor is None:
         from vlrl.distributed.rank_monitor import RankMonitor  # needed only with several processes

@@ -20,8 +20,7 @@ import psutil
 RANK_S = 600.0
 """The guard process waits this number of seconds for the rank to end, because it may be writing a checkpoint."""
 LAUNCHER_S = 60.0
-"""The guard process then waits this number of seconds for the launcher to end; torchrun itself gives hanging ranks 30.
-"""
+"""The guard process then waits this number of seconds for the launcher to end; torchrun itself gives ranks 30."""
 _NAMES = ("torchrun", "torch.distributed", "accelerate")
 
 

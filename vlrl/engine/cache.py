@@ -31,8 +31,7 @@ ROOM = 64  # when the buffers of a layer grow, they get space for this number of
 
 
 class RoomyLayer(DynamicLayer):
-    """A cache layer with preallocated space. `keys` and `values` [rows, heads, tokens, d] are views of larger buffers.
-    """
+    """A cache layer with preallocated space. `keys` and `values` [rows, heads, tokens, d] are views of buffers."""
 
     _buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -118,8 +117,7 @@ def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @functools.cache
 def cache_argument(model: type) -> str:
-    """The name of the cache argument of a model's forward: `cache`, or `past_key_values` in older code of transformers.
-    """
+    """The name of the cache argument of a model's forward: `cache`, or `past_key_values` in older transformers code."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 

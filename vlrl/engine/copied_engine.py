@@ -47,8 +47,7 @@ class CopiedEngine(HFEngine):
 
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """Returns the completions of each request, like HFEngine.generate. Raises Abandoned once `abandon` was called.
-        """
+        """Returns the completions of each request, as HFEngine.generate. Raises Abandoned once `abandon` was called."""
         def watching(so_far: PartialTexts) -> None:
             if self._abandoned.is_set():
                 raise Abandoned(GIVEN_UP)
@@ -63,8 +62,7 @@ class CopiedEngine(HFEngine):
 
 
 def with_own_processor(policy: Policy) -> Policy:
-    """A shallow copy of the policy with its own processor, for another thread, because tokenizers are not thread-safe.
-    """
+    """A shallow copy of the policy with its own processor, for another thread: tokenizers are not thread-safe."""
     other: Any = copy.copy(policy)
     other.processor = copy.deepcopy(policy.processor)
     return other

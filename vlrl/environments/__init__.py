@@ -8,5 +8,4 @@ torch.
 - If the model's action is malformed, the model gets an error text, and the error is counted. If a server's response is
   malformed, the episode ends with an error and gets no reward.
 - The packages that environments need are optional, and imported in the process that runs the environment.
-- traffic (with roadview): roads and drivers simulated by highway-env, and their top view; requires the extra `driving`.
-"""
+- traffic (with roadview): roads and drivers simulated by highway-env, seen from above; requires the extra `driving`."""

@@ -58,8 +58,7 @@ class Driver(IDMVehicle):
         super().act(action)
 
     def on_state_update(self) -> None:
-        """Finds the lane that the vehicle is on, among the lanes near the previous one instead of in the whole network.
-        """
+        """Finds the lane that the vehicle is on, among lanes near the previous one instead of in the whole network."""
         lanes = neighbouring_lanes(self.road.network, self.lane_index)
         self.lane_index, self.lane = min(
             lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))
@@ -88,8 +87,7 @@ def network(scenario: str) -> RoadNetwork:
 
 
 def empty_road(scenario: str, seed: int) -> Road:
-    """The road of a scenario without vehicles. At the intersection, vehicles follow highway-env's right-of-way rules.
-    """
+    """The road of a scenario without vehicles. At the intersection, highway-env's right-of-way rules hold."""
     kind: Any = RegulatedRoad if scenario == "intersection" else Road
     return kind(network(scenario), np_random=np.random.default_rng(seed), neighbour_vehicles_connected_lanes=True)
 

@@ -25,8 +25,7 @@ from vlrl.store.aligned_memory import align_weights, aligned_copy
 
 
 def refuse_second(settings: ModelSettings) -> None:
-    """Raises ConfigError if model.name is itself an adapter, because model.lora.rank would add a second adapter to it.
-    """
+    """Raises ConfigError if model.name is itself an adapter, because model.lora.rank would add a second adapter."""
     with loading_errors(f"model.name={settings.name!r}"):
         base = adapter_base(settings.name)
     if base:

@@ -43,8 +43,7 @@ class Grid:
     """A batch of R runs of similar length, padded to the longest length A."""
 
     index: torch.Tensor
-    """[R * A] position in the row of each entry of the batch; a padded entry has the position of its run's last token.
-    """
+    """[R * A] position in the row of each entry of the batch; a padded entry has that of its run's last token."""
     shape: tuple[int, int]
     valid: torch.Tensor | None  # [R * A] bool, False on padding; None if there is no padding
     positions: torch.Tensor  # [tokens] position in the row of each token, without padding, in the order of `flat`
@@ -70,8 +69,7 @@ class Bucket:
     runs: Grid
     ancestors: Grid | None  # [R, P] the ancestors' tokens of each run; None for runs without ancestors
     mask: torch.Tensor | None
-    """[R, 1, A, P + A] bool, True where a query (of A) may attend to a key (of P + A); None for runs without ancestors.
-    """
+    """[R, 1, A, P + A] bool, True where a query (of A) may attend to a key (of P + A); None without ancestors."""
 
 
 class Layout:

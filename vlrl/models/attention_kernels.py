@@ -1,7 +1,6 @@
 """Attention of shared rows by GPU kernels: variable-length flash attention, and FlexAttention.
 
-Both read the keys of a prompt once for all its completions, and support grouped-query attention without repeating keys.
-"""
+Both read the keys of a prompt once for all its completions, and support grouped-query attention without copies."""
 
 from __future__ import annotations
 

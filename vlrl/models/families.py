@@ -127,8 +127,7 @@ class Family:
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
         """(width, height) in pixels of each resized image and video, in order, from the processor's patch grids. () if
-        the processor cuts images into tiles of fixed size. `kinds` are "image" or "video" in the order of the prompt.
-        """
+        the processor cuts images into tiles of fixed size. `kinds` are "image" or "video" in the prompt's order."""
         units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
         if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
                                or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
@@ -145,8 +144,7 @@ class Family:
 
 def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
     """Changes positions [3, T] so that the token after a video follows the video's last frame, as Qwen2-VL was trained.
-    transformers 5.19 starts text after the largest side of a frame, so text after a long video would overlap the video.
-    """
+    transformers 5.19 starts text after the largest side of a frame, so text after a long video would overlap it."""
     if types is None:
         return positions
     kinds, out = types[0].numpy(), positions.copy()
@@ -198,8 +196,7 @@ _PREFIX_MODELS = ("paligemma",)
 
 def family_of(config: Any) -> Family:
     """The Family of a transformers model config. For an unknown model type it is derived from the config. Raises
-    ConfigError for a model without image input, and for a model that does not decode text and images in one sequence.
-    """
+    ConfigError for a model without image input, and for one that does not decode text and images in one sequence."""
     kind = getattr(config, "model_type", "?")
     if kind in FAMILIES:
         _check_depth(config, config.get_text_config())

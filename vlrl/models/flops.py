@@ -25,8 +25,7 @@ from vlrl.models.families import Family
 
 @dataclass(frozen=True)
 class Products:
-    """Numbers of weights in the matrix products that each token (or image patch) passes through in one part of a model.
-    """
+    """Numbers of weights in the matrix products that each token or image patch passes through in a part of a model."""
 
     weights: float = 0.0
     trained: float = 0.0  # how many of the weights are trainable
@@ -90,8 +89,7 @@ class Cost:
 
 
 def _attention(backward: bool) -> int:
-    """Operations per pair of positions and channel: two products in the forward pass, four more in the backward pass.
-    """
+    """Operations per pair of positions and channel: two products in the forward pass, four in the backward pass."""
     return 12 if backward else 4
 
 

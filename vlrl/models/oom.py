@@ -30,8 +30,7 @@ def short_of_memory(error: BaseException) -> bool:
 
 
 def release(device: torch.device) -> None:
-    """Frees the memory of a failed pass. Call it outside the `except` block, which keeps the tensors of the pass alive.
-    """
+    """Frees the memory of a failed pass. Call it outside the `except` block, which keeps the pass's tensors alive."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()

@@ -94,8 +94,7 @@ class SharedTokens:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The model inputs of one micro-batch, and the positions at which the outputs for its N completion tokens are read.
-    """
+    """The model inputs of one micro-batch, and the positions at which outputs for its N completion tokens are read."""
 
     inputs: dict[str, Any]  # keyword arguments for the model's forward
     columns: torch.Tensor  # [C] positions within the rows at which hidden states are read

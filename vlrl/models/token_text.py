@@ -57,8 +57,7 @@ class TokenTexts:
 
 
 def tokenizer_file(tokenizer: Any) -> str | None:
-    """The content of a tokenizer.json for this tokenizer; None if the tokenizer is not a fast one, or has custom code.
-    """
+    """The content of a tokenizer.json for this tokenizer; None if the tokenizer is slow or has custom code."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     with contextlib.suppress(Exception):  # custom code raises a plain Exception
         return fast.to_str() if fast is not None else None

@@ -1,5 +1,4 @@
-"""Writes tools, tool calls and tool results in the format of Qwen's chat templates, for models whose templates do not.
-"""
+"""Writes tools, tool calls and tool results in the format of Qwen's chat templates, for models whose own cannot."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -
 
 def results(observation: Observation, by_role: bool, in_place: bool) -> list[Message]:
     """The turns that show the results of tool calls: one turn of role tool per result (`by_role`), or a single user
-    turn. `in_place`: whether the template keeps media at their positions between texts. Otherwise all media come first.
-    """
+    turn. `in_place`: whether the template keeps media at their positions between texts. If not, media come first."""
     if by_role:
         return [{"role": "tool", "content": [*_media(r), text_part(_quoted(r.text))]} for r in observation.results]
     begin, end = RESULT

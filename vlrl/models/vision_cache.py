@@ -60,8 +60,7 @@ class Features:
 
 
 class FeatureCache:
-    """A cache of at most `limit` bytes of features in host memory. The least recently used features are dropped first.
-    """
+    """A cache of at most `limit` bytes of features in host memory. The least recently used ones are dropped first."""
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0

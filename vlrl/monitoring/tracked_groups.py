@@ -33,8 +33,7 @@ class GroupView:
     """Images, table rows and values that are sent to a tracker for the groups of a step."""
 
     pictures: Sequence[tuple[Image.Image, str]]
-    """(image, caption) of each shown group: its first image, with the boxes and other marks of its answers drawn on it.
-    """
+    """(image, caption) of each shown group: its first image, with boxes and other marks of its answers drawn on it."""
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]  # table rows, one per rollout of the shown groups
     values: Mapping[str, np.ndarray]

@@ -43,8 +43,7 @@ def note_mlflow_run(folder: Path, mlflow_run: str) -> None:
 
 
 def direction(metric: str) -> int:
-    """1 if higher values of a metric in eval.jsonl are better, -1 if lower values are better, as for the metric `loss`.
-    """
+    """1 if higher values of a metric in eval.jsonl are better, -1 if lower values are better, as for `loss`."""
     return -1 if metric == "loss" else 1
 
 

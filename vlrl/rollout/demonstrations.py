@@ -24,8 +24,7 @@ from vlrl.types import Completion, Group, Sample
 
 
 class Demonstrations:
-    """An Engine that returns demonstrations: the reference answer of a sample, or the next action of the task's oracle.
-    """
+    """An Engine that returns demonstrations: a sample's reference answer, or the next action of the task's oracle."""
 
     def __init__(self, task: Task, encode: Encoder):
         self.task, self.encode = task, encode

@@ -90,8 +90,7 @@ class GroupSource:
 
         Raises TrainingError if too many prompts are rejected. Fewer than `count` groups are returned if not enough pass
         the filters after curriculum.max_refills further rounds. Groups carried over from the previous step are
-        continued, and reduce the number of new draws. Groups that are carried over again are returned in a later step.
-        """
+        continued, and reduce the number of new draws. Groups carried over again are returned in a later step."""
         self.step, self._of_variants, self._segments = step, {}, []
         self._measure()
         intake, groups = Intake(self.filters, count), {}
@@ -205,8 +204,7 @@ class GroupSource:
                 if number not in self.carried_over}
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of sampler, methods, services, unused groups and restarted environment processes, over all processes.
-        """
+        """Metrics of sampler, methods, services, unused groups and restarted environments, over all processes."""
         restarts: dict[str, float] = {}
         if isinstance(self.engine, EpisodePlayer):
             restarts["environment/restarts"] = comm.total(self.engine.restarts)[0]

@@ -6,8 +6,7 @@ and is then scored. The loss only includes the tokens that were generated in a c
 are masked. A completion that ended in an earlier step than the rest of its group is trained on unchanged.
 Rollout.policy_step is the step whose weights sampled the trained tokens.
 
-Every process knows all carried-over groups, so each step distributes them again, and a single checkpoint contains them.
-"""
+Every process knows all carried-over groups, so each step distributes them again, and one checkpoint contains them."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int
 
 
 def last_part(completion: Completion) -> Completion:
-    """The completion with its loss mask cleared before the last turn, because older weights sampled the earlier turns.
-    """
+    """The completion with its loss mask cleared before the last turn, because older weights sampled earlier turns."""
     start = completion.turns[-1].start if completion.turns else 0
     if not start:
         return completion
@@ -114,8 +112,7 @@ def last_part(completion: Completion) -> Completion:
 
 
 def check(config: Config, task: Task, requires: frozenset[str], generates: bool) -> None:
-    """Raises ConfigError if this run cannot use rollout.step_tokens. requires: the inputs that the algorithm requires.
-    """
+    """Raises ConfigError if this run cannot use rollout.step_tokens. requires: the inputs that the algorithm needs."""
     tokens = config.rollout.step_tokens
     problem, remedy = "", "leave rollout.step_tokens out"
     if not generates:

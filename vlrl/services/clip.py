@@ -61,8 +61,7 @@ class Clip:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The number of images compared for a split since the last call, up to step `step`, summed over all processes.
-        """
+        """The number of images compared for a split since the last call, up to `step`, summed over all processes."""
         done = [place for place in self._pictures if place[0] == split and place[1] <= step]
         return {"clip/images": float(comm.total(sum(self._pictures.pop(place) for place in done))[0])}
 
@@ -83,8 +82,7 @@ class Clip:
         return model.to(self.device).eval(), processor
 
     def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
-        """[images, texts] cosine similarities of PIL images and texts. The tokenizer truncates texts that are too long.
-        """
+        """[images, texts] cosine similarities of PIL images and texts. The tokenizer truncates long texts."""
         pictures = [*map(as_rgb, images)]
         if not pictures or not texts:
             return np.zeros((len(pictures), len(texts)), np.float32)

@@ -34,8 +34,7 @@ from vlrl.task.services import Question, ServiceContext
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)  # which frames of a video are shown to the judge
 COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
-"""Counts in the metrics: requests, replies from the cache, requests without a reply, retries, tokens sent and received.
-"""
+"""Counts in the metrics: requests, replies from the cache, missing replies, retries, tokens sent and received."""
 
 
 @dataclass

@@ -14,8 +14,7 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a CPU tensor in newly allocated memory, with the same strides. Returns other tensors unchanged.
-    """
+    """Returns a copy of a CPU tensor in newly allocated memory, with the same strides. Other tensors are unchanged."""
     return tensor.detach().clone() if tensor.device.type == "cpu" else tensor
 
 

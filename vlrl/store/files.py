@@ -247,8 +247,7 @@ def _output(*command: str) -> str | None:
 
 
 def utf8(text: str) -> str:
-    """Makes a string valid UTF-8. A lone surrogate becomes its escape sequence, which means the same character in JSON.
-    """
+    """Makes a string valid UTF-8. A lone surrogate becomes its escape sequence, which is the same character in JSON."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

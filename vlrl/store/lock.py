@@ -232,8 +232,7 @@ def _system() -> str:
 
 
 def _started(pid: Any) -> str | None:
-    """Returns the start time of a running process of this host, unaffected by clock changes; None if it does not exist.
-    """
+    """Returns the start time of a running process of this host, unaffected by clock changes; None if there is none."""
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

@@ -32,8 +32,7 @@ class ServerClient:
         self._key_file, self._http = key_file, http_client(key, timeout_s, 64, IDLE_S)
 
     def get(self, address: str, path: str) -> Any:
-        """Returns the JSON response to a GET request that a server answers quickly. Raises the same errors as `post`.
-        """
+        """Returns the JSON response to a GET request that a server answers quickly. Raises the errors of `post`."""
         return self._ask("GET", address, path, timeout=CONNECT_S)
 
     def post(self, address: str, path: str, body: bytes) -> Any:

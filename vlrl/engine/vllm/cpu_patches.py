@@ -10,8 +10,7 @@ step, even if the completion has its own seed and the number is not used. During
 this would change the dropout of the training thread.
 
 Waiting (`wait_asleep`): after each message, an engine process and its worker process poll their shared memory without a
-pause for one second, each occupying a CPU core. On a machine without a GPU these cores are needed for the computation.
-"""
+pause for one second, each occupying a CPU core. On a machine without a GPU these cores are needed for computation."""
 
 from __future__ import annotations
 

@@ -129,8 +129,7 @@ class Generation:
         self.engine, self.requests, self.vllm = engine, requests, engine.llm.llm_engine
         self._steps = [completion_steps(request, engine.rules, engine.seed) for request in requests]
         self._calls: dict[str, tuple[int, int, dict[str, Any]]] = {}
-        """vLLM's id of each running call -> (index of the request, index of the call in its round, sampling options).
-        """
+        """vLLM's id of each running call -> (index of the request, index of the call in its round, its options)."""
         self._responses: list[Any] = [None] * len(requests)
         self._out: list[list[Completion]] = [[] for _ in requests]
 
@@ -161,8 +160,7 @@ class Generation:
         return whole
 
     def _advance(self, i: int) -> bool:
-        """Sends the next calls of request `i` to vLLM. Returns True if the request is complete, so that there are none.
-        """
+        """Sends the next calls of request `i` to vLLM. Returns True if the request is complete."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -89,8 +89,7 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
 
 
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:
-    """Compares ids, loss mask, positions and media turn by turn. Yields (token index, description) of each difference.
-    """
+    """Compares ids, loss mask, positions and media turn by turn. Yields (token index, description) per difference."""
     shown, tokens, whole, at = completion.shown, completion.tokens, prompt, 0
     loaded = {m.sha256: m for m in completion.observed_media}
     shown_media = iter(shown.media if shown else ())

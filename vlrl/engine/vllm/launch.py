@@ -1,8 +1,7 @@
 """Starts vLLM servers for a config and keeps them running (`vlrl serve`).
 
 A server starts with weights of zeros and without a weights version. The trainer transfers the real weights later,
-including those of the base model if an adapter is trained. So only config and processor are downloaded or copied here.
-"""
+including those of the base model if an adapter is trained. So only config and processor are loaded or copied here."""
 
 from __future__ import annotations
 

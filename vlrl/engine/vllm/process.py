@@ -47,8 +47,7 @@ def kill_children_at_exit() -> None:
 
 
 def register_model_class(arguments: Sequence[str]) -> None:
-    """Imports the model's class in this process. Otherwise vLLM starts a process without vlrl that inspects the class.
-    """
+    """Imports the model's class in this process. Otherwise vLLM starts a process without vlrl to inspect it."""
     from vllm import ModelRegistry
 
     file = Path(dict(itertools.pairwise(arguments)).get("--model", "")) / "config.json"

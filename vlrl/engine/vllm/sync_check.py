@@ -3,8 +3,7 @@ a fixed answer.
 
 The check is cheap: one prompt with an image and a few answer tokens (the probe). If it fails, the weights of trainer
 and engine are compared by name, and the error names the parameter that differs. In the first two checks all weights are
-compared in any case, because a parameter that the sync omits may have changed too little to affect a log-probability.
-"""
+compared in any case, because a parameter that the sync omits may change too little to affect a log-probability."""
 
 from __future__ import annotations
 

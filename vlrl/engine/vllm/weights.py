@@ -32,8 +32,7 @@ class EngineWeights:
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def of(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """Returns vLLM's tensor for the weight of this name and shape in a saved checkpoint; None if it is not found.
-        """
+        """Returns vLLM's tensor for a weight of this name and shape in a saved checkpoint; None if not found."""
         path, _, kind = (self._rename(name) or "").rpartition(".")
         module, part = self._module(path)
         if module is None:

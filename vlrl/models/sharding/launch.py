@@ -1,5 +1,4 @@
-"""Determines train.sharding from the settings and `accelerate launch`, and refuses settings that do not work with it.
-"""
+"""Determines train.sharding from the settings and `accelerate launch`, and refuses settings that conflict with it."""
 
 from __future__ import annotations
 
