@@ -65,8 +65,7 @@ class Scores:
     masks: Sequence[np.ndarray] = ()
     """[R, T] bool: the trained tokens, for functions that require "tokens", "turns" or data of a method."""
     turns: Sequence[Sequence[ActionCredit]] = ()
-    """The actions of each rollout in order, for functions that require "turns". A single-turn completion has one
-    action."""
+    """The actions of each rollout in order, for functions that require "turns". Single-turn completions have one."""
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
     """The reasoning steps of each completion as (start token, end token, value) (types.StepValues), for functions that
     require "steps"."""
@@ -129,8 +128,7 @@ class LossInputs:
     tokens: torch.Tensor | None = None
     """[N] token ids."""
     turns: torch.Tensor | None = None
-    """[N] index of each token's action in its episode, -1 for tokens between actions, for functions that require
-    "turns"."""
+    """[N] index of each token's action in its episode, -1 between actions, for functions that require "turns"."""
     texts: Sequence[str] = ()
     """[N] text of each token, for functions that require "texts"."""
     rewards: torch.Tensor | None = None

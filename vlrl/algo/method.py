@@ -186,8 +186,7 @@ class Method:
     def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group],
                step: int) -> Sequence[Pass | None]:
         """Returns the method's loss for each optimizer step of the update; None where no process has data. parts: the
-        packed rollouts of each optimizer step (minibatch.Minibatch), which a pass may share. drawn: the result of
-        `draw`."""
+        packed rollouts of each optimizer step (minibatch.Minibatch), which a pass may share. drawn: from `draw`."""
         return [None] * len(parts)
 
     def after_update(self, policy: Policy, passes: Sequence[Pass | None], drawn: Sequence[Group], step: int,
@@ -213,8 +212,7 @@ class Method:
 
 
 def methods_of(algorithm: Objectives) -> tuple[Method, ...]:
-    """The active methods of the algorithm's config, in the order of config/sections.py. Only active methods are
-    imported."""
+    """The active methods of a config, in the order of config/sections.py. Only active methods are imported."""
     methods = tuple(METHODS[section](section, settings, algorithm) for section, settings in active(algorithm.config))
     writers = [m.section for m in methods if m.overrides("generate")]
     if len(writers) > 1:

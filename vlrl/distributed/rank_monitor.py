@@ -49,8 +49,7 @@ class RankMonitor:
         self._owner = {key: owner[key] for key in ("pid", "host", "system", "process")}
         self._beat, self._ended = 0, None
         self._cut = False
-        """Whether TCP has given up the connection to the store's host. torchrun then kills its ranks half a minute
-        later."""
+        """Whether TCP has given up the connection to the store's host. torchrun kills its ranks soon after."""
         self._writing, self._asking = self._connect(), None
         self._patience = 0
         self._launcher = launcher_guard.find()
@@ -109,8 +108,7 @@ class RankMonitor:
     # --- the others -----------------------------------------------------------------------------------------------
 
     def error(self, waited: float, cause: str) -> RankError:
-        """Returns a RankError that names the ranks for which this rank waits. Takes seconds to find out which ranks are
-        alive."""
+        """Returns a RankError that names the ranks for which this rank waits. Checking which live takes seconds."""
         return RankError(f"{self.describe_wait(waited)}. The last checkpoint is intact: start the same command again "
                          f"on every host. If a rank is only slow, raise limits.collective_s={self.limit:g}. ({cause})")
 

@@ -159,8 +159,7 @@ def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop
 
 
 def unsampled_completion(tokens: np.ndarray, text: str = "") -> Completion:
-    """The Completion of a text that no model sampled, such as a reference answer: token ids [T] with log-probabilities
-    0."""
+    """The Completion of a text that no model sampled, such as a reference answer: ids [T] with log-probabilities 0."""
     return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
                       text=text, finish_reason="stop", turns=(Turn(start=0, end=len(tokens)),))
 

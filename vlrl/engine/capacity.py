@@ -27,8 +27,7 @@ from vlrl.types import Prompt
 Job = tuple[int, list[int]]  # A part of a batch: (index of the request, indices of the request's rollouts)
 GIB = 2**30
 MOST_ROWS = 256
-"""Maximum number of completions per batch. Small models reach this limit first, so their batches are the same on every
-machine."""
+"""Maximum number of completions per batch. Small models reach it first, so their batches are equal on every machine."""
 LOGIT_COPIES = 3
 """Number of float32 copies of the logits [rows, vocabulary] that decoding.sample_tokens holds at the same time."""
 _SHARE = {"cuda": 0.7}  # Share of the remaining memory that a batch may use. The rest is for prefill and fragmentation.
@@ -77,8 +76,7 @@ def token_bytes(text: Any, size: int, adapter: bool) -> int:
 
 
 def logit_bytes(text: Any, size: int) -> int:
-    """Size in bytes of the logits for one completion's next token: one copy in the compute dtype, and LOGIT_COPIES in
-    float32."""
+    """Bytes of the logits for one completion's next token: a copy in the compute dtype, LOGIT_COPIES in float32."""
     return text.vocab_size * (4 * LOGIT_COPIES + size)
 
 
@@ -163,8 +161,7 @@ def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
 
 
 def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
-    """Splits prompts, in order, into chunks of at most `most` tokens, including padding. Every chunk has at least one
-    prompt."""
+    """Splits prompts, in order, into chunks of at most `most` tokens with padding, but at least one prompt."""
     chunk: list[Prompt] = []
     for prompt in prompts:
         if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:

@@ -69,8 +69,7 @@ class EpisodeEngine:
         self.engine.close()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns the `request.n` completions of each request. If its sample has an environment, these are whole
-        episodes."""
+        """Returns the `request.n` completions of each request. With an environment these are whole episodes."""
         acting = {i: r.sample for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None}
         if not acting:
             return self.engine.generate(requests, done)

@@ -115,8 +115,7 @@ class Environments:
         return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
     def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
-        """Starts a reset and returns a Future immediately. Calls to one process run in the order in which they were
-        started."""
+        """Starts a reset and returns a Future immediately. Calls to one process run in the order of their starts."""
         def first() -> Observation | EnvironmentFailure | None:
             shown = self._reset(episode)
             if isinstance(shown, Observation):
@@ -130,8 +129,7 @@ class Environments:
         return self._begin(episode, lambda: self._step(episode, action))
 
     def close_episodes(self, episodes: Sequence[HostedEpisode]) -> list[EnvironmentFailure | None]:
-        """Closes the environments of episodes. Logs and returns failures, None for environments that closed without
-        failure."""
+        """Closes the environments of episodes. Logs and returns failures, None for environments without failure."""
         calls = [self._begin(e, partial(self._ask, e, "close", None, self.settings.step_s)) for e in episodes]
         replies = [call.result() for call in calls]
         for episode, reply in zip(episodes, replies, strict=True):

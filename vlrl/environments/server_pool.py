@@ -5,8 +5,7 @@
     servers.started(address); servers.closed(address); servers.failed(address)
     until = Deadline(45.0)                          # a time limit shared by all parts of a call
 
-Each process counts only its own sessions. A server that does not respond is not used for a while, then checked and used
-again."""
+Each process counts only its own sessions. A server that does not respond is not used for a while, then checked."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class ServerPool:
 
     def candidates(self) -> Iterator[str]:
         """Yields the addresses of the servers in the order in which they should be tried. Servers that did not respond
-        come last, and only if their pause is over and they are healthy. If no server responded last time, the pause is
-        ignored."""
+        come last, and only if their pause is over and they are healthy. If none responded, pauses are ignored."""
         servers = sorted(self._servers.values(), key=lambda s: (s.sessions, s.place))
         yield from (s.address for s in servers if not s.pause)
         out = [s for s in servers if s.pause]

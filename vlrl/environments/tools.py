@@ -11,8 +11,7 @@
             '''
 
 The types of the arguments define the schema that the model is shown, and the model's calls are checked against them. If
-a call is invalid or a tool fails, the episode continues: the model gets a short error message, and the error is
-counted."""
+a call is invalid or a tool fails, the episode continues: the model gets an error text, and the error is counted."""
 
 from __future__ import annotations
 
@@ -261,8 +260,7 @@ def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
 
 
 def environment_of(task: Any, sample: Sample) -> Environment | None:
-    """Creates the environment of a sample: the task's own, or else a ToolEnvironment with the task's tools, or else
-    None."""
+    """Creates the environment of a sample: the task's own, or a ToolEnvironment with the task's tools, or None."""
     task = task.of(sample)
     environment = task.environment(sample)
     if environment is None and (tools := task_tools(task, sample)):

@@ -83,8 +83,7 @@ def _info(info: Any) -> dict[str, Any]:
 
 
 def fingerprint(shown: Observation | Step) -> str:
-    """A hash of everything that affects the model or its reward: text, pixels or bytes of media, reward parts, state
-    and done."""
+    """A hash of what affects the model or its reward: text, pixels or bytes of media, reward parts, state, done."""
     digest = hashlib.sha256()
     observation = shown.observation if isinstance(shown, Step) else shown
     if isinstance(shown, Step):

@@ -49,8 +49,7 @@ class Grid:
     positions: torch.Tensor  # [tokens] position in the row of each token, without padding, in the order of `flat`
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
-        """Gathers tokens of a row into the batch: [T, H, ...] -> [R, H, A, ...]. Fills the padding with `padding` if
-        not None."""
+        """Gathers tokens of a row into the batch: [T, H, ...] -> [R, H, A, ...]. `padding`: fills gaps if not None."""
         x = x.index_select(0, self.index)
         if padding is not None and self.valid is not None:
             x[~self.valid] = padding
@@ -107,8 +106,7 @@ class Layout:
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-        """The buckets of the masked implementation, and for each token of the row its index [T] in their concatenated
-        outputs."""
+        """The buckets of the masked implementation, and each row token's index [T] in their concatenated outputs."""
         return self.cached(_buckets, device)
 
     def cached(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
@@ -376,8 +374,7 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
 
 def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: PromptCache, layer: int,
                 scale: float | None) -> torch.Tensor:
-    """Decoding attention of one new token per completion over its prompt and its own tokens: query [R, H, 1, d] -> [R,
-    1, H, d]."""
+    """Attention of a new token per completion to its prompt and own tokens: query [R, H, 1, d] -> [R, 1, H, d]."""
     (rows, heads, _, d), kv_heads = query.shape, key.shape[1]
     keys, values = cache.layers[layer]
     q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads that share a key head become further queries

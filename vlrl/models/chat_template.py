@@ -57,8 +57,7 @@ _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistan
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """In the block, raises TimeoutError after `seconds`, because the code of a template may not terminate. Main thread
-    only."""
+    """In the block, raises TimeoutError after `seconds`, because a template may not terminate. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -108,8 +107,7 @@ class ChatTemplate:
         return self._known[key]
 
     def _tried(self, role: str, options: Mapping[str, Any]) -> tuple[Form | None, str]:
-        """Returns (the first form in which the template renders the text of a turn and nothing else, ""), or (None, the
-        problem)."""
+        """Returns (the first form in which the template renders just the text of a turn, "") or (None, problem)."""
         before = [self._turn({"role": other}, "x") for other in _BEFORE.get(role, ("user",))]
         after = [self._turn({"role": "user"}, "x")] if role not in ("user", "tool") else []
         problem = ""
@@ -166,8 +164,7 @@ def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
 
 def opening_text(prompt: str, beginning: str, control: Collection[str]) -> str:
     """Text in a rendered `prompt` after the last header of a turn (`beginning`), such as "<think>"; "" if it is only
-    white space. Text up to the last of the `control` tokens is left out, because it is markup that the model does not
-    continue."""
+    white space. Text up to the last of the `control` tokens is left out, as markup that the model does not continue."""
     if not beginning or beginning not in prompt:
         return ""
     after = prompt.rpartition(beginning)[2]

@@ -11,8 +11,7 @@ from vlrl.distributed import comm
 from vlrl.types import Group, Prompt
 
 Cost = Callable[[Prompt, Sequence[int]], float]
-"""Cost of training on one prompt and its completions: (prompt, number of tokens of each completion) -> cost in any
-unit."""
+"""Cost of training on a prompt and its completions: (prompt, tokens of each completion) -> cost in any unit."""
 _BALANCE = Table({"share_out": "vlrl.models.balance:share_out"})
 
 

@@ -94,8 +94,7 @@ class Family:
 
     def end_id(self, processor: Any) -> int:
         """Id of the token with which the chat template ends a turn, and which ends a completion. This is the
-        tokenizer's EOS token if the template writes no such token. In some models the two differ (Gemma 3, base
-        models)."""
+        tokenizer's EOS token if the template writes no such token. The two differ in some models (Gemma 3)."""
         tokenizer, answer = processor.tokenizer, "There it is."
         turns = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": answer}]
         try:
@@ -190,8 +189,7 @@ FAMILIES = {f.model_type: f for f in (
 
 _MOST_LAYERS = 1000
 _PREFIX_MODELS = ("paligemma",)
-"""Model types with bidirectional attention within the prompt: prompt tokens have token type 0, completion tokens type
-1."""
+"""Model types with bidirectional attention within the prompt: token type 0 in the prompt, 1 in completions."""
 
 
 def family_of(config: Any) -> Family:
@@ -228,8 +226,7 @@ def _check_depth(config: Any, text: Any) -> None:
 
 
 def family_in(model: Any) -> Family:
-    """The Family of a transformers model. For an unknown model type, prefixes of module names identify the model's
-    parts."""
+    """The Family of a transformers model. For an unknown model type, module names identify its parts."""
     family = family_of(model.config)
     if family.known:
         return family

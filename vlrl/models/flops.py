@@ -57,8 +57,7 @@ class Cost:
     merge: int  # number of patches per visual token
 
     def of(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
-        """Operations of a forward and backward pass. Parts of the model below all trainable parameters have no backward
-        pass."""
+        """Operations of a forward and backward pass. Parts below all trainable parameters have no backward pass."""
         return self._sum(prompt, patches, answers, training=True)
 
     def forward(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
@@ -142,8 +141,7 @@ def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool
 
 
 def patches_of(mm: Mapping[str, Any], config: Any) -> tuple[int, ...]:
-    """Number of patches of each image, image tile, or video time step in the media tensors `mm` of a Prompt; () without
-    media."""
+    """Patches of each image, image tile, or video time step in the media tensors `mm` of a Prompt; () without media."""
     grids = [row for name in ("image_grid_thw", "video_grid_thw") if name in mm for row in mm[name].tolist()]
     if grids:
         return tuple(h * w for t, h, w in grids for _ in range(t))

@@ -57,8 +57,7 @@ class Head(torch.nn.Module):
 
 
 class RewardHead(Head):
-    """The head of a reward model. A completion's score is the value at its last token, whose hidden state depends on
-    all text."""
+    """The head of a reward model. A completion's score is the value at its last token, which depends on all text."""
 
     file = HEAD
 

@@ -11,8 +11,7 @@ from vlrl.errors import ConfigError
 
 Size = tuple[int, int]
 _ORDINARY = 20
-"""Every processor accepts an image whose aspect ratio is at most this number and whose sides have at least this many
-pixels."""
+"""Every processor accepts images with an aspect ratio up to this number and sides of at least this many pixels."""
 
 
 def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Callable[[Size], str]:

@@ -17,8 +17,8 @@ ASSETS = Path(__file__).parents[1] / "assets"  # folder with the models that are
 
 
 class FamilyConvention(coordinates.Convention):
-    """The box convention of a model's family, looked up when it is first used. Rows with a `coordinates` field do not
-    need it."""
+    """The box convention of a model's family, looked up at first use. Rows with a `coordinates` field do not need
+    it."""
 
     def __init__(self, model: str):
         self._model = model
@@ -52,8 +52,7 @@ def family_convention(model: str) -> str:
 
 
 def embedded(name: str) -> Path:
-    """Folder of the embedded model `name`, which is shipped with the package. Raises ConfigError if there is no such
-    model."""
+    """Folder of the embedded model `name`, which is shipped with the package. Raises ConfigError if there is none."""
     folder = ASSETS / name.removeprefix("embedded/")
     if not folder.is_dir():
         shipped = sorted(f"embedded/{p.name}" for p in ASSETS.glob("*/"))

@@ -38,11 +38,9 @@ class Piece:
     answers: tuple[np.ndarray, ...]  # token ids [T] of each completion
     rollouts: tuple[int, ...]  # for each completion, the index of its rollout in the optimizer step
     shown: tuple[Prompt | None, ...] = ()
-    """For each completion, its tokens with the media of its observations (Completion.shown); () if no completion has
-    any."""
+    """For each completion, its tokens with the media of its observations (Completion.shown); () if none has any."""
     units: tuple[int, ...] = ()
-    """For each completion, the number of its unit. Completions of one unit stay together. () = each completion is a
-    unit."""
+    """For each completion, the number of its unit. Completions of a unit stay together. () = each is a unit."""
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -294,8 +292,7 @@ def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
-    """[R, n] rotary positions of the n tokens after a prompt: consecutive positions, or for an episode those of
-    `shown`."""
+    """[R, n] rotary positions of the n tokens after a prompt: consecutive, or for an episode those of `shown`."""
     if shown is not None:
         return shown.positions
     start = prompt.next_position

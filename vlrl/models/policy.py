@@ -51,8 +51,7 @@ class Policy:
         vocabulary, known = base.config.get_text_config().vocab_size, len(processor.tokenizer)
         banned = {*family.vision_ids(processor), *range(known, vocabulary)}
         self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
-        """Token ids that are never sampled and get probability 0: vision tokens, and ids that the tokenizer does not
-        know."""
+        """Token ids that are never sampled and get probability 0: vision tokens, and ids unknown to the tokenizer."""
         self.vocabulary = vocabulary  # number of rows of the output layer
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
         self.quantized, self.features, self.head = quantized, features, head
@@ -92,8 +91,7 @@ class Policy:
         return self.family.positions(self.base, ids, types, mm)
 
     def layout(self, wanted: str) -> str:
-        """The layout of training rows: `wanted` (train.packing), or "padded" if the family does not support shared
-        rows."""
+        """The layout of training rows: `wanted` (train.packing), or "padded" if the family supports no shared rows."""
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
@@ -275,8 +273,7 @@ class Policy:
         """Writes the model (or adapter) as safetensors, and the processor. from_pretrained or PEFT can load the folder.
 
         `weights` come from shards.weights, or from `copied_weights` if training continues during the save. Without them
-        the model must not be sharded. `head` comes from `copied_head`. Without it the current head of a reward model is
-        written."""
+        the model must not be sharded. `head` comes from `copied_head`; None = a reward model's current head."""
         # embeddings are never trained; finding that out asks the hub
         more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
         if weights is not None:

@@ -42,8 +42,7 @@ class Shards(ABC):
 
     @abstractmethod
     def gather(self) -> None:
-        """Gives every process the full model with its current weights, so that it can run passes without gradient
-        alone."""
+        """Gives every process the full model with its current weights, for passes without gradient."""
 
     @abstractmethod
     def scatter(self) -> None:

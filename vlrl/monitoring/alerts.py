@@ -67,8 +67,7 @@ class Alerts:
         self._holding = set(self._breaches()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Adds the metrics of a step, and sends the alerts that are new. Returns the new alerts as metrics for
-        trackers."""
+        """Adds the metrics of a step, and sends the alerts that are new. Returns new alerts as metrics for trackers."""
         return self._tell(self._begun(line))
 
     def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:

@@ -86,8 +86,7 @@ class Clock:
         return out
 
     def add_parallel(self, name: str, seconds: float) -> None:
-        """Counts seconds of another thread as phase `name`, and subtracts them from the phase that now runs in this
-        thread."""
+        """Counts seconds of another thread as phase `name`, and subtracts them from this thread's current phase."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._inner[-1] += seconds
 

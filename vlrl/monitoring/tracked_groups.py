@@ -4,8 +4,7 @@ histograms.
     view = group_view(groups, most=2, step=10)
     send("wandb", run, view, "train", 10)
 
-Off unless log.pictures sets a number of groups, because it shows data to anyone with access to the tracker. Imports no
-torch."""
+Off unless log.pictures sets a number of groups, as everyone with access to the tracker sees the data. No torch."""
 
 from __future__ import annotations
 

@@ -63,16 +63,14 @@ class DrawBatch:
 
 
 class DrawEncoder:
-    """Makes samples and encoded prompts from draws. If the policy samples the completions, also for the task's
-    variants."""
+    """Makes samples and encoded prompts from draws, also for the task's variants if the policy samples."""
 
     def __init__(self, generator: RolloutGenerator, samples: Sequence[Sample], prefetch: Prefetcher, generates: bool):
         self.generator, self.samples, self.prefetch = generator, samples, prefetch
         self.task, self.engine = generator.task, generator.engine
         self.varies = generates and has_variants(self.task)
         self._opened: dict[Draw, Sample] = {}
-        """Samples of this step and the next, by draw. They are cached because code may generate them, and variants need
-        them too."""
+        """Samples of this step and the next, by draw. Cached because code may generate them and variants need them."""
 
     def encode(self, drawn: DrawBatch, step: int) -> None:
         """Encodes this process's share of a batch, and records in the batch which draws are accepted or refused."""

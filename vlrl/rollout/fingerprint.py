@@ -1,8 +1,7 @@
 """A fingerprint of the rows of a training split, by which a resumed run detects changed rows. No torch.
 
 It contains a CRC-32 of each row's id and fields, but not of media files. For rows that are read on demand (data.index)
-it contains the checksums of some evenly spaced rows. For samples that code generates on demand it only contains their
-number."""
+it contains the checksums of some evenly spaced rows. For samples generated on demand it only contains their number."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
 
 
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
-    """Id and CRC-32 of a row. For a row that is read on demand, the CRC-32 of its record in the file, without making a
-    sample."""
+    """Id and CRC-32 of a row. For a row that is read on demand, the CRC-32 of its record in the file."""
     try:
         raw = samples.raw_record(index) if isinstance(samples, SampleSequence) else None
     except DataError:

@@ -117,8 +117,7 @@ class RolloutGenerator:
         tokens: maximum number of new tokens per completion (rollout.step_tokens). A group with an unfinished completion
         is returned as a PartialGroup. With rollout.score_ahead, complete groups are scored in a thread while others are
         generated, unless log-probabilities are needed first. Variants are generated separately, because other sequences
-        of a batch affect the last bits of the logits, and completions of unmodified samples must not depend on
-        variants."""
+        of a batch affect the last bits of the logits, and other completions must not depend on variants."""
         self.step = step
         soon = self.config.rollout.score_ahead and self.likelihoods is None
         requests, others = self._requests(accepted)
@@ -335,8 +334,7 @@ def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -
 
 
 def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = "") -> Answer:
-    """Converts a completion to the Answer that a task scores. For an episode it is the last action, with all turns in
-    `turns`."""
+    """Converts a completion to the Answer that a task scores. For an episode it is the last action, with all `turns`."""
     actions = completion.actions
     text, opened = (actions[-1].text, actions[-1].opened) if actions else (completion.text, prompt.opened)
     answer = parse_answer(text, len(completion.tokens), completion.truncated, step, opened)

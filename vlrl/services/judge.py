@@ -234,8 +234,7 @@ def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
 
 
 def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
-    """Returns (the first reply with the most frequent verdict, ""), or (None, reason) without a reply or with tied
-    votes."""
+    """Returns (the first reply with the most frequent verdict, ""), or (None, reason) if there is none or a tie."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
         return None, next((vote.failed for vote in votes if vote.failed), "no reply")

@@ -27,8 +27,7 @@ class Service(Protocol):
     """The interface of a service: a model other than the policy that computes reward parts, in one process."""
 
     concurrency: int
-    """Number of groups that may wait for the service at the same time; 1 = it computes in this process, one group at a
-    time."""
+    """Number of groups that may wait for the service at once; 1 = it computes in this process, one at a time."""
 
     def at(self, place: ServiceContext) -> Callable[..., Any]:
         """The service for one group, as a callable. Its list `failures`, if any, says why there are missing replies."""
@@ -81,8 +80,7 @@ class GroupServiceSet:
 
     @property
     def problem(self) -> str | None:
-        """The `error` of rollouts whose reward parts have no value because a service failed; None if all services
-        replied."""
+        """The `error` of rollouts whose reward parts have no value because a service failed; None if none failed."""
         failures = [f"{name}: {reason}" for name, asked in self._asked.items()
                     for reason in getattr(asked, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""

@@ -236,8 +236,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def problems(path: Path, full: bool = True) -> list[str]:
-    """Returns the defects of a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums. [] if it is
-    complete."""
+    """Returns a checkpoint's defects: missing files, wrong sizes and, with `full`, wrong checksums. [] if complete."""
     try:
         manifest = json.loads(read_small(path / MANIFEST))
         entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}

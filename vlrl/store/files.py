@@ -171,8 +171,7 @@ def file_sha256(path: Path) -> str:
 
 
 def suffix_of(head: bytes) -> str:
-    """Returns the usual file suffix of media that begin with these bytes; ".bin" if unknown. Decoders do not rely on
-    it."""
+    """Returns the usual file suffix of media that begin with these bytes; ".bin" if unknown. Decoders ignore it."""
     if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
         return ".mp4"
     return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")
@@ -221,8 +220,7 @@ def _version(name: str) -> str | None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Returns facts that are needed to repeat a run: versions, git state of the working directory, hardware, seed,
-    command."""
+    """Returns facts that are needed to repeat a run: versions, git state of the folder, hardware, seed, command."""
     versions = {name: version for name in _PACKAGES if (version := _version(name))}
     commit = _output("git", "rev-parse", "HEAD")
     git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),

@@ -31,8 +31,7 @@ from vlrl.store.files import disk_errors, read_json
 
 BEAT_S = 15.0  # seconds between two signs of life of an owner
 SILENT_S = 180.0
-"""A lock may be taken over after this number of seconds without a sign of life: several missed beats, plus delays of
-NFS."""
+"""A lock may be taken over after this number of seconds without a sign of life: missed beats plus NFS delays."""
 _LOOK_S = 1.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)

@@ -202,7 +202,6 @@ class RunFolder:
 
 def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns the lines of eval.jsonl that are comparable with the last line of their split. If the data of a split
-    differed after a resume, the first line after the resume has the key `changed`. Earlier lines of that split are left
-    out."""
+    differed after a resume, the first line after the resume has the key `changed`. Its earlier lines are left out."""
     since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
     return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]

@@ -144,8 +144,7 @@ class Draft:
         return (min(budget, limit) if budget is not None and n < budget else limit) - n
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float], stopped: bool = False) -> None:
-        """Appends sampled tokens, up to the token that ends the completion. stopped: whether the engine reported an
-        end."""
+        """Appends sampled tokens up to the end of the completion. stopped: whether the engine reported an end."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             if self._put(int(token), float(logprob)):
                 return
@@ -232,8 +231,7 @@ def completion_steps(request: Request, rules: SamplingRules,
 
 
 def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
-    """Builds the completions of a request. Raises TrainingError if a log-probability is not finite or a banned id was
-    sampled."""
+    """Builds the completions of a request. Raises TrainingError for a non-finite log-probability or a banned id."""
     out = [draft.completion() for draft in drafts]
     for draft, completion in zip(drafts, out, strict=True):
         if not np.isfinite(completion.logprobs).all():

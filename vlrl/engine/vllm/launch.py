@@ -271,8 +271,7 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
 
 def write_key(path: Path, given: str = "") -> Path:
     """Returns the path of the file with the servers' key: `given`, or else `path`. A missing file is created with a
-    random key. An existing key is kept, so that a run can continue with restarted servers. Only the owner can read the
-    file."""
+    random key. An existing key is kept, so that a run continues with restarted servers. Only the owner can read it."""
     target = Path(given or path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     if not given and target.exists() and target.stat().st_mode & 0o077:

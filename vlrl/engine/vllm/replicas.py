@@ -97,7 +97,7 @@ class ReplicaPool:
         self._abandoned = error
 
     def invalidate(self) -> None:
-        """Marks all servers as not ready, because the weights have changed. Each must be admitted again before it gets
+        """Marks all servers as not ready, as the weights have changed. Each must be admitted before it gets
         requests."""
         self._invalidations += 1
         for replica in self.replicas:

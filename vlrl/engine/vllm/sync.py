@@ -203,8 +203,7 @@ class WeightSync:
 
 
 def _ipc_sender(llm: Any, policy: Policy) -> Any:
-    """Creates vLLM's engine that transfers weights between processes on the same GPU. Not tested, because it needs
-    GPUs."""
+    """Creates vLLM's engine that transfers weights between processes on the same GPU. Not tested: it needs GPUs."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 

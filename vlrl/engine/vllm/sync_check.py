@@ -23,8 +23,7 @@ from vlrl.task import Task
 from vlrl.types import Media, Observation, Prompt, Sample
 
 Read = Callable[[Prompt, np.ndarray], Sequence[float] | np.ndarray]
-"""(prompt, token ids of an answer) -> the engine's [T] log-probabilities of the answer, at temperature 1 without banned
-tokens."""
+"""(prompt, token ids of an answer) -> the engine's [T] log-probabilities at temperature 1 without banned tokens."""
 Pairs = Iterable[tuple[str, torch.Tensor, torch.Tensor]]
 """Weights to compare: (name, the policy's tensor, the engine's tensor)."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}

@@ -103,8 +103,7 @@ class EngineWeights:
 
 
 def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor:
-    """[N, K] the weight behind a packed copy of vLLM's CPU build: the transposed outputs of the layer for an identity
-    matrix."""
+    """[N, K] the weight behind a packed copy of vLLM's CPU build: the layer's transposed outputs for an identity."""
     widths = (getattr(module, name, None) for name in ("input_size_per_partition", "input_size", "embedding_dim"))
     width = next(filter(None, widths))  # of a layer sharded over devices, of a replicated one, of a head
     out = [module.cpu_linear(torch.eye(width, dtype=dtype)[i:i + rows], module.weight, None)

@@ -1,2 +1,1 @@
-"""Sharding of the model over ranks. models/shards.py imports these modules if train.sharding or the launcher asks for
-them."""
+"""Sharding of the model over ranks. models/shards.py imports these modules if train.sharding requires it."""

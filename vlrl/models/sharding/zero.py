@@ -61,8 +61,7 @@ class Zero(Shards):
         return TokenStats(*self.engine(plain))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Runs the backward pass. Gradients are summed over all ranks and accumulated; a non-finite loss makes them
-        NaN."""
+        """Runs the backward pass. Gradients are summed over ranks and accumulated; NaN after a non-finite loss."""
         factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed averages over ranks
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
