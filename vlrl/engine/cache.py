@@ -106,8 +106,8 @@ def _join(layers: Sequence[Any]) -> None:
 
 
 def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenates tensors along the first dimension to [P, heads, tokens, d]. Zeros on the left pad shorter
-    tensors."""
+    """Concatenates tensors along the first dimension to [P, heads, tokens, d]. Shorter tensors are padded with zeros on
+    the left."""
     width = max(t.shape[-2] for t in tensors)
     out = tensors[0].new_zeros(sum(map(len, tensors)), *tensors[0].shape[1:-2], width, tensors[0].shape[-1])
     for rows, tensor in zip(out.split([len(t) for t in tensors]), tensors, strict=True):

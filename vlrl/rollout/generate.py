@@ -334,7 +334,7 @@ def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -
 
 
 def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = "") -> Answer:
-    """Converts a completion to the Answer that a task scores. For an episode it is the last action, with all `turns`."""
+    """Converts a completion to the Answer that a task scores: for an episode the last action, with all `turns`."""
     actions = completion.actions
     text, opened = (actions[-1].text, actions[-1].opened) if actions else (completion.text, prompt.opened)
     answer = parse_answer(text, len(completion.tokens), completion.truncated, step, opened)

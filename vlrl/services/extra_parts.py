@@ -139,8 +139,7 @@ def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
 
 
 def _needs(own: Collection[str], extras: Sequence[ExtraPart]) -> Collection[str]:
-    """The services needed by the task and the extra parts: {service: reward parts}, or a set if the task names only
-    these."""
+    """The services that the task and the extra parts need: {service: reward parts}, or only a set of services."""
     requested: dict[str, list[str]] = {}
     for extra in extras:
         for service in extra.offer.needs:

@@ -61,7 +61,7 @@ def write(path: Path, state: Mapping[str, Any] | State) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads the state written by `write`, with tensors on the CPU. Raises OSError, ValueError or KeyError if
+    """Reads the state that `write` wrote, with tensors on the CPU. Raises OSError, ValueError or KeyError if it is
     damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
