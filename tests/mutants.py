@@ -122,7 +122,6 @@ def _pytest(tree: Path, words: list[str], output: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     import pytest
-
     sys.exit(pytest.main(words))
 
 

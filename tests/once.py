@@ -17,15 +17,12 @@ def install() -> None:
         catching_logs.__enter__ = _at_the_root  # type: ignore[method-assign]
     if "transformers" in sys.modules:
         from transformers import PreTrainedConfig
-
         PreTrainedConfig.__repr__ = object.__repr__  # half of loading a tiny model: the text of an unprinted log line
     if "typer" in sys.modules:
         import typer.main
-
         typer.main.get_command = cache(typer.main.get_command)  # most of a short command: making all of them
     if "httpx" in sys.modules:
         import ssl
-
         ssl.create_default_context = _read_once(ssl.create_default_context)
     if loading := sys.modules.get("vlrl.models.loading"):
         loading._load_whole = _copies(loading._load_whole, loading.resolve)

@@ -30,7 +30,6 @@ def glm4v(tokenizer: Any, kind: str = "Glm4v", **experts: int) -> tuple[Any, Any
     """GLM-4.1V: M-RoPE, patch grids, videos as timed frames that use the token of images."""
     import transformers
     from transformers import Glm4vImageProcessor, Glm4vProcessor, Glm4vVideoProcessor
-
     ids: dict[str, Any] = {
         f"{kind}_{end}_token_id": _id(tokenizer, f"<|{word}_of_{kind}|>")
         for kind in ("image", "video") for end, word in (("start", "begin"), ("end", "end"))}
@@ -50,7 +49,6 @@ def gemma3(tokenizer: Any) -> tuple[Any, Any]:
     """Gemma 3: token types make an image see all of itself; one layer of four sees further than a window."""
     import torch
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
-
     ids: dict[str, Any] = {f"{name}_index": _id(tokenizer, token) for name, token in _GEMMA_NAMES.items()}
     kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
     config = Gemma3Config(
@@ -67,18 +65,10 @@ def gemma3(tokenizer: Any) -> tuple[Any, Any]:
 
 def gemma4(tokenizer: Any) -> tuple[Any, Any]:
     """Gemma 4: pictures in their own shape, clips as timed frames; a projector that is named as an embedding."""
-    from transformers import (
-        Gemma4AudioFeatureExtractor,
-        Gemma4Config,
-        Gemma4ForConditionalGeneration,
-        Gemma4ImageProcessor,
-        Gemma4Processor,
-        Gemma4VideoProcessor,
-    )
-
+    import transformers as hf
     ids: dict[str, Any] = {f"{name}_id": _id(tokenizer, token) for name, token in _GEMMA_4_NAMES.items()
                            if name in ("boi_token", "eoi_token", "image_token")}
-    config = Gemma4Config(
+    config = hf.Gemma4Config(
         text_config=_text(tokenizer, head_dim=HIDDEN // HEADS, num_key_value_heads=2, sliding_window=20,
                           layer_types=["sliding_attention", "full_attention"] * 2,
                           hidden_size_per_layer_input=8, vocab_size_per_layer_input=len(tokenizer) + 64),
@@ -86,15 +76,14 @@ def gemma4(tokenizer: Any) -> tuple[Any, Any]:
                        "position_embedding_size": 64, "pooling_kernel_size": 2},
         video_token_id=_id(tokenizer, "<|video|>"), **ids)
     sizes = {"patch_size": 8, "max_soft_tokens": 70, "pooling_kernel_size": 2}
-    processor = Gemma4Processor(Gemma4AudioFeatureExtractor(), Gemma4ImageProcessor(**sizes), tokenizer,
-                                Gemma4VideoProcessor(**sizes), chat_template=templates.GEMMA_4, image_seq_length=70)
-    return Gemma4ForConditionalGeneration(config), processor
+    processor = hf.Gemma4Processor(hf.Gemma4AudioFeatureExtractor(), hf.Gemma4ImageProcessor(**sizes), tokenizer,
+                                hf.Gemma4VideoProcessor(**sizes), chat_template=templates.GEMMA_4, image_seq_length=70)
+    return hf.Gemma4ForConditionalGeneration(config), processor
 
 
 def llava(tokenizer: Any) -> tuple[Any, Any]:
     """LLaVA 1.5: the last but one layer of CLIP."""
     from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
-
     config = LlavaConfig(
         text_config=_text(tokenizer, model_type="llama", rope_parameters=ROPE),
         vision_config={**SIGHT, "model_type": "clip_vision_model", "image_size": 56, "patch_size": 14},
@@ -109,7 +98,6 @@ def llava(tokenizer: Any) -> tuple[Any, Any]:
 def mistral3(tokenizer: Any) -> tuple[Any, Any]:
     """Mistral Small 3.1: pictures in their own shape, filled up with zeros side by side; a token ends each line."""
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessor, PixtralProcessor
-
     config = Mistral3Config(
         text_config=_text(tokenizer, model_type="mistral", head_dim=HIDDEN // HEADS, rope_parameters=ROPE),
         vision_config={**SIGHT, "model_type": "pixtral", "image_size": 112, "patch_size": 14, "head_dim": 16},
@@ -122,29 +110,22 @@ def mistral3(tokenizer: Any) -> tuple[Any, Any]:
 
 def paligemma(tokenizer: Any) -> tuple[Any, Any]:
     """PaliGemma: the whole prompt sees all of itself; there is none without an image."""
-    from transformers import (
-        PaliGemmaConfig,
-        PaliGemmaForConditionalGeneration,
-        PaliGemmaProcessor,
-        SiglipImageProcessor,
-    )
-
-    images: Any = SiglipImageProcessor(size={"height": 56, "width": 56})
+    import transformers as hf
+    images: Any = hf.SiglipImageProcessor(size={"height": 56, "width": 56})
     images.image_seq_length = 16
-    processor = PaliGemmaProcessor(images, tokenizer, chat_template=_QUESTION)
+    processor = hf.PaliGemmaProcessor(images, tokenizer, chat_template=_QUESTION)
     text = _text(tokenizer, model_type="gemma", head_dim=HIDDEN // HEADS, rope_parameters={**ROPE})
-    config = PaliGemmaConfig(
+    config = hf.PaliGemmaConfig(
         text_config=text, projection_dim=HIDDEN, image_token_index=_id(tokenizer, "<image>"), tie_word_embeddings=True,
         vision_config={**SIGHT, "model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14,
                        "vision_use_head": False, "projection_dim": HIDDEN})
-    return PaliGemmaForConditionalGeneration(config), processor
+    return hf.PaliGemmaForConditionalGeneration(config), processor
 
 
 def qwen3_5(tokenizer: Any, kind: str = "Qwen3_5", **experts: int) -> tuple[Any, Any]:
     """Qwen3.5: M-RoPE, and linear attention in three of four layers."""
     import transformers
     from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
-
     rope = {**ROPE, "mrope_interleaved": True, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5}
     linear: dict[str, Any] = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
               "linear_num_value_heads": 4}
@@ -157,8 +138,7 @@ def qwen3_5(tokenizer: Any, kind: str = "Qwen3_5", **experts: int) -> tuple[Any,
     images = Qwen2VLImageProcessor(size=size, patch_size=8)
     videos = Qwen3VLVideoProcessor(size={**size, "longest_edge": 16 * 64 * 64}, patch_size=8)
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
-    return model, Qwen3VLProcessor(images, tokenizer, videos,
-                                                                     chat_template=templates.QWEN_3_5)
+    return model, Qwen3VLProcessor(images, tokenizer, videos, chat_template=templates.QWEN_3_5)
 
 
 def qwen3_5_moe(tokenizer: Any) -> tuple[Any, Any]:
@@ -176,7 +156,6 @@ def glm4v_moe(tokenizer: Any) -> tuple[Any, Any]:
 def qwen3_vl_moe(tokenizer: Any) -> tuple[Any, Any]:
     """Qwen3-VL with experts; its processor and positions are those of Qwen3-VL."""
     from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
-
     model, processor = tiny_families.qwen3_vl(tokenizer)
     dense = model.config.to_dict()
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -209,7 +188,6 @@ OTHERS: dict[str, tuple[Tokens, Callable[[Any], tuple[Any, Any]]]] = {
 def build(name: str, out: Path) -> Path:
     """Saves a random model and its processor to a folder."""
     import torch
-
     tokens, make = (OTHERS | RELATIVES)[name]
     tokenizer = tiny_models.make_tokenizer(tokens)
     with torch.random.fork_rng(devices=[]):

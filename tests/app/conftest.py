@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import shutil
 import socket
 import threading
@@ -21,6 +22,10 @@ UPLOADING = "warning: Method not implemented."
 WAIT_MS = 180_000
 """For an event in the page: a first page takes a minute where many tests share the cores."""
 HAS_CHROMIUM = any(map(shutil.which, BROWSERS))
+if not all(map(importlib.util.find_spec, ("gradio", "duckdb"))):
+    collect_ignore_glob = ["test_*.py"]
+elif not importlib.util.find_spec("playwright"):
+    collect_ignore_glob = ["test_browser_*.py"]
 
 
 def pytest_collection_modifyitems(items) -> None:
@@ -34,7 +39,6 @@ def pytest_collection_modifyitems(items) -> None:
 def serving(root: Path, **options) -> Iterator[str]:
     """The app over a folder of runs on a free port; its address, ending in "/"."""
     from vlrl.app import server
-
     with ThreadPoolExecutor(1) as aside:  # playwright's loop runs in this thread
         app, _ = aside.submit(server.create, root, **options).result()
     with listening(app) as port:
@@ -43,9 +47,7 @@ def serving(root: Path, **options) -> Iterator[str]:
 
 @contextlib.contextmanager
 def listening(app) -> Iterator[int]:
-    """An ASGI app, served on a free port."""
     import uvicorn
-
     running = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -69,19 +71,14 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(runs) -> Iterator[str]:
-    """The address of an inspector over `runs`."""
     with serving(runs) as address:
         yield address
-
-
-# --- the browser ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="package")
 def chromium():
     """One browser for the tests of this folder alone: while it is open, this thread has a running event loop."""
     from playwright.sync_api import expect, sync_playwright
-
     expect.set_options(timeout=WAIT_MS)  # of every test: the machine may be busy
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as driver:
@@ -108,7 +105,6 @@ def opened(chromium, host="127.0.0.1", width=1280, height=900, allowed=(UPLOADIN
     """A page in a new tab; at its end nothing but what is `allowed` stands in its console and nothing was asked of
     another host than `host`. Where a test fails, what the page saw is printed."""
     from playwright.sync_api import Error
-
     said, places, asked = [], [], []
     page = _context(chromium, **options).new_page()
     page.set_viewport_size({"width": width, "height": height})

@@ -15,10 +15,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,28 +38,15 @@ COLOURS = {"red": "#e03c31", "green": "#3a9d5d", "blue": "#2f6fde", "yellow": "#
 _ASSETS = Path(vlrl.__file__).parent / "assets" / "tiny-qwen3-vl"
 
 
-@dataclass(frozen=True)
-class Made:
-    """One answer: what the model said and what became of it."""
-
-    final: str
-    parsed: Any
-    parts: Mapping[str, float | None]
-    marks: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """One sample and how its answers are made: `answer(rng, skill)`, skill in [0, 1]."""
+class Scene(NamedTuple):
+    """One sample and how its answers are made: `answer(rng, skill)`, skill in [0, 1], gives what the model said, what
+    was read of it, parts and marks."""
 
     question: str
     target: Any
     media: tuple[LoadedMedia, ...]
     category: str
-    answer: Callable[[random.Random, float], Made]
-
-
-# --- scenes -----------------------------------------------------------------------------------------------------------
+    answer: Callable[[random.Random, float], tuple[str, Any, dict[str, float | None], list[dict[str, Any]]]]
 
 
 def _picture(seed: int, boxes: Mapping[str, list[float]], ground: int = 235) -> Image.Image:
@@ -104,12 +91,12 @@ def _boxes(number: int) -> Scene:
         images = (_media(_picture(number + 1000, {colours[0]: _box(rng)}, 180)), *images)
     place = len(images) - 1
 
-    def answer(rng: random.Random, skill: float) -> Made:
+    def answer(rng, skill):
         found = _near(target, rng, skill)
         score = iou(found, target)
         marks = [{"kind": "box", "at": found, "label": f"{colours[-1]} {score:.2f}", "role": "answer", "media": place},
                  {"kind": "box", "at": target, "label": colours[-1], "role": "target", "media": place}]
-        return Made(json.dumps({"bbox_2d": found}), found, {"iou": score}, marks)
+        return json.dumps({"bbox_2d": found}), found, {"iou": score}, marks
 
     return Scene(f"Where is the {colours[-1]} shape? Give its box.", {"box": target}, images, colours[-1], answer)
 
@@ -119,18 +106,20 @@ def _points(number: int) -> Scene:
     colour, box = rng.choice(list(COLOURS)), _box(rng)
     at = [(box[0] + box[2]) / 2, (box[1] + box[3]) / 2]
 
-    def answer(rng: random.Random, skill: float) -> Made:
+    def answer(rng, skill):
         x, y = _near(at, rng, skill)
         hit = float(box[0] <= x <= box[2] and box[1] <= y <= box[3])
         marks = [{"kind": "point", "at": [x, y], "label": "click", "role": "answer"},
                  {"kind": "box", "at": box, "label": "button", "role": "target"}]
-        return Made(f"click({x}, {y})", {"action": "click", "at": [x, y]}, {"hit": hit}, marks)
+        return f"click({x}, {y})", {"action": "click", "at": [x, y]}, {"hit": hit}, marks
 
     image = _media(_picture(number, {colour: box}))
     return Scene(f"Click the {colour} button.", {"box": box}, (image,), "button", answer)
 
 
 _FPS, _FRAMES = 2, 8
+_CLIPS = Path(tempfile.mkdtemp(prefix="vlrl-clips-"))
+atexit.register(shutil.rmtree, _CLIPS, ignore_errors=True)
 
 
 def _frame_box(i: int) -> list[float]:
@@ -143,24 +132,14 @@ def _clip(number: int) -> LoadedMedia:
     colour = list(COLOURS)[number % 4]
     frames = tuple(_picture(number, {colour: _frame_box(i)}) for i in range(_FRAMES))
     times = tuple(i / _FPS for i in range(_FRAMES))
-    path = webm(_clips_folder() / f"{number}.webm", frames) if number % 2 else None
+    path = webm(_CLIPS / f"{number}.webm", frames) if number % 2 else None
     data = path.read_bytes() if path else b"".join(f.tobytes() for f in frames)
     return LoadedMedia(kind="video", frames=frames, sha256=hashlib.sha256(data).hexdigest(), path=path,
                        timestamps=times)
 
 
-@functools.cache
-def _clips_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="vlrl-clips-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 def webm(path: Path, frames: tuple[Image.Image, ...], fps: int = _FPS) -> Path:
-    """Writes frames as a VP9 video."""
     import av
-
-    path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", format="webm") as container:
         stream: Any = container.add_stream("libvpx-vp9", rate=Fraction(fps),
                                            options={"deadline": "realtime", "cpu-used": "8"})
@@ -174,12 +153,12 @@ def webm(path: Path, frames: tuple[Image.Image, ...], fps: int = _FPS) -> Path:
 def _spans(number: int) -> Scene:
     target = [0.5 + number % 3 / 2, 2.5 + number % 2]
 
-    def answer(rng: random.Random, skill: float) -> Made:
+    def answer(rng, skill):
         start, end = sorted(_near(target, rng, skill, 1.5))
         score = iou([start, 0, end, 1], [target[0], 0, target[1], 1])
         marks = [{"kind": "span", "at": [start, end], "label": f"{score:.2f}", "role": "answer", "media": 0},
                  {"kind": "span", "at": target, "label": "moves", "role": "target", "media": 0}]
-        return Made(f"{start:.1f} to {end:.1f}", [start, end], {"span": score}, marks)
+        return f"{start:.1f} to {end:.1f}", [start, end], {"span": score}, marks
 
     return Scene("When does the shape move?", {"span": target}, (_clip(number),), "span", answer)
 
@@ -187,12 +166,12 @@ def _spans(number: int) -> Scene:
 def _tracks(number: int) -> Scene:
     target = [[i / _FPS, _frame_box(i)] for i in range(_FRAMES)]
 
-    def answer(rng: random.Random, skill: float) -> Made:
+    def answer(rng, skill):
         found = [[t, _near(list(box), rng, skill, 12)] for t, box in target]
         score = sum(iou(a, b) for (_, a), (_, b) in zip(found, target, strict=True)) / len(target)
         marks = [{"kind": "track", "at": found, "label": f"{score:.2f}", "role": "answer", "media": 0},
                  {"kind": "track", "at": target, "label": "shape", "role": "target", "media": 0}]
-        return Made(json.dumps(found), found, {"track": score}, marks)
+        return json.dumps(found), found, {"track": score}, marks
 
     return Scene("Follow the shape.", {"track": target}, (_clip(number),), "track", answer)
 
@@ -206,12 +185,12 @@ def _paths(number: int) -> Scene:
     way = [[80.0, 118.0], [80.0 + rng.randrange(-15, 15), 80.0], [80.0 + rng.randrange(-40, 40), 45.0]]
     image = _picture(number, {"green": [30.0, 20.0, 50.0, 35.0]}, 150)
 
-    def answer(rng: random.Random, skill: float) -> Made:
+    def answer(rng, skill):
         found = [_near(p, rng, skill) for p in way]
         away = sum(abs(a[0] - b[0]) + abs(a[1] - b[1]) for a, b in zip(found, way, strict=True)) / 3
         marks = [{"kind": "path", "at": found, "label": "plan", "role": "answer"},
                  {"kind": "path", "at": way, "label": "driven", "role": "target"}]
-        return Made(json.dumps(found), {"plan": found}, {"plan": max(0.0, 1 - away / 40), "safe": None}, marks)
+        return json.dumps(found), {"plan": found}, {"plan": max(0.0, 1 - away / 40), "safe": None}, marks
 
     return Scene("Plan the next three seconds.", {"path": way}, (_media(image),), "merge", answer)
 
@@ -222,16 +201,12 @@ SCENES: dict[str, tuple[str, Callable[[int], Scene]]] = {
 """Kind of run -> (task, scene of a sample)."""
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def _tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(_ASSETS / "tokenizer.json"))
 
 
 def completion(text: str, rng: np.random.Generator, *, cut: bool = False) -> Completion:
-    """A completion of `text`, its log-probabilities drawn."""
     tokens = np.asarray(_tokenizer().encode(text).ids, np.int64)
     mask = np.ones(len(tokens), bool)
     if len(tokens) > 6:
@@ -242,19 +217,18 @@ def completion(text: str, rng: np.random.Generator, *, cut: bool = False) -> Com
 
 def _rollout(scene: Scene, group: str, index: int, step: int, skill: float, seed: int) -> Rollout:
     rng = random.Random(seed)
-    made = scene.answer(rng, skill)
+    final, parsed, own, marks = scene.answer(rng, skill)
     thought = f"I look at the picture and guess, try {index}." + " It could be further left." * rng.randrange(4)
-    text, parts, error = f"<think>{thought}</think>\n<answer>{made.final}</answer>", {**made.parts, "format": 1.0}, None
+    text, parts, error = f"<think>{thought}</think>\n<answer>{final}</answer>", {**own, "format": 1.0}, None
     cut = rng.random() < 0.08
     if cut or rng.random() < 0.1:  # no answer tags
-        text, parts = f"<think>{thought}" if cut else made.final, {**made.parts, "format": 0.0}
+        text, parts = f"<think>{thought}" if cut else final, {**own, "format": 0.0}
     if rng.random() < 0.04:
         error, parts = "TaskError: grounding.score: no number in the answer", dict.fromkeys(parts, 0.0)
     scored = [v for v in parts.values() if v is not None]
     reward = None if rng.random() < 0.02 else round(0.1 * parts["format"] + sum(scored[:-1]), 6)
     return Rollout(group_id=group, index=index, completion=completion(text, np.random.default_rng(seed), cut=cut),
-                   policy_step=step, parts=parts, reward=reward, parsed=made.parsed, error=error,
-                   marks=made.marks)
+                   policy_step=step, parts=parts, reward=reward, parsed=parsed, error=error, marks=marks)
 
 
 def made_group(kind: str, number: int, step: int, *, split: str = "train", skill: float = 0.5, seed: int = 0,
@@ -328,16 +302,12 @@ def _per_token(groups: list[Group], seed: int) -> dict[str, list[np.ndarray | No
     return out
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def _environment() -> dict[str, Any]:
     return files.environment(0)
 
 
 def tracked() -> Group:
-    """A group that follows a shape through a clip that lies in a file."""
     group = made_group("clips", 0, 0)
     return replace(group, id="tracked", prompt=replace(group.prompt, media=(_clip(1),)))
 
@@ -374,7 +344,6 @@ def beat(path: Path) -> None:
 
 
 def write_step(run: RunFolder, kind: str, step: int, prompts: int = 4, skill: float = 0.5, seed: int = 0) -> Path:
-    """One more training step of a run: its rollouts and its line of metrics."""
     groups = [made_group(kind, (step * prompts + i) % (3 * prompts), step, skill=skill, seed=seed)
               for i in range(prompts)]
     path = run.write_rollouts(step, 0, groups, _per_token(groups, seed + step))
@@ -417,8 +386,6 @@ def make(root: Path, steps: int = 4) -> Path:
     write(root / "sweep/paths", "paths", steps=steps, planned=2 * steps, state="failed")
     return root
 
-
-# --- hostile ----------------------------------------------------------------------------------------------------------
 
 SCRIPT = "<script>window.hacked=1</script><img src=x onerror=\"window.hacked=1\">"
 """In every text of the hostile run. A page on which window.hacked is set has run it."""

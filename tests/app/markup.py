@@ -1,6 +1,8 @@
 """Reading back HTML that the inspector writes."""
 
+import re
 from dataclasses import dataclass, field
+from html import unescape
 from html.parser import HTMLParser
 
 
@@ -43,5 +45,8 @@ class Markup(HTMLParser):
     handle_decl = handle_pi = unknown_decl = handle_comment
 
     def all(self, tag):
-        """The attributes of every element of a tag."""
         return [a for t, a in zip(self.tags, self.attributes, strict=True) if t == tag]
+
+
+def words(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())

@@ -2,26 +2,34 @@
 
 import json
 import math
+import re
 import sqlite3
+from html import unescape
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from vlrl.app import AppError, agreement, flagging, notes
+from tests.app import made_runs
+from tests.app.markup import words
+from vlrl.app import AppError, agreement, context, controls, filters, flagging, notes
 from vlrl.app.agreement import Pair
+from vlrl.app.index import Index, Query
+from vlrl.app.library import Library
+from vlrl.app.media import MediaStore
 from vlrl.app.notes import FLAGS, Label, Note, Notes
 from vlrl.app.queries import RolloutKey
+from vlrl.app.site import Site, location
 
 KEY = RolloutKey("quickstart", "train", "train", 12, "00000384", 3)
 
 
-def test_kappa_by_hand():
-    both = [("good", "good")] * 20 + [("good", "bad")] * 5 + [("bad", "good")] * 10 + [("bad", "bad")] * 15
-    assert agreement.kappa(both) == pytest.approx(0.4, abs=1e-5)  # 0.7 observed; 0.5 * 0.6 + 0.5 * 0.4 by chance
-    assert agreement.kappa([("good", "bad"), ("bad", "good")]) == -1
-    assert agreement.kappa([]) is None and agreement.kappa([("good", "good")] * 3) is None
+def test_pairs_count_what_both_flagged():
+    verdicts = [{"anna": "good", "ben": "good"}, {"anna": "bad", "ben": "good", "": "bad"}, {"anna": "good"}]
+    assert agreement.pairs(verdicts) == [Pair("anna", "ben", 2, 1, 0.0), Pair("", "anna", 1, 1, None),
+                                         Pair("", "ben", 1, 0, 0.0)]
+    assert agreement.kappa([]) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(FLAGS), st.sampled_from(FLAGS)), min_size=1, max_size=30))
@@ -31,15 +39,6 @@ def test_kappa_is_that_of_scikit_learn(both):
         assert len({flag for pair in both for flag in pair}) == 1
     else:
         assert math.isclose(found, cohen_kappa_score(*zip(*both, strict=True)), abs_tol=1e-9)
-
-
-def test_pairs_count_what_both_flagged():
-    verdicts = [{"anna": "good", "ben": "good"}, {"anna": "bad", "ben": "good", "": "bad"}, {"anna": "good"}]
-    assert agreement.pairs(verdicts) == [Pair("anna", "ben", 2, 1, 0.0), Pair("", "anna", 1, 1, None),
-                                         Pair("", "ben", 1, 0, 0.0)]
-
-
-# --- whose flags ------------------------------------------------------------------------------------------------------
 
 
 def test_each_annotator_has_a_flag_and_the_note_says_the_last(tmp_path):
@@ -71,9 +70,6 @@ def test_a_file_of_the_first_version_is_read_and_grows_with_the_next_note(tmp_pa
     assert kept.verdicts() == {old: {"": "unsure"}, KEY: {"anna": "good"}} and len(kept.all()) == 3
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
 def test_tags_and_the_archive_are_kept_apart_from_the_run(tmp_path):
     kept = Notes(tmp_path)
     assert kept.labels() == {} and not kept.path.exists()
@@ -86,18 +82,76 @@ def test_tags_and_the_archive_are_kept_apart_from_the_run(tmp_path):
             kept.label("a", tags=tags)
 
 
-@pytest.mark.parametrize("asked", [{"key": "none", "n": 1, "tags": "x"}, {"key": "a", "n": 1, "tags": "x" * 99},
-                                   {"key": "a", "n": 1, "archived": []}, {"key": "a", "n": 1, "tags": [1] * 5000}, [],
-                                   {}])
-def test_a_label_that_cannot_be_written_is_said(tmp_path, asked):
-    from vlrl.app.index import Index
-    from vlrl.app.library import Library
-    from vlrl.app.site import Site
-
+def test_a_label_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "a/rollouts").mkdir(parents=True)
     (tmp_path / "a/config.yaml").write_text("steps: 1")
     library = Library(tmp_path)
     site = Site(library, Index(library), None, Notes(tmp_path))
-    said, number = flagging.save_label(site, json.dumps(asked))
-    assert 'role="alert"' in said and number.endswith("failed") and not site.notes.labels()
+    for asked in ({"key": "none", "n": 1, "tags": "x"}, {"key": "a", "n": 1, "tags": "x" * 99}, [], {},
+                  {"key": "a", "n": 1, "archived": []}, {"key": "a", "n": 1, "tags": [1] * 5000}):
+        said, number = flagging.save_label(site, json.dumps(asked))
+        assert 'role="alert"' in said and number.endswith("failed") and not site.notes.labels()
     site.index.close()
+
+
+IN_BOXES = RolloutKey("boxes", "train", "train", 0, "train-0-1", 2)
+
+
+@pytest.fixture
+def site(tmp_path):
+    made_runs.write(tmp_path / "boxes", "boxes", steps=1, evaluate=False)
+    library = Library(tmp_path)
+    index = Index(library)
+    yield Site(library, index, MediaStore(library), Notes(tmp_path))
+    index.close()
+
+
+def asked(**more) -> str:
+    return json.dumps({"key": controls.packed(IN_BOXES), "n": 7, **more})
+
+
+def test_a_flag_and_a_comment_are_written_one_by_one(site):
+    assert flagging.save_note(site, asked(flag="good")) == ("", "7")
+    assert flagging.save_note(site, asked(comment="<b>")) == ("", "7")
+    [found] = site.notes.all()
+    assert (found.key, found.flag, found.comment, found.sample) == (IN_BOXES, "good", "<b>", "boxes-1")
+    assert flagging.save_note(site, asked(flag="")) == ("", "7") and site.notes.all()[0].flag == ""
+    query = filters.query_of({"flag": "no"}, [IN_BOXES])
+    assert (site.index.rollouts(query).total, site.index.rollouts(Query()).total) == (15, 16)
+    assert site.index.rollouts(filters.query_of({"flag": "yes"}, [IN_BOXES])).rows[0].key == IN_BOXES
+    assert site.index.rollouts(filters.query_of({"flag": "no"}, [])).total == 16
+
+
+def test_what_cannot_be_written_is_said(site):
+    for text in ("", "[]", "{}", "null", "[" * 100_000, asked(flag=["good"]), asked(flag="great"),
+                 asked(comment="x" * 20_000), *(
+                     json.dumps({"key": controls.packed(IN_BOXES._replace(**wrong)), "n": 1, "flag": "bad"})
+                     for wrong in ({"run": "../etc"}, {"index": 99}))):
+        said, number = flagging.save_note(site, text)
+        assert 'role="alert"' in said and re.fullmatch(r"\d+ failed", number) and not site.notes.all(), text[:90]
+
+
+def test_each_filter_is_a_chip_and_presets_lead_back():
+    where = {"run": "a", "rmin": "0.5", "rmax": "0.5", "from": "3", "alike": "yes", "part": "iou", "pmax": "1",
+             "at": "4", "step": "1", "group": "g", "text": "<b>"}
+    found = {words(chip): location(unescape(re.search('href="([^"]+)"', chip)[1])) for chip in filters.chips(where)}
+    assert set(found) == {"reward 0.5 ×", "steps ≥ 3 ×", "zero variance ×", "part iou ×", "iou ≤ 1 ×", "text <b> ×"}
+    assert found["reward 0.5 ×"] == {"page": "rollouts", "run": "a", "from": "3", "alike": "yes", "part": "iou",
+                                     "pmax": "1", "text": "<b>"}
+    where = {"run": "a", "set": "train", "cut": "yes", "rmin": "1"}
+    links = {words(a): location(unescape(re.search('href="([^"]+)"', a)[1]))
+             for a in re.findall("<a.*?</a>", filters.presets(where))}
+    assert links["cut off"] == {"page": "rollouts", "run": "a", "set": "train"}
+    assert links["tool errors"] == {"page": "rollouts", "run": "a", "set": "train", "tool": "yes", "view": "rollouts"}
+    assert filters.presets(where).count("aria-current") == 1
+    where = {"run": "a", "in": "all", "group": "g", "from": "2", "split": "train"}
+    assert context.selection(where) == {"from": "2"}
+    assert context.selection({**where, "in": ""}) == {"run": "a", "from": "2"}
+
+
+@given(st.dictionaries(st.sampled_from(["run", "set", "from", "to", "rmin", "part", "text", "alike", "end", "flag"]),
+                       st.text(max_size=20)))
+@settings(max_examples=50)
+def test_chips_and_presets_are_safe_for_any_text(where):
+    shown = "".join([*filters.chips(where), filters.presets(where)])
+    assert re.sub(r"</?(?:a|nav)(?: [\w-]+=\"[^\"<>]*\"| [\w-]+)*>", "", shown).count("<") == 0

@@ -1,5 +1,6 @@
 """app/analysis.py: by hand what a few rollouts tell together."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -55,7 +56,7 @@ def index(library):
     index.close()
 
 
-def test_history_of_a_sample(index):
+def test_history_of_a_sample_over_runs_and_with_other_thresholds(index):
     found = history(index, "x", ("a",))
     assert found.thresholds == {"a": 1.0}  # half of 2
     assert [(v.key.step, v.n, v.mean, v.best, v.worst, v.pass_rate, v.visits) for v in found.visits] == [
@@ -63,9 +64,6 @@ def test_history_of_a_sample(index):
     assert [v.std for v in found.visits[:2]] == [1.0, 1.0] and found.visits[2].std is None
     # groups per drawn sample: 2 of 2 at step 0, 4 of 3 at step 2, 5 of 3 at step 3
     assert [v.weight for v in found.visits] == pytest.approx([1.0, 2 * 3 / 4, 3 * 3 / 5])
-
-
-def test_history_over_runs_and_with_other_thresholds(index):
     visits = history(index, "p").visits
     assert [(v.key.run, v.key.source, v.key.step, v.mean) for v in visits] == [
         ("a", "eval", 0, 0.0), ("a", "eval", 4, 1.0), ("b", "eval", 2, 0.5), ("b", "eval", 2, 1.0)]
@@ -78,7 +76,7 @@ def test_history_over_runs_and_with_other_thresholds(index):
         history(index, "x", ("none",))
 
 
-def test_compare_two_evaluations_of_a_run(index):
+def test_compare_two_evaluations(index):
     found = compare(index, Side("a", 0), Side("a"))
     assert (found.b.step, found.split, found.n, found.wins, found.losses, found.ties) == (4, "held", 3, 1, 1, 1)
     assert [(p.sample_id, p.gain) for p in found.pairs] == [("p", 1.0), ("q", 0.0), ("r", -0.5)]
@@ -86,20 +84,14 @@ def test_compare_two_evaluations_of_a_run(index):
     assert found.gain.low <= found.gain.mean <= found.gain.high and (found.only_a, found.only_b) == (0, 1)
     assert found.categories == (("c1", 1, 1, 0, 0, 1.0), ("c2", 2, 0, 1, 1, -0.25))
     assert found.pairs[0].key_b.group == "held-4-p" and found.pairs[0].key_b.step == 4
-
-
-def test_compare_two_runs(index):
     found = compare(index, Side("a"), Side("b"), "held")
     assert (found.n, found.losses, found.pairs[0].b, found.only_a, found.only_b) == (1, 1, 0.5, 3, 0)
-
-
-@pytest.mark.parametrize("a, b, split, words", [
-    (Side("a", 3), Side("a"), "held", "at step 3: it was evaluated at steps 0, 4"),
-    (Side("a"), Side("b"), "other", "run 'a' has no evaluation of 'other': the run has none"),
-    (Side("a"), Side("none"), None, "no run"), (Side("a", 0), Side("a"), "';", "the run has none")])
-def test_what_cannot_be_compared_is_said(index, a, b, split, words):
-    with pytest.raises(AppError, match=words):
-        compare(index, a, b, split)
+    for a, b, split, words in (
+            (Side("a", 3), Side("a"), "held", "at step 3: it was evaluated at steps 0, 4"),
+            (Side("a"), Side("b"), "other", "run 'a' has no evaluation of 'other': the run has none"),
+            (Side("a"), Side("none"), None, "no run"), (Side("a", 0), Side("a"), "';", "the run has none")):
+        with pytest.raises(AppError, match=words):
+            compare(index, a, b, split)
 
 
 def test_curriculum(index, library):
@@ -115,9 +107,6 @@ def test_curriculum(index, library):
     assert c1.pass_rates == pytest.approx((0.25, 0.0, 2 / 3, None)) and c1.zero_variance == 0.5
     assert (c2.pass_rate, c2.share) == (1.0, (0.5, 0.0, 0.0, 0.0))
     assert found.weights == {"curriculum/weight/c1": tuple((i, 0.5) for i in range(4))}
-
-
-def test_curriculum_in_bins_and_of_nothing(index, library):
     found = curriculum(index, library, "a", bins=2, threshold=5)
     assert found.bins == ((0, 1), (2, 3)) and found.counts == ((3, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0))
     assert found.wasted == (2 / 3, 0.5) and found.dropped == (0.5, 2.5)
@@ -129,11 +118,7 @@ def test_curriculum_in_bins_and_of_nothing(index, library):
         curriculum(index, library, "none")
 
 
-# --- the same sample --------------------------------------------------------------------------------------------------
-
-
 def content(group, picture, target, prompt="Where?"):
-    """The group, asked about another picture."""
     media = replace(group.prompt.media[0], sha256=picture * 32) if group.prompt.media else None
     prompt = replace(group.prompt, text=prompt, media=(media,) if media else ())
     return replace(group, prompt=prompt, target=target)
@@ -155,25 +140,26 @@ def seeds(tmp_path):
 
 
 def test_only_the_same_pictures_are_compared(seeds):
-    found = compare(seeds, Side("a"), Side("b"))
-    assert [(p.sample_id, p.key_b.group) for p in found.pairs] == [
-        ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
-    assert found.gain.mean == 1 and (found.only_a, found.only_b) == (1, 1)
-    [said] = found.notes
+    sides = Span("a", "eval"), Span("b", "eval")
+    of_steps, of_spans = compare(seeds, Side("a"), Side("b")), compare_spans(seeds, *sides)
+    for found in (of_steps, of_spans):
+        assert [(p.sample_id, p.key_b.group) for p in found.pairs] == [
+            ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
+        assert (found.only_a, found.only_b, found.gain.mean) == (1, 1, 1)
+    [said] = of_steps.notes
     assert "1 of A left out: with the id of a sample on the other side, but different content (media 1" in said
     assert "because data.seed or" in said and "1 pairs were worded differently" in said
-
-
-def test_spans_and_reward_parts_are_of_the_same_pictures(seeds):
-    sides = Span("a", "eval"), Span("b", "eval")
-    found = compare_spans(seeds, *sides)
-    assert [(p.sample_id, p.key_b.group) for p in found.pairs] == [
-        ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
-    assert (found.only_a, found.only_b) == (1, 1) and "1 of B left out: with the id of" in found.notes[0]
+    assert "1 of B left out: with the id of" in of_spans.notes[0]
     assert {gain.part: gain.n for gain in part_gains(seeds, *sides)} == {"iou": 3}
 
 
-def test_the_page_of_a_history_draws_answers_to_one_picture(seeds, monkeypatch, tmp_path):
+def test_a_history_is_of_one_picture(seeds, monkeypatch, tmp_path):
+    assert [v.key.run for v in history(seeds, "q").visits] == ["a", "b"] and history(seeds, "q").notes == ()
+    found = history(seeds, "p")
+    assert len(found.visits) == 1 and "1 groups with this id are left out" in found.notes[0]
+    assert "of another sample (other media, target" in found.notes[0]
+    found = history(seeds, "s")
+    assert [v.key.run for v in found.visits] == ["a", "b"] and "asked in other words" in found.notes[0]
     drawn = []
     monkeypatch.setattr(history_page, "figures", lambda found, rows: drawn.extend(rows) or [])
     site = Site(seeds.library, seeds, MediaStore(seeds.library), Notes(tmp_path))
@@ -181,42 +167,28 @@ def test_the_page_of_a_history_draws_answers_to_one_picture(seeds, monkeypatch, 
     assert [row.key.run for row in drawn] == ["a"]
 
 
-def test_a_history_is_of_one_picture(seeds):
-    assert [v.key.run for v in history(seeds, "q").visits] == ["a", "b"] and history(seeds, "q").notes == ()
-    found = history(seeds, "p")
-    assert len(found.visits) == 1 and "1 groups with this id are left out" in found.notes[0]
-    assert "of another sample (other media, target" in found.notes[0]
-
-
-def test_a_history_says_when_it_was_asked_in_other_words(seeds):
-    found = history(seeds, "s")
-    assert [v.key.run for v in found.visits] == ["a", "b"] and "asked in other words" in found.notes[0]
-
-
-def test_text_alone_is_one_sample_where_it_asks_the_same(tmp_path):
-    for run, words in (("a", "2 + 2?"), ("b", "3 + 1?"), ("c", "2 + 2?")):
+def asked(root, **prompts):
+    """An index over runs that held out sample p with these changes of its prompt."""
+    for run, change in prompts.items():
         made = group("p", 0, [1.0], split="held")
-        prompt = replace(made.prompt, media=(), text=words)
-        RunFolder(tmp_path / run).write_rollouts(0, 0, [replace(made, prompt=prompt, target=4)], split="held")
-    index = Index(Library(tmp_path), budget_s=60)
-    assert compare(index, Side("a"), Side("c")).n == 1
-    with pytest.raises(AppError, match=r"no sample in common.*prompt 1\)"):
-        compare(index, Side("a"), Side("b"))
-    assert [v.key.run for v in history(index, "p").visits] == ["a", "c"]
-    index.close()
+        made = replace(made, prompt=replace(made.prompt, **change), target=4)
+        RunFolder(root / run).write_rollouts(0, 0, [made], split="held")
+    return contextlib.closing(Index(Library(root), budget_s=60))
 
 
-def test_a_second_picture_makes_another_sample(tmp_path):
-    """The first one alone would be the same."""
-    for run, second in (("a", "cc"), ("b", "dd")):
-        made = group("p", 0, [1.0], split="held")
-        media = tuple(replace(made.prompt.media[0], sha256=name * 32) for name in ("bb", second))
-        made = replace(made, prompt=replace(made.prompt, media=media))
-        RunFolder(tmp_path / run).write_rollouts(0, 0, [made], split="held")
-    index = Index(Library(tmp_path), budget_s=60)
-    with pytest.raises(AppError, match=r"no sample in common.*media 1\)"):
+def test_text_alone_is_one_sample_where_it_asks_the_same_and_a_second_picture_makes_another(tmp_path):
+    texts = {run: {"media": (), "text": text} for run, text in (("a", "2 + 2?"), ("b", "3 + 1?"), ("c", "2 + 2?"))}
+    with asked(tmp_path / "texts", **texts) as index:
+        assert compare(index, Side("a"), Side("c")).n == 1
+        with pytest.raises(AppError, match=r"no sample in common.*prompt 1\)"):
+            compare(index, Side("a"), Side("b"))
+        assert [v.key.run for v in history(index, "p").visits] == ["a", "c"]
+    media = group("p", 0, [1.0]).prompt.media[0]
+    pictures = {run: {"media": tuple(replace(media, sha256=name * 32) for name in ("bb", second))}
+                for run, second in (("a", "cc"), ("b", "dd"))}  # the first one alone would be the same
+    with (asked(tmp_path / "pictures", **pictures) as index,
+          pytest.raises(AppError, match=r"no sample in common.*media 1\)")):
         compare(index, Side("a"), Side("b"))
-    index.close()
 
 
 def test_an_answer_passes_when_the_run_says_that_it_is_correct(tmp_path):

@@ -1,14 +1,12 @@
 """Every page, light and dark, under axe-core's rules of accessibility; by keyboard alone, narrow, and enlarged."""
 
 import pytest
+from playwright.sync_api import expect
 
-pytest.importorskip("gradio")
-pytest.importorskip("duckdb")
 from tests.app import made_runs
 from tests.app.conftest import serving
 from tests.app.test_browser_reading import TEXTS
 
-expect = pytest.importorskip("playwright.sync_api").expect
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 GROUP = "page=rollouts&run=boxes&step=1&group=train-1-5"
@@ -36,7 +34,6 @@ def mine(tmp_path_factory):
     """The address of an inspector over runs of pictures, clips and an episode, with a note."""
     from vlrl.app.notes import Notes
     from vlrl.app.queries import RolloutKey
-
     root = tmp_path_factory.mktemp("axe") / "runs"
     made_runs.write(root / "clips", "clips", steps=2)
     made_runs.RunFolder(root / "film").write_rollouts(0, 0, [made_runs.zoomed(1, turns=4)])

@@ -4,22 +4,19 @@ import contextlib
 import functools
 import http.server
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
-pytest.importorskip("duckdb")
-expect = pytest.importorskip("playwright.sync_api").expect
-from tests.app import made_runs  # noqa: E402
-from tests.app.conftest import WAIT_MS, opened  # noqa: E402
-from vlrl.app import bundle, filters  # noqa: E402
-from vlrl.app.index import Index  # noqa: E402
-from vlrl.app.library import Library  # noqa: E402
+from tests.app import made_runs
+from tests.app.conftest import WAIT_MS, opened
+from vlrl.app import bundle, filters
+from vlrl.app.index import Index
+from vlrl.app.library import Library
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -47,7 +44,6 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def web(root):
-    """A plain web server over a folder; its address."""
     handler = functools.partial(Quiet, directory=str(root))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -106,25 +102,9 @@ def look_around(page, address):
     counted(page, "27 groups")
 
 
-def test_below_a_path_of_a_plain_server(page, address):
-    look_around(page, address)
-
-
-def test_from_disk(page, folder):
-    look_around(page, (folder / "index.html").as_uri())
-
-
-def test_by_the_command_of_its_readme(page, folder):
-    command = next(line.split() for line in (folder / "README.md").read_text().splitlines() if "http.server" in line)
-    with subprocess.Popen([sys.executable, "-u", *command[1:], "0"], cwd=folder, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout
-            port = process.stdout.readline().split(" port ")[1].split()[0]
-            page.goto(f"http://127.0.0.1:{port}/?page=rollouts&cut=yes")
-            expect(page.locator(".v-row").first).to_be_visible()
-        finally:
-            process.terminate()
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_below_a_path_of_a_plain_server_and_from_disk(page, address, folder, from_disk):
+    look_around(page, (folder / "index.html").as_uri() if from_disk else address)
 
 
 QUERIES = """
@@ -168,7 +148,7 @@ def test_every_filter_and_order_shows_what_the_app_shows(page, address, run):
     assert some > 35
 
 
-def test_wrong_filters_say_so_and_what_is_not_there_too(page, address):
+def test_an_episode_a_search_and_wrong_filters(page, address):
     page.goto(f"{address}?page=rollouts&text=(")
     expect(page.locator("#v-list .v-note")).to_contain_text("not a valid regular expression")
     page.goto(f"{address}?page=rollouts&rmin=x")
@@ -177,17 +157,11 @@ def test_wrong_filters_say_so_and_what_is_not_there_too(page, address):
     expect(page.locator("#v-list .v-empty")).to_contain_text("Nothing passes")
     page.goto(f"{address}?run=boxes&step=1&group=none")
     expect(page.locator("#v-group .v-note")).to_contain_text("not in the bundle")
-
-
-def test_a_search_lights_up_what_it_found(page, address):
     page.goto(f"{address}?page=rollouts")
     page.get_by_label("Text, as a regular expression").fill("guess, try 2")
     counted(page, "guess, try 2 ×")
     page.locator(".v-row").first.click()
     until(page, "CSS.highlights.get('v-found')?.size > 0")
-
-
-def test_an_episode_shows_its_turns(page, address):
     page.goto(f"{address}?page=rollouts&tmin=6")
     page.locator(".v-row").first.click()
     expect(page.locator("#v-turns .v-turn")).to_have_count(7)
@@ -227,6 +201,8 @@ def test_hostile_texts_run_nowhere(chromium, tmp_path, from_disk):
         expect(page.locator(".v-chosen")).to_be_visible()
         page.wait_for_timeout(200)
         assert page.evaluate("window.hacked") is None
+    every = [path.read_text(encoding="utf-8") for path in made.rglob("*") if path.suffix in (".js", ".html", ".md")]
+    assert not any("TOP-SECRET" in text for text in every)
 
 
 def test_the_policy_stops_what_got_into_the_data(chromium, folder, tmp_path):
@@ -248,14 +224,8 @@ def test_the_policy_stops_what_got_into_the_data(chromium, folder, tmp_path):
         page.wait_for_timeout(300)
         assert page.evaluate("window.hacked") is None and any("Content Security Policy" in text for text in said)
         assert [url for url in asked if not url.startswith(served)] == []
-
-
-def test_a_piece_that_is_missing_is_named(chromium, folder, tmp_path):
-    again = tmp_path / "b"
-    shutil.copytree(folder, again)
-    for file in (again / "data").glob("g*.js"):
-        file.unlink()
-    with chromium.new_page() as page, web(again) as served:
-        page.goto(f"{served}?page=rollouts")
+        for file in (again / "data").glob("g*.js"):
+            file.unlink()
+        page.goto(f"{served}?page=rollouts&kind=train")  # a piece that is missing is named
         page.locator(".v-row").first.click()
         expect(page.locator("#v-list .v-note")).to_contain_text("cannot be read")

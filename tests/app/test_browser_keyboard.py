@@ -5,11 +5,11 @@ import re
 import zipfile
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.app import made_runs
 from tests.app.conftest import opened, serving
 
-expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 MOST_TABS = 120
 SEEN = """() => {
@@ -20,7 +20,6 @@ SEEN = """() => {
 
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory):
-    """The address of an inspector over a run that an alert was given for."""
     root = tmp_path_factory.mktemp("keys")
     run = made_runs.write(root / "boxes", "boxes", steps=4)
     record = {"alert": "zero_variance_above", "step": 1, "value": 0.95, "limit": 0.9,
@@ -41,7 +40,6 @@ def keys(chromium, mine):
 
 
 def reach(page, wanted, key="Tab"):
-    """Presses Tab until it has the focus."""
     expect(wanted).to_be_visible()
     for _ in range(MOST_TABS):
         page.keyboard.press(key)
@@ -61,10 +59,14 @@ def open_run(page):
     expect(page.locator("#v-list .v-row").first).to_be_visible()
 
 
-def test_why_does_this_run_stall(keys):
+def test_why_does_this_run_stall_and_a_prompt_before_and_after(keys):
     follow(keys, keys.locator("#v-wrong .v-finding", has_text="equal rewards").get_by_role("link"))
     keys.wait_for_url("**alike=yes**")
     expect(keys.locator("#v-list .v-row").first).to_be_visible()
+    follow(keys, keys.locator(".v-tab-compare"))
+    expect(keys.locator("#v-before-after .v-side .v-frame").first).to_be_visible()
+    follow(keys, keys.locator("#v-page-compare .v-halves a").first)
+    keys.wait_for_url("**pair=**")
 
 
 @pytest.mark.parametrize(("preset", "asks"), [("full reward, but unusual", "odd"), ("zero variance", "alike")])
@@ -73,13 +75,6 @@ def test_answers_that_cheat_and_groups_without_variance(keys, preset, asks):
     follow(keys, keys.get_by_role("link", name=preset, exact=True))
     keys.wait_for_url(f"**{asks}=yes**")
     expect(keys.locator("#v-list .v-count")).to_be_visible()
-
-
-def test_a_prompt_before_and_after(keys):
-    follow(keys, keys.locator(".v-tab-compare"))
-    expect(keys.locator("#v-before-after .v-side .v-frame").first).to_be_visible()
-    follow(keys, keys.locator("#v-page-compare .v-halves a").first)
-    keys.wait_for_url("**pair=**")
 
 
 def test_flag_five_answers_and_export_the_good_ones(keys, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from app.notes import Notes
 from app.queries import RolloutKey
 from tests.app import made_runs
-from tests.app.conftest import opened, serving
+from tests.app.conftest import serving
 
 pytestmark = pytest.mark.browser
 SAMPLE = "boxes-1"
@@ -35,15 +35,10 @@ def mine(tmp_path_factory):
 
 
 def drawn(page, name):
-    """Waits until the plot of this id has its marks."""
     figure = page.locator(f'.v-chart[data-id="{name}"]')
     figure.scroll_into_view_if_needed()
     figure.locator(".v-drawn").first.wait_for()
     return figure
-
-
-def overflow(page) -> int:
-    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
 
 
 def test_history_shows_a_prompt_over_runs_and_leads_to_its_groups(mine, page):
@@ -64,55 +59,11 @@ def test_history_shows_a_prompt_over_runs_and_leads_to_its_groups(mine, page):
     page.locator("#v-page-rollouts .v-card").first.wait_for()
     page.go_back()
     below.get_by_role("heading", name=f"Sample {SAMPLE}").wait_for()
-
-
-def test_a_point_of_the_history_opens_its_rollout(mine, page):
     page.goto(f"{mine[0]}?page=history&sample={SAMPLE}&run=boxes")
     x, y = drawn(page, "history-reward").evaluate(AT, [0, 0])
     page.mouse.move(x, y)
     page.mouse.click(x, y)
     page.wait_for_url("**page=rollouts&run=boxes&source=train&split=train&step=**")
-
-
-def test_compare_tells_wins_and_links_both_groups(mine, page):
-    page.goto(f"{mine[0]}?page=compare&a=boxes&b=slow")
-    here = page.locator("#v-page-compare")
-    here.get_by_text("B is worse: the interval of the gain leaves out 0.").wait_for()
-    assert here.locator(".v-tile", has_text="samples on both sides").locator("b").inner_text() == "6"
-    drawn(page, "compare-pairs")
-    losses = here.locator("section", has=page.get_by_role("heading", name="Biggest losses"))
-    sides = [link.get_attribute("href") for link in losses.locator("tbody tr").first.locator("a.go").all()[1:]]
-    assert "run=boxes" in sides[0] and "run=slow" in sides[1] and all("source=eval" in side for side in sides)
-    here.get_by_label("Compare", exact=True).select_option("train")  # by keyboard it is the same event
-    here.get_by_label("from step").first.wait_for()
-    here.get_by_text("training steps 0 to the last").first.wait_for()
-    here.get_by_label("to step").first.fill("0")
-    here.get_by_label("from step").nth(1).fill("1")
-    here.get_by_label("to step").nth(1).fill("1")
-    here.get_by_text("No sample is in both").wait_for()
-    assert here.get_by_text("Widen both spans").is_visible()
-    page.go_back()
-
-
-def test_curriculum_draws_and_its_heat_map_leads_to_the_rollouts(mine, page):
-    page.goto(f"{mine[0]}?page=curriculum&run=boxes")
-    here = page.locator("#v-page-curriculum")
-    here.get_by_role("heading", name="Categories").wait_for()
-    heat = drawn(page, "curriculum-heat")
-    shades = heat.locator("g .v-cell").evaluate_all(
-        "cells => cells.map(cell => [cell.getAttribute('x'), Number(cell.getAttribute('fill-opacity'))])")
-    for place in {x for x, _ in shades}:
-        assert sum(share for x, share in shades if x == place) == pytest.approx(1, abs=0.02)
-    assert len({x for x, _ in shades}) == 4
-    heat.locator(".v-plot").focus()
-    page.keyboard.press("ArrowRight")
-    heat.get_by_text("pass rate of a group: 0", exact=True).wait_for()
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowRight")
-    heat.get_by_text("step 1", exact=True).wait_for()
-    here.get_by_label("An answer passes from reward").fill("0.2")
-    page.wait_for_url("**threshold=0.2")
-    here.locator(".v-tile", has_text="passes").get_by_text("from reward 0.2", exact=True).wait_for()
 
 
 def test_a_note_is_kept_listed_found_and_exported(mine, page, tmp_path):
@@ -154,36 +105,6 @@ def test_a_note_is_kept_listed_found_and_exported(mine, page, tmp_path):
     assert (root / "notes.sqlite").exists()
 
 
-def test_the_filtered_list_is_exported(mine, page, tmp_path):
-    page.goto(f"{mine[0]}?page=rollouts&run=boxes&kind=train&from=2&to=2&rmin=0.5")
-    page.locator("#v-list").get_by_role("link", name="export").click()
-    page.wait_for_url("**page=notes**")
-    here = page.locator("#v-page-notes")
-    here.get_by_label("what the filters").and_(page.locator(":checked")).wait_for()
-    here.get_by_role("button", name="Make the file").click()
-    with page.expect_download() as download:
-        here.get_by_role("button", name="Download rollouts.jsonl").click()
-    download.value.save_as(tmp_path / "rows.jsonl")
-    records = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert records and all(r["run"] == "boxes" and r["step"] == 2 and r["reward"] >= 0.5 for r in records)
-
-
-def test_two_tabs_do_not_overwrite_each_other(mine, page, chromium):
-    url = f"{mine[0]}?page=notes&run=slow&source=train&split=train&step=0&group=train-0-1&rollout=0"
-    with opened(chromium) as other:
-        for tab in (page, other):
-            tab.goto(url)
-            tab.get_by_label("unsure", exact=True).wait_for()
-        page.get_by_label("unsure", exact=True).check()
-        page.get_by_role("button", name="Save the note").click()
-        page.get_by_text("Saved.").wait_for()
-        other.get_by_label("Comment", exact=True).fill("from the other tab")
-        other.get_by_role("button", name="Save the note").click()
-        other.get_by_text("Saved.").wait_for()
-        line = other.locator("#v-notes tbody tr", has_text="from the other tab")
-        assert line.locator("td").first.inner_text() == "unsure"
-
-
 def test_hostile_runs_stay_text_on_every_page(mine, page):
     address, root = mine
     run = next(path.name for path in root.iterdir() if path.name.startswith("evil"))
@@ -192,20 +113,19 @@ def test_hostile_runs_stay_text_on_every_page(mine, page):
                   {"page": "notes", "find": made_runs.SCRIPT, "run": run},
                   {"page": "history", "a": "[1,2]", "sample": "x"}, {"page": "curriculum", "threshold": "1e999"},
                   {"page": "compare", "a": "../..", "b": "/etc"}, {"page": "compare", "a_step": "-1"},
-                  {"page": "notes", "run": "../x", "step": "1", "group": "g", "rollout": "9" * 30}):
+                  {"page": "notes", "run": "../x", "step": "1", "group": "g", "rollout": "9" * 30},
+                  {"page": "runs", "runs": run}, {"page": "rollouts", "run": run, "view": "rollouts"},
+                  {"page": "rollouts", "run": "boxes", "step": "1", "group": "../../etc/passwd", "split": "<script>"},
+                  *({"page": "rollouts", "run": run, "order": "best", "row": n} for n in range(3))):
+        row = where.pop("row", None)
         page.goto(f"{address}?{urlencode(where)}")
-        page.locator(f"#v-page-{where['page']} :is(.v-empty, .v-tiles, .v-list, .v-note)").first.wait_for()
+        page.locator(f"#v-page-{where['page']} :is(.v-empty, .v-tiles, .v-list, .v-note, .v-row, .v-table)"
+                     ).first.wait_for()
+        if row is not None:
+            page.locator(".v-row").nth(row).click()
+            page.locator(".v-group, #v-group [role=alert]").first.wait_for()
         page.wait_for_timeout(300)
-        assert page.evaluate("window.hacked === undefined")
-
-
-@pytest.mark.parametrize("query", ["page=history&sample=boxes-1", "page=history", "page=compare&a=boxes&b=slow",
-                                   "page=curriculum&run=boxes", "page=notes"])
-def test_pages_fit_a_narrow_screen(mine, phone, query):
-    phone.goto(f"{mine[0]}?{query}")
-    phone.locator(f"#v-page-{query[5:].partition('&')[0]} :is(h3, .v-tiles, .v-table)").first.wait_for()
-    phone.wait_for_timeout(500)
-    assert overflow(phone) <= 0
+        assert page.evaluate("window.hacked === undefined") and "TOP-SECRET" not in page.content(), where
 
 
 def test_both_answers_stand_on_their_pictures_and_the_pair_stays_in_the_link(mine, page):

@@ -9,14 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.app.conftest import UPLOADING, WAIT_MS, listening, opened, serving
 from tests.app.proxy import framing, proxy
-
-pytest.importorskip("gradio")
-pytest.importorskip("duckdb")
-expect = pytest.importorskip("playwright.sync_api").expect
-from vlrl.app.address import parsed  # noqa: E402
+from vlrl.app.address import parsed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NGINX = """daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
@@ -97,7 +94,6 @@ def test_a_frame_shows_it_to_a_page_that_may_hold_it(chromium, runs):
 
 @contextlib.contextmanager
 def nginx(folder, location):
-    """A real nginx with TLS, whose only server has this location; its port."""
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=box",
                     "-keyout", folder / "key.pem", "-out", folder / "cert.pem"], check=True, capture_output=True)
     with socket.socket() as free:

@@ -1,13 +1,11 @@
 """Reading answers in a real browser: Markdown and LaTeX, order, copying; pictures that zoom; grids; patience."""
 
 import pytest
+from playwright.sync_api import expect
 
-pytest.importorskip("gradio")
-pytest.importorskip("duckdb")
 from tests.app import made_runs
 from tests.app.conftest import Gate, opened, serving
 
-expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 HOSTILE = ("<think># Way\n\n<img src=x onerror=\"window.hacked=1\"> [here](http://127.0.0.2/a) "
            "![p](http://127.0.0.2/p.png) <javascript:window.hacked=1>\n\n$\\href{javascript:window.hacked=1}{x}$ "
@@ -51,7 +49,7 @@ def test_an_answer_is_read_as_written_and_as_meant(mine, page):
     expect(page.locator(".v-card")).to_have_count(4)
 
 
-def test_what_a_model_wrote_loads_and_runs_nothing(mine, page):  # a request to another host fails the fixture, too
+def test_what_a_model_wrote_loads_and_runs_nothing_and_twelve_pictures_stand_in_a_grid(mine, page):
     page.goto(f"{mine}?{MANY}&rollout=2&read=yes")
     meant = page.locator(".v-both > section").nth(1)
     expect(meant.locator("mfrac")).to_have_count(1)
@@ -59,6 +57,14 @@ def test_what_a_model_wrote_loads_and_runs_nothing(mine, page):  # a request to 
     expect(meant).to_contain_text("[here](http://127.0.0.2/a)")
     expect(meant).to_contain_text("<script>window.hacked=1</script>")
     assert page.evaluate("window.hacked") is None
+    page.goto(f"{mine}?{MANY}")
+    expect(page.locator(".v-pic")).to_have_count(12)
+    page.locator(".v-pic img").last.evaluate("i => i.decode()")
+    boxes = page.locator(".v-pic .v-frame").evaluate_all("all => all.map(e => e.getBoundingClientRect().toJSON())")
+    assert all(b["top"] > 0 and b["bottom"] < 900 and b["width"] > 80 for b in boxes)
+    assert len({round(b["left"]) for b in boxes}) >= 3 and len({round(b["top"]) for b in boxes}) >= 3
+    answers = page.locator(".v-card .v-reward").evaluate_all("all => all.map(e => e.getBoundingClientRect().bottom)")
+    assert len(answers) == 4 and max(answers) < 900
 
 
 def test_copy_order_and_the_way_to_the_answer(mine, chromium):
@@ -82,17 +88,6 @@ def test_copy_order_and_the_way_to_the_answer(mine, chromium):
         expect(picks.first).to_have_text("#0 0")  # the worst
         page.keyboard.press("r")
         expect(page.locator(".v-strip .v-card .v-reward").first).to_have_text("0")
-
-
-def test_twelve_pictures_stand_in_a_grid_with_the_answers_in_view(mine, page):
-    page.goto(f"{mine}?{MANY}")
-    expect(page.locator(".v-pic")).to_have_count(12)
-    page.locator(".v-pic img").last.evaluate("i => i.decode()")
-    boxes = page.locator(".v-pic .v-frame").evaluate_all("all => all.map(e => e.getBoundingClientRect().toJSON())")
-    assert all(b["top"] > 0 and b["bottom"] < 900 and b["width"] > 80 for b in boxes)
-    assert len({round(b["left"]) for b in boxes}) >= 3 and len({round(b["top"]) for b in boxes}) >= 3
-    answers = page.locator(".v-card .v-reward").evaluate_all("all => all.map(e => e.getBoundingClientRect().bottom)")
-    assert len(answers) == 4 and max(answers) < 900
 
 
 def test_a_picture_zooms_by_wheel_about_the_pointer_moves_and_fits(mine, page):
@@ -124,12 +119,12 @@ def test_a_picture_zooms_by_wheel_about_the_pointer_moves_and_fits(mine, page):
     assert page.locator("[data-scale]").count() == 0
 
 
-def test_a_request_that_is_lost_is_said_and_keys_work_again(mine, page):
+def test_a_request_that_is_lost_is_said_and_the_page_can_be_loaded_again(mine, page):
     gate = Gate(page)
     page.goto(f"{mine}?page=rollouts&run=boxes&kind=train")
     page.locator(".v-row").first.click()
     expect(page.locator(".v-card")).to_have_count(4)
-    shown = page.url
+    shown, before = page.url, page.locator(".v-card").all_inner_texts()
     gate.close()
     page.keyboard.press("j")
     page.keyboard.press("l")  # waits for the group
@@ -140,14 +135,6 @@ def test_a_request_that_is_lost_is_said_and_keys_work_again(mine, page):
     gate.release()
     expect(page.locator(".v-chosen")).to_have_id("v-answer-0")
     expect(late).to_have_count(0)
-
-
-def test_after_a_request_that_is_lost_the_page_can_be_loaded_again(mine, page):
-    gate = Gate(page)
-    page.goto(f"{mine}?page=rollouts&run=boxes&kind=train")
-    page.locator(".v-row").first.click()
-    expect(page.locator(".v-card")).to_have_count(4)
-    before = page.locator(".v-card").all_inner_texts()
     gate.close()
     page.keyboard.press("j")
     again = page.get_by_role("button", name="Load again")
@@ -156,7 +143,7 @@ def test_after_a_request_that_is_lost_the_page_can_be_loaded_again(mine, page):
     again.click()
     expect(page.locator(".v-card")).not_to_have_text(before, use_inner_text=True)
     expect(page.locator(".v-card")).to_have_count(4)
-    assert gate.held and page.locator("#v-late").count() == 0
+    assert gate.held and late.count() == 0
 
 
 @pytest.mark.parametrize("group", ["step=1&group=tracked", "step=0&group=train-0-1"])
@@ -164,6 +151,8 @@ def test_a_clip_is_led_by_its_timeline_spans_and_frames(mine, page, group):
     page.goto(f"{mine}?page=rollouts&run=clips&{group}")
     expect(page.locator(".v-clip video").first).to_be_visible()
     page.wait_for_function("document.querySelector('.v-clip video').readyState >= 1")
+    expect(page.locator(".v-still img").first).to_have_js_property("complete", True)
+    assert page.evaluate("[...document.querySelectorAll('.v-still img')].every(i => !i.complete || i.naturalWidth)")
     seek = page.locator(".v-seek").nth(2)
     seek.click()
     at = float(seek.get_attribute("data-at"))

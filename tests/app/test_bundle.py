@@ -2,14 +2,12 @@
 
 import json
 import re
-import shutil
 import socket
 from dataclasses import replace
 
 import pytest
 from PIL import Image
 
-pytest.importorskip("duckdb")
 from tests.app import made_runs
 from tests.app.markup import Markup
 from vlrl.app import bundle, bundle_page
@@ -39,6 +37,11 @@ def run(tmp_path_factory):
                                       prompt=replace(group.prompt, text=asked))])
     called = [{"name": "open", "arguments": {"path": str(folder)}, "error": f"{told}"}]
     run.write_rollouts(2, 2, [made_runs.zoomed(1, turns=3, calls=called)])
+    for file in (folder / "media").glob("*.png"):
+        with Image.open(file) as image:
+            exif = image.getexif()
+            exif[0x010E] = "taken at 52.1 N"
+            image.save(file, exif=exif)
     with open(folder / "alerts.jsonl", "a") as file:
         file.write(json.dumps({"step": 1, "alert": "service_errors_above", "text": told,
                                "run": "/scratch/jo-7/runs/boxes", "host": "gpu-box-9"}) + "\n")
@@ -53,7 +56,6 @@ def written(run, tmp_path_factory):
 
 
 def data(folder, name):
-    """What a piece of data holds."""
     text = (folder / "data" / f"{name}.js").read_text(encoding="ascii")
     found = re.fullmatch(rf'vlrlBundle\("{name}",(.*)\);\n', text)
     assert found and "<" not in found[1]
@@ -95,6 +97,8 @@ def test_nothing_tells_of_the_machine(run, written):
     for secret in (str(run), str(run.parent), SECRET, "gpu-box-", "/data/jo", "jo-7", "/mnt/nas", "hooks.example.org",
                    "python3", *([socket.gethostname()] if len(socket.gethostname()) > 6 else [])):
         assert [name for name, text in every.items() if secret in text] == [], secret
+    pictures = [*(written.folder / "media").iterdir()]
+    assert len(pictures) > 10 and not any(b"52.1 N" in file.read_bytes() for file in pictures)
     absolute = re.compile(r"(?<![\w.:/<…\\])/(?:home|root|tmp|data|mnt|usr|var|opt|etc|work|private|Users)\b/?[\w.-]*")
     assert {name: found for name, text in every.items() if (found := absolute.findall(text))} == {}
     shown = "".join(every.values())
@@ -120,22 +124,7 @@ def test_the_page_runs_scripts_of_the_bundle_alone_and_links_are_relative(writte
 
 
 @pytest.mark.slow
-def test_pictures_lose_what_a_camera_wrote(run, tmp_path):
-    again = tmp_path / "run"
-    shutil.copytree(run, again)
-    for file in (again / "media").glob("*.png"):
-        with Image.open(file) as image:
-            exif = image.getexif()
-            exif[0x010E] = "taken at 52.1 N"
-            image.save(file, exif=exif)
-    assert any(b"52.1 N" in f.read_bytes() for f in (again / "media").iterdir())
-    made = bundle.write(again, tmp_path / "b")
-    pictures = list((made.folder / "media").iterdir())
-    assert len(pictures) > 10 and not any(b"52.1 N" in f.read_bytes() for f in pictures)
-
-
-@pytest.mark.slow
-def test_a_limit_of_groups_keeps_the_telling_ones_and_says_what_is_missing(run, tmp_path):
+def test_a_limit_of_groups_says_what_is_missing_and_there_may_be_no_pictures(run, tmp_path):
     made = bundle.write(run, tmp_path / "b", groups=18)
     assert (made.groups, made.total) == (18, 26) and "8 of 26 groups: 18 are here" in made.left_out[0]
     groups = data(made.folder, "index")["groups"]
@@ -143,10 +132,6 @@ def test_a_limit_of_groups_keeps_the_telling_ones_and_says_what_is_missing(run, 
     assert "8 of 26 groups" in (made.folder / "index.html").read_text(encoding="utf-8")
     assert bundle.write(run, tmp_path / "b", groups=1).groups == 1
     assert len(list((tmp_path / "b" / "data").iterdir())) == 3  # nothing of the bundle before
-
-
-@pytest.mark.slow
-def test_without_pictures(run, tmp_path):
     made = bundle.write(run, tmp_path / "b", media=False)
     assert list((made.folder / "media").iterdir()) == [] and "--no-media" in " ".join(made.left_out)
     piece = data(made.folder, "g00000")["html"]
@@ -154,26 +139,8 @@ def test_without_pictures(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_hostile_texts_stay_text(tmp_path):
-    made = bundle.write(made_runs.hostile(tmp_path), tmp_path / "b")
-    every = texts(made.folder)
-    assert "TOP-SECRET" not in json.dumps(every) and "evil" in every["README.md"]
-    groups = data(made.folder, "index")["groups"]
-    shown = [Markup(data(made.folder, g["n"])["html"]) for g in groups]
-    assert len(groups) > 10 and any("window.hacked=1" in s.text for s in shown)
-    for page in (*shown, Markup(every["index.html"])):
-        assert set(page.odd) <= {"doctype html"}
-        assert all("hacked" not in (s.get("src") or "data") for s in page.all("script"))
-        assert all(re.match(r"media/[0-9a-f]{24}\.jpg$", i["src"] or "") for i in page.all("img"))
-        assert not any(name.startswith("on") for attributes in page.attributes for name in attributes)
-    for words in ("What could not be read", "step-000010-rank-00000.parquet"):
-        assert words in Markup(every["index.html"]).text
-
-
-@pytest.mark.slow
 def test_front_matter_of_a_space(run, written, tmp_path):
     import yaml
-
     readme = (written.folder / "README.md").read_text(encoding="utf-8")
     front = yaml.safe_load(readme.split("---\n")[1])
     assert front == {"title": "boxes", "sdk": "static", "app_file": "index.html", "pinned": False}
@@ -185,7 +152,7 @@ def test_front_matter_of_a_space(run, written, tmp_path):
     assert (space / "README.md").read_text() == "---\ntitle: Mine\nsdk: static\n---\n" and (space / ".git").is_dir()
 
 
-def test_a_folder_of_somebody_else_is_left_alone(run, tmp_path):
+def test_a_folder_of_somebody_else_is_left_alone(run, tmp_path, capsys):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/mine.txt").write_text("mine")
     with pytest.raises(RunError, match="contains files that are not part of a bundle, such as 'data'"):
@@ -197,6 +164,13 @@ def test_a_folder_of_somebody_else_is_left_alone(run, tmp_path):
     with pytest.raises(RunError, match="is not a run folder"):
         bundle.write(tmp_path / "nothing", tmp_path / "b")
     assert not (tmp_path / "b").exists()
+    assert main(["report", str(run), "--bundle", str(tmp_path / "b"), "--groups", "3", "--no-media"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"b \(\d\.\d MB, 3 of 26 groups\)\n  left out: 23 of 26 groups", said) and "--no-media" in said
+    assert main(["report", str(run), "--groups", "3"]) == 1
+    assert "--bundle FOLDER" in capsys.readouterr().err
+    assert main(["report", str(run), "--bundle", str(tmp_path / "b"), "-o", str(tmp_path / "r.html")]) == 1
+    assert "leave one of them out" in capsys.readouterr().err
 
 
 def test_a_run_without_rollouts(tmp_path):
@@ -205,13 +179,3 @@ def test_a_run_without_rollouts(tmp_path):
     made = bundle.write(tmp_path / "run", tmp_path / "b")
     assert (made.groups, made.total) == (0, 0) and data(made.folder, "index")["groups"] == []
     assert "Reward last 0.5" in Markup((made.folder / "index.html").read_text()).text
-
-
-def test_command(run, tmp_path, capsys):
-    assert main(["report", str(run), "--bundle", str(tmp_path / "b"), "--groups", "3", "--no-media"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"b \(\d\.\d MB, 3 of 26 groups\)\n  left out: 23 of 26 groups", said) and "--no-media" in said
-    assert main(["report", str(run), "--groups", "3"]) == 1
-    assert "--bundle FOLDER" in capsys.readouterr().err
-    assert main(["report", str(run), "--bundle", str(tmp_path / "b"), "-o", str(tmp_path / "r.html")]) == 1
-    assert "leave one of them out" in capsys.readouterr().err

@@ -15,7 +15,6 @@ from vlrl.app import AppError, cards, details
 from vlrl.app.details import MediaView, decoded, group, with_marks
 from vlrl.app.library import Library
 from vlrl.store import SCHEMA, RunFolder
-from vlrl.types import Turn
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,6 @@ def library(runs):
 
 
 def one(tmp_path, made=None, per_token=None, name="a"):
-    """A library with one run of one group, and that run."""
     run = RunFolder(tmp_path / name)
     run.write_rollouts(0, 0, [made or made_runs.made_group("boxes", 1, 0)], per_token)
     return Library(tmp_path), run
@@ -58,43 +56,34 @@ def test_every_column_of_the_store_is_there(library):
     assert set(SCHEMA.names) - of_group <= {*per_token, *vars(view.rollouts[0])}
 
 
-def test_statistics_leave_out_what_is_not_scored_or_set_aside(tmp_path):
+def test_statistics_leave_out_what_is_not_scored_or_set_aside_and_what_a_method_kept_is_shown(tmp_path):
     made = made_runs.made_group("boxes", 0, 0, size=4)
-    rollouts = [replace(r, reward=w) for r, w in zip(made.rollouts, (1.0, None, 0.0, 0.5), strict=True)]
+    first, *others = (replace(r, reward=w) for r, w in zip(made.rollouts, (1.0, None, 0.0, 0.5), strict=True))
+    first = replace(first, completion=replace(first.completion, extra={"hint": "<b>look"}))
     aside = (replace(made.rollouts[0], index=4, reward=100.0, variant="noise"),)
-    library, _ = one(tmp_path, replace(made, rollouts=tuple(rollouts), aside=aside))
+    library, _ = one(tmp_path, replace(made, rollouts=(first, *others), aside=aside))
     view = group(library, "a", "train", 0, made.id)
     assert (view.mean, view.std, view.best, view.worst, view.zero_variance) == (0.5, 0.5, 1.0, 0.0, False)
     assert [r.aside for r in view.rollouts] == [False] * 4 + [True] and view.rollouts[4].advantage is None
-
-
-def test_what_a_method_kept_is_read_and_shown(tmp_path):
-    made = made_runs.made_group("boxes", 0, 0, size=2)
-    kept = replace(made.rollouts[0], completion=replace(made.rollouts[0].completion, extra={"hint": "<b>look"}))
-    library, _ = one(tmp_path, replace(made, rollouts=(kept, *made.rollouts[1:])))
-    view = group(library, "a", "train", 0, made.id)
-    assert [r.extra for r in view.rollouts] == [{"hint": "<b>look"}, None]
+    assert [r.extra for r in view.rollouts][:2] == [{"hint": "<b>look"}, None]
     shown = [str(cards._parsed(view, r)) for r in view.rollouts]
     assert "Kept by its method" in shown[0] and "&lt;b&gt;look" in shown[0] and "Kept by" not in shown[1]
 
 
-def test_media_with_sizes(library):
+def test_what_is_not_there_is_said_and_media_have_sizes(library):
+    for asked, words in (
+            (("boxes", "train", 0, "none"), "no group 'none'"), (("boxes", "train", 99, "train-0-0"), "step 99"),
+            (("boxes", "eval", 0, "heldout-0-100", "other"), "split 'other'"), (("boxes", "x", 0, "y"), "one of train"),
+            (("../boxes", "train", 0, "train-0-0"), "no run"), (("boxes", "train", "x", "train-0-0"), "no group"),
+            (("boxes", "train", None, None), "no group"), (("boxes", "train", 0, "\ud800"), "no group")):
+        with pytest.raises(AppError, match=words):
+            group(library, *asked)
     view = group(library, "sweep/clips", "train", 1, "train-1-5")
     [clip] = view.media
     assert (clip.kind, clip.size, clip.processed_size, clip.visual_tokens) == ("video", (160, 120), (168, 112), 24)
     assert clip.timestamps == tuple(i / 2 for i in range(8)) and (library.root / "sweep/clips" / clip.name).is_file()
     two = group(library, "boxes", "train", 1, "train-1-4").media
     assert len(two) == 2 and all(isinstance(m, MediaView) and m.kind == "image" for m in two)
-
-
-@pytest.mark.parametrize("asked, words", [
-    (("boxes", "train", 0, "none"), "no group 'none'"), (("boxes", "train", 99, "train-0-0"), "step 99"),
-    (("boxes", "eval", 0, "heldout-0-100", "other"), "split 'other'"), (("boxes", "x", 0, "y"), "one of train, eval"),
-    (("../boxes", "train", 0, "train-0-0"), "no run"), (("boxes", "train", "x", "train-0-0"), "no group"),
-    (("boxes", "train", None, None), "no group"), (("boxes", "train", 0, "\ud800"), "no group")])
-def test_what_is_not_there_is_said(library, asked, words):
-    with pytest.raises(AppError, match=words):
-        group(library, *asked)
 
 
 @settings(max_examples=8)
@@ -135,18 +124,14 @@ def test_groups_of_one_name_are_told_apart_by_split_and_source(tmp_path):
         group(library, "a", "train", 3, "g")
 
 
-# --- hostile ----------------------------------------------------------------------------------------------------------
-
-
 def rewritten(run, **columns):
-    """The run's file with other values in some columns."""
     path = run.path / "rollouts/step-000000-rank-00000.parquet"
     rows = [{**row, **columns} for row in pq.read_table(path).to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
     return rows[0]["group_id"]
 
 
-def test_columns_that_do_not_fit_are_left_out_with_a_note(tmp_path):
+def test_columns_that_do_not_fit_are_left_out_with_a_note(tmp_path, monkeypatch):
     library, run = one(tmp_path)
     name = rewritten(run, entropies=[0.5], ratio=None, clipped=[None] * 3, weights=None, parts=None, media=[None],
                      turns=[None], parsed="{broken", sample="[1]", target="[" * 100_000, difficulty=float("nan"))
@@ -156,29 +141,25 @@ def test_columns_that_do_not_fit_are_left_out_with_a_note(tmp_path):
     assert "answer 0: entropies has 1 values for" in view.notes[0] and view.media == () and first.turns == ()
     assert (first.parsed, view.sample, view.difficulty, first.parts) == ("{broken", {"sample": [1]}, None, {})
     assert view.target == "[" * 100_000
-
-
-def test_tokens_that_are_null_do_no_harm(tmp_path):
-    library, run = one(tmp_path)
-    name = rewritten(run, token_ids=[None, 5], logprobs=[None, -1.0], loss_mask=[None, True], trainer_logprobs=None,
-                     entropies=None, ratio=None, clipped=None, top_ids=[None, [1, None]], top_logprobs=[[], [-0.5]])
+    rewritten(run, token_ids=[None, 5], logprobs=[None, -1.0], loss_mask=[None, True], trainer_logprobs=None,
+              entropies=None, ratio=None, clipped=None, top_ids=[None, [1, None]], top_logprobs=[[], [-0.5]])
     first = group(library, "a", "train", 0, name).rollouts[0]
     assert first.token_ids.tolist() == [0, 5] and first.loss_mask.tolist() == [False, True]
     assert np.isnan(first.logprobs[0])
     assert [len(ids) for ids in first.top_ids] == [0, 2] and first.top_logprobs[1].tolist() == [-0.5]
+    monkeypatch.setattr(details, "MOST_ANSWERS", 3)  # a huge group is read in part
+    view = group(library, "a", "train", 0, name)
+    assert len(view.rollouts) == 3 and "only the first 3 answers" in view.notes[-1]
 
 
-@pytest.mark.parametrize("text, kept", [
-    ("null", ()), ("{}", ()), ("[1, null, {}]", ({},)), ("broken", ()), ("[" * 50_000, ()),
-    ('[{"kind": "box", "at": [1, NaN, 1e999, 4]}]', ({"kind": "box", "at": [1, None, None, 4]},)),
-    ('[{"at": [[[[[[[1]]]]]]]}]', ({"at": [[[[[[None]]]]]]},)),
-    (json.dumps([{"at": list(range(9000))}]), ({"at": list(range(4000))},)),
-    (json.dumps([{"n": i} for i in range(3000)]), tuple({"n": i} for i in range(1000)))])
-def test_marks_are_decoded_safely(text, kept):
-    assert details._marks(text) == kept
-
-
-def test_json_is_cut_off():
+def test_marks_and_json_are_decoded_safely():
+    for text, kept in (
+            ("null", ()), ("{}", ()), ("[1, null, {}]", ({},)), ("broken", ()), ("[" * 50_000, ()),
+            ('[{"kind": "box", "at": [1, NaN, 1e999, 4]}]', ({"kind": "box", "at": [1, None, None, 4]},)),
+            ('[{"at": [[[[[[[1]]]]]]]}]', ({"at": [[[[[[None]]]]]]},)),
+            (json.dumps([{"at": list(range(9000))}]), ({"at": list(range(4000))},)),
+            (json.dumps([{"n": i} for i in range(3000)]), tuple({"n": i} for i in range(1000)))):
+        assert details._marks(text) == kept, text[:50]
     deep = decoded("[" * 900 + "]" * 900)
     for _ in range(50):
         deep = deep[0]
@@ -198,29 +179,6 @@ def test_hostile_texts_come_as_they_are(tmp_path):
         group(library, info.id, "train", 10, "x")
 
 
-# --- marks of runs that stored none -----------------------------------------------------------------------------------
-
-
-def test_a_built_in_task_draws_the_marks_of_older_runs(tmp_path):
-    made = made_runs.made_group("boxes", 1, 0)
-    library, run = one(tmp_path, replace(made, rollouts=tuple(replace(r, marks=None) for r in made.rollouts)))
-    view = group(library, "a", "train", 0, made.id)
-    assert view.rollouts[0].marks is None and with_marks(library, view) is view  # no task is named
-    (run.path / "config.yaml").write_text("task: {name: grounding}\n")
-    drawn = with_marks(library, view).rollouts[0].marks
-    assert drawn is not None and {mark["kind"] for mark in drawn} <= {"box"}
-    stored = group(library, "a", "train", 0, made.id)
-    assert with_marks(library, replace(stored, rollouts=())) is not None
-
-
-def test_a_huge_group_is_read_in_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(details, "MOST_ANSWERS", 3)
-    made = made_runs.made_group("boxes", 1, 0)
-    library, _ = one(tmp_path, made)
-    view = group(library, "a", "train", 0, made.id)
-    assert len(view.rollouts) == 3 < len(made.rollouts) and "only the first 3 answers" in view.notes[-1]
-
-
 def test_code_named_in_a_config_runs_only_when_trusted(tmp_path):
     made = made_runs.made_group("boxes", 1, 0)
     library, run = one(tmp_path, replace(made, rollouts=tuple(replace(r, marks=None) for r in made.rollouts)))
@@ -233,18 +191,3 @@ def test_code_named_in_a_config_runs_only_when_trusted(tmp_path):
     assert with_marks(library, view, trust=True).rollouts[0].marks == ({"kind": "point", "at": [1, None]},)
     (run.path / "config.yaml").write_text("task: {name: 'no.such.module:Own'}\n")
     assert "draws no marks" in with_marks(Library(tmp_path), view, trust=True).notes[-1]
-
-
-def test_an_episode_shows_the_media_of_its_prompt_and_counts_its_actions(tmp_path):
-    made = made_runs.made_group("boxes", 1, 0)
-    picture, later = made.prompt.media[0], replace(made.prompt.media[0], sha256="b" * 64)
-    turns = (Turn(start=0, end=2, text="left", parts={"iou": 1.0}),
-             Turn(start=2, end=4, role="observation", text="A wall.", media=(later.sha256,)), Turn(start=4, end=5))
-    first, *others = made.rollouts
-    done = replace(first.completion, turns=turns, episode_id="0-0-0", observed_media=(later,), finish_reason="turns")
-    made = replace(made, rollouts=(replace(first, completion=done), *others))
-    library, _ = one(tmp_path, made)
-    view = group(library, "a", "train", 0, made.id)
-    assert [m.hash for m in view.media] == [picture.sha256] and view.rollouts[0].turns[1]["text"] == "A wall."
-    shown = str(cards.card(view, view.rollouts[0]))
-    assert "2 turns" in shown and "limit of turns" in shown

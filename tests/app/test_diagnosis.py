@@ -26,7 +26,6 @@ def lines(**columns):
 
 
 def said(*finders, **evidence):
-    """What the named functions say of a run, as (kind, words)."""
     return [(f.kind, f.words) for look in finders for f in look(Evidence("r", **evidence))]
 
 
@@ -57,7 +56,7 @@ def test_every_rule_has_advice_that_names_settings_and_filters_that_are_there():
         assert not filters or query != query_of({"run": "r"}), filters
 
 
-def test_groups_without_variance():
+def test_rewards_without_variance_or_without_the_held_out_answers():
     metrics = lines(**{"groups/zero_variance_frac": [0.1, *[0.9] * 10]})
     wrong = [Answer(g, 0.0, 5) for g in range(4) for _ in range(2)] + [Answer(9, 1.0, 5), Answer(9, 0.0, 5)]
     [(kind, words)] = said(diagnosis.zero_variance, metrics=metrics, answers=wrong)
@@ -72,30 +71,20 @@ def test_groups_without_variance():
     assert "too hard" not in words and "too easy" not in words
     single = [Answer(g, float(g), 5) for g in range(9)]
     assert said(diagnosis.zero_variance, metrics=metrics, answers=single) == []
+    rising, down = [0.2, 0.3] * 3 + [0.6, 0.7] * 3, (0.3, 0.2, 0.39)
+    for rewards, last, kind in (
+            (rising, down, "bad"), (rising, (0.45, 0.35, 0.55), "warn"), (rising, (0.5, 0.4, 0.6), None),
+            ([0.2, 0.6] * 3 + [0.25, 0.65] * 3, down, None),  # within two standard errors
+            ([0.6, 0.7] * 3 + [0.2, 0.3] * 3, down, None)):
+        evals = [{"step": step, "split": "heldout", "correct_frac": mean, "correct_frac/ci95_low": low,
+                  "correct_frac/ci95_high": high} for step, (mean, low, high) in ((0, (0.5, 0.4, 0.6)), (12, last))]
+        found = said(diagnosis.reward_without_accuracy, metrics=lines(**{"reward/mean": rewards}), evals=evals)
+        assert [k for k, _ in found] == ([kind] if kind else []), (rewards, last)
+        words = "The training reward went from 0.250 to 0.650, and the share of correct answers in heldout"
+        assert not kind or words in found[0][1]
 
 
-@pytest.mark.parametrize(("share", "kind"), [(0.05, None), (0.06, "warn"), (0.3, "bad")])
-def test_truncation(share, kind):
-    found = said(diagnosis.truncation, metrics=lines(**{"completion/truncated_frac": [share] * 4}))
-    assert [k for k, _ in found] == ([kind] if kind else [])
-
-
-@pytest.mark.parametrize(("values", "kind"), [
-    ([1.0] * 30, None), ([1.0] * 20 + [0.4] * 10, "warn"), ([1.0] * 20 + [0.05] * 10, "bad"), ([1.0, 0.0], None),
-    ([1.0] * 20 + [4.0] * 10, "warn"), ([0.0] * 30, None)])
-def test_the_trend_of_the_entropy(values, kind):
-    found = said(diagnosis.entropy, metrics=lines(entropy=values))
-    assert [k for k, _ in found] == ([kind] if kind else [])
-    assert not kind or f"went from 1 to {values[-1]:g} nats" in found[0][1]
-
-
-@pytest.mark.parametrize(("values", "kind"), [
-    ([0.01] * 12, None), ([0.05] * 6 + [0.2] * 6, "warn"), ([0.2] * 12, None), ([0.1] * 6 + [1.5] * 6, "bad")])
-def test_the_trend_of_the_kl(values, kind):
-    assert [k for k, _ in said(diagnosis.kl, metrics=lines(kl=values))] == ([kind] if kind else [])
-
-
-def test_parts_that_say_nothing():
+def test_parts_and_lengths_that_are_paid():
     answers = [Answer(i // 4, 1.0, 5, {"format": 1.0, "iou": i % 2, "never": 0.0, "flat": -0.5, "few": None})
                for i in range(40)]
     found = said(diagnosis.saturated_parts, answers=answers)
@@ -103,48 +92,23 @@ def test_parts_that_say_nothing():
         ("", "The reward part format has its largest value"), ("warn", "The reward part never is never earned"),
         ("warn", "The reward part flat is -0.5".replace("-", "−"))]
     assert said(diagnosis.saturated_parts, answers=answers[:19]) == []
-
-
-def test_parts_that_conflict_within_groups():
-    """Over all answers the two go together, for easy groups have more of both; within each they do not."""
+    # over all answers the two go together, for easy groups have more of both; within each they do not
     answers = [Answer(g, 1.0, 5, {"a": g + i, "b": g - i}) for g in range(10) for i in range(4)]
     [(kind, words)] = said(diagnosis.conflicting_parts, answers=answers)
     assert kind == "warn" and words.startswith("The reward parts a and b work against each other") and "−1.00" in words
     assert said(diagnosis.conflicting_parts, answers=[a._replace(parts={"a": 1.0, "b": 2.0}) for a in answers]) == []
-
-
-@pytest.mark.parametrize(("rewards", "correct", "kind"), [
-    ([0.2, 0.3] * 3 + [0.6, 0.7] * 3, ((0.5, 0.4, 0.6), (0.3, 0.2, 0.39)), "bad"),  # intervals apart
-    ([0.2, 0.3] * 3 + [0.6, 0.7] * 3, ((0.5, 0.4, 0.6), (0.45, 0.35, 0.55)), "warn"),
-    ([0.2, 0.3] * 3 + [0.6, 0.7] * 3, ((0.5, 0.4, 0.6), (0.5, 0.4, 0.6)), None),
-    ([0.2, 0.6] * 3 + [0.25, 0.65] * 3, ((0.5, 0.4, 0.6), (0.3, 0.2, 0.39)), None),  # within two standard errors
-    ([0.6, 0.7] * 3 + [0.2, 0.3] * 3, ((0.5, 0.4, 0.6), (0.3, 0.2, 0.39)), None)])
-def test_a_reward_that_rises_without_the_held_out_answers(rewards, correct, kind):
-    evals = [{"step": step, "split": "heldout", "correct_frac": mean, "correct_frac/ci95_low": low,
-              "correct_frac/ci95_high": high} for step, (mean, low, high) in zip((0, 12), correct, strict=True)]
-    found = said(diagnosis.reward_without_accuracy, metrics=lines(**{"reward/mean": rewards}), evals=evals)
-    assert [k for k, _ in found] == ([kind] if kind else [])
-    words = "The training reward went from 0.250 to 0.650, and the share of correct answers in heldout"
-    assert not kind or words in found[0][1]
-
-
-def test_length_that_is_paid():
     answers = [Answer(g, float(i), 10 * i + g) for g in range(10) for i in range(4)]
     [(_, words)] = said(diagnosis.length_against_reward, answers=answers)
     assert words == "Longer answers of a group get a higher reward: the correlation of length and reward is 1.00."
     metrics = lines(**{"completion/length_mean": [100.0] * 6 + [300.0] * 6})
     [(_, words)] = said(diagnosis.length_against_reward, metrics=metrics, answers=answers)
     assert words.endswith("the mean length went from 100 to 300.")
-
-
-def test_the_correlation_by_hand():
-    # about the means 2 and 2: (-1, 0), (0, -1), (1, 1), so xy = 1, xx = yy = 2, ten times
     values = [(g, *pair) for g in range(10) for pair in ((1.0, 2.0), (2.0, 1.0), (3.0, 3.0))]
     assert within_groups(values) == pytest.approx(0.5, abs=1e-12)
     assert within_groups(values[:18]) is None and within_groups([(g, 1.0, y) for g, _, y in values]) is None
 
 
-def test_what_is_held_out():
+def test_what_is_held_out_and_trends():
     def line(step, mean, split="heldout", low=None, high=None):
         return {"step": step, "split": split, "reward/mean": mean, "reward/mean/ci95_low": low,
                 "reward/mean/ci95_high": high}
@@ -157,6 +121,20 @@ def test_what_is_held_out():
     assert (worse.kind, worse.do) == ("bad", ADVICE["heldout_drop"][0])
     assert better.where == {"page": "compare", "a": "r", "a_step": 0, "b": "r", "b_step": 9, "split": "heldout"}
     assert [kind for kind, _ in said(diagnosis.held_out, evals=[line(0, 0.3), line(9, 0.9)])] == [""]
+    for look, metric, values, kind in (
+            (diagnosis.truncation, "completion/truncated_frac", [0.05] * 4, None),
+            (diagnosis.truncation, "completion/truncated_frac", [0.06] * 4, "warn"),
+            (diagnosis.truncation, "completion/truncated_frac", [0.3] * 4, "bad"),
+            (diagnosis.entropy, "entropy", [1.0] * 30, None), (diagnosis.entropy, "entropy", [1.0, 0.0], None),
+            (diagnosis.entropy, "entropy", [1.0] * 20 + [0.4] * 10, "warn"),
+            (diagnosis.entropy, "entropy", [1.0] * 20 + [0.05] * 10, "bad"),
+            (diagnosis.entropy, "entropy", [1.0] * 20 + [4.0] * 10, "warn"),
+            (diagnosis.entropy, "entropy", [0.0] * 30, None),
+            (diagnosis.kl, "kl", [0.01] * 12, None), (diagnosis.kl, "kl", [0.05] * 6 + [0.2] * 6, "warn"),
+            (diagnosis.kl, "kl", [0.2] * 12, None), (diagnosis.kl, "kl", [0.1] * 6 + [1.5] * 6, "bad")):
+        found = said(look, metrics=lines(**{metric: values}))
+        assert [k for k, _ in found] == ([kind] if kind else []), (metric, values)
+        assert not kind or metric != "entropy" or f"went from 1 to {values[-1]:g} nats" in found[0][1]
 
 
 _any = st.one_of(st.none(), st.booleans(), st.text(max_size=5), st.floats(), st.integers())
@@ -177,9 +155,6 @@ def test_nothing_in_the_files_breaks_it(records, answers):
     assert all(finding.words for finding in found)
 
 
-# --- from a run -------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_is_read_and_read_again_when_it_goes_on(tmp_path):
     run = made_runs.write(tmp_path / "one", steps=2)
     reader = Reader(Library(tmp_path))
@@ -197,16 +172,16 @@ def test_a_run_is_read_and_read_again_when_it_goes_on(tmp_path):
     assert diagnose(again)[0].words.startswith("Alert at step 2: the KL to the reference is 0.5")
 
 
-@pytest.mark.parametrize("change", [lambda t: t.drop_columns(["step"]), lambda t: t.drop_columns(["reward"]),
-                                    lambda t: t.set_column(0, "step", pa.array(["x"] * len(t)))],
-                         ids=["no step", "no reward", "a step in words"])
-def test_a_damaged_file_of_rollouts_is_passed_over(tmp_path, change):
+def test_a_damaged_file_of_rollouts_is_passed_over(tmp_path):
     run = made_runs.write(tmp_path / "one", steps=2)
     whole = Reader(Library(tmp_path)).of("one").answers
     file = sorted(run.path.glob("rollouts/*.parquet"))[-1]
-    pq.write_table(change(pq.read_table(file)), file)
-    left = Reader(Library(tmp_path)).of("one")
-    assert 0 < len(left.answers) < len(whole) and len(left.metrics) == 2
+    table = pq.read_table(file)
+    for damaged in (table.drop_columns(["step"]), table.drop_columns(["reward"]),
+                    table.set_column(0, "step", pa.array(["x"] * len(table)))):
+        pq.write_table(damaged, file)
+        left = Reader(Library(tmp_path)).of("one")
+        assert 0 < len(left.answers) < len(whole) and len(left.metrics) == 2
 
 
 def test_alerts_that_are_damaged_or_lead_out_are_told(tmp_path):

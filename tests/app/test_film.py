@@ -6,18 +6,13 @@ from dataclasses import replace
 import av
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-pytest.importorskip("fastapi")
-
-from fastapi.testclient import TestClient
-
 from tests.app import made_runs
-from tests.app.markup import Markup
 from vlrl.app import AppError, details, film
-from vlrl.app.index import Index, Query
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
 from vlrl.store import RunFolder
@@ -34,7 +29,6 @@ def stored(tmp_path_factory):
 
 @pytest.fixture
 def shown(stored):
-    """A store of media, a group of episodes and its first one."""
     library = Library(stored)
     view = details.group(library, "a", "train", 0, "zoomed-1")
     return MediaStore(library), view, view.rollouts[0]
@@ -66,11 +60,10 @@ def alike(one, other):
 
 
 def red(picture):
-    """The left edge of what is red."""
     return int(np.flatnonzero(((picture[..., 0] > 180) & (picture[..., 1] < 110)).any(0))[0])
 
 
-def test_the_pictures_of_an_episode_in_their_order(shown):
+def test_the_pictures_of_an_episode_in_their_order_also_as_mp4(shown):
     """made_runs draws a red box whose left edge is the number of the turn."""
     media, view, one = shown
     found = frames(film.rendered(media, view, one))
@@ -78,20 +71,7 @@ def test_the_pictures_of_an_episode_in_their_order(shown):
     assert [red(picture) for picture, _ in found[1:]] == pytest.approx(range(TURNS), abs=1)
     assert [ms for _, ms in found] == [800] * TURNS + [2400]
     assert len(film.pictures(view, one)) == TURNS + 1
-
-
-def test_its_size_frames_and_bytes_are_bounded(shown):
-    media, view, one = shown
-    few = frames(film.rendered(media, view, one, size=80, most_frames=3))
-    assert [picture.shape for picture, _ in few] == [(60, 80, 3)] * 3
-    assert red(few[-1][0]) == pytest.approx((TURNS - 1) / 2, abs=1)  # the last picture is among them
-    whole = film.rendered(media, view, one)
-    small = film.rendered(media, view, one, most_bytes=len(whole) // 2)
-    assert len(small) <= len(whole) // 2 and 1 <= len(frames(small)) < TURNS
-
-
-def test_an_mp4_shows_the_same_pictures_at_the_same_times(shown):
-    """At 5 frames a second: 0.8 s are 4 frames, the last picture's 2.4 s are 12."""
+    # at 5 frames a second: 0.8 s are 4 frames, the last picture's 2.4 s are 12
     media, view, one = shown
     found = decoded(film.rendered(media, view, one, "mp4"))
     pictures = [picture for picture, _ in frames(film.rendered(media, view, one))]
@@ -103,7 +83,19 @@ def test_an_mp4_shows_the_same_pictures_at_the_same_times(shown):
     assert alike(film.rendered(media, view, one, "mp4"), film.rendered(media, view, one, "mp4"))
 
 
-def test_an_mp4_is_bounded_and_has_even_sides(shown):
+def test_films_are_bounded_and_mp4s_have_even_sides(shown, stored):
+    media, view, one = shown
+    few = frames(film.rendered(media, view, one, size=80, most_frames=3))
+    assert [picture.shape for picture, _ in few] == [(60, 80, 3)] * 3
+    assert red(few[-1][0]) == pytest.approx((TURNS - 1) / 2, abs=1)  # the last picture is among them
+    whole = film.rendered(media, view, one)
+    small = film.rendered(media, view, one, most_bytes=len(whole) // 2)
+    assert len(small) <= len(whole) // 2 and 1 <= len(frames(small)) < TURNS
+    media, view, one = shown
+    gone = replace(view, media=(replace(view.media[0], name="gone.png"), replace(view.media[0], name=None)))
+    assert len(frames(film.rendered(media, gone, one))) == TURNS
+    with pytest.raises(AppError, match="answer 0 of group 'zoomed-1' has no stored image"):
+        film.rendered(media, replace(view, media=()), replace(one, media=()))
     media, view, one = shown
     whole = film.rendered(media, view, one, "mp4")
     small = film.rendered(media, view, one, "mp4", most_bytes=len(whole) * 2 // 3)
@@ -113,23 +105,12 @@ def test_an_mp4_is_bounded_and_has_even_sides(shown):
     assert abs(odd[0][0][-1] - 128).max() < 40 and abs(odd[0][0][:-1, :-1] - 128).max() > 60
     with pytest.raises(AppError, match="film kind 'avi' is unknown: choose one of gif, mp4"):
         film.rendered(media, view, one, "avi")
-
-
-def test_pictures_of_other_sizes_stand_in_the_middle(shown, stored):
     media, view, one = shown
     Image.new("RGB", (40, 120), "blue").save(stored / "a/media/tall.png")
     tall = replace(view.media[0], name="tall.png", hash="tall")
     (first, _), *rest = frames(film.rendered(media, replace(view, media=(tall,)), one))
     assert first.shape == rest[0][0].shape == (120, 160, 3)
     assert first[60, 80, 2] > 200 and abs(first[60, 10] - 128).max() < 8
-
-
-def test_what_was_not_stored_is_left_out(shown):
-    media, view, one = shown
-    gone = replace(view, media=(replace(view.media[0], name="gone.png"), replace(view.media[0], name=None)))
-    assert len(frames(film.rendered(media, gone, one))) == TURNS
-    with pytest.raises(AppError, match="answer 0 of group 'zoomed-1' has no stored image"):
-        film.rendered(media, replace(view, media=()), replace(one, media=()))
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=200), st.integers(1, 80))
@@ -142,7 +123,6 @@ def test_some_are_spread_evenly(items, most):
 @given(st.text(), st.text())
 def test_any_name_is_one_of_a_file(run, sample):
     from tests.app.views import group, rollout
-
     view = group()
     for kind in film.KINDS:
         name = film.file_name(replace(view, key=view.key._replace(run=run), sample_id=sample), rollout(), kind)
@@ -153,7 +133,6 @@ def test_any_name_is_one_of_a_file(run, sample):
 @pytest.mark.slow
 def test_the_app_saves_it(shown, stored):
     from vlrl.app import server
-
     app, _ = server.create(stored)
     media, view, one = shown
     with TestClient(app, base_url="http://127.0.0.1:7860") as client:
@@ -168,20 +147,3 @@ def test_the_app_saves_it(shown, stored):
             asked = {"run": "a", "source": "train", "step": 0, "group": "zoomed-1", "rollout": 0} | wrong
             assert client.get("/vlrl/film", params=asked).status_code == 404, wrong
         assert client.get("/vlrl/film", params={"run": "a", "step": "x"}).status_code == 422
-
-
-def test_the_page_has_a_link_where_pictures_move(stored):
-    from vlrl.app.notes import Notes
-    from vlrl.app.pages import rollouts
-    from vlrl.app.site import Site
-
-    library = Library(stored)
-    site = Site(library, Index(library), MediaStore(library), Notes(stored))
-    where = {"page": "rollouts", "run": "a", "step": "0"}
-    html = Markup(rollouts.group(site, {**where, "group": "zoomed-1", "rollout": "1"}))
-    links = [a["href"] for a in html.all("a") if "download" in a]
-    view = details.group(library, "a", "train", 0, "zoomed-1")
-    assert links == [film.url(view, view.rollouts[1], kind) for kind in ("gif", "mp4")]
-    assert all("rollout=1" in address for address in links)
-    other = next(row.key.group for row in site.index.groups(Query(), 0, 9).rows if row.key.group != "zoomed-1")
-    assert "v-card" in (shown := rollouts.group(site, {**where, "group": other})) and "vlrl/film" not in shown

@@ -6,13 +6,10 @@ import time
 from urllib.parse import urlencode
 
 import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("httpx")
-
 from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
 
+from tests.tables import each
 from vlrl.app import guard as guards
 from vlrl.app.address import Address, parsed
 from vlrl.app.guard import Guard
@@ -50,27 +47,21 @@ def test_the_page_allows_no_script_but_its_own(client):
         assert answer.headers[name] == client.get("/theme.css").headers[name] == value
 
 
-@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/gradio_api/info", "/gradio_api/openapi.json",
-                                  "/gradio_api/runs", "/gradio_api/proxy=https://example.com", "/monitoring",
-                                  "/gradio_api/file=https://example.com", "/gradio_api/vibe-code",
-                                  "/gradio_api/deep_link", "/gradio_api/custom_component/a/b/c/d", "/api",
-                                  "/gradio_api/queue/join/x"])
-def test_what_no_page_needs_is_not_there(client, path):
-    assert client.get(path).status_code == 404
+def test_what_pages_need_is_let_through_and_nothing_else(client):
+    for status, paths in (
+            (404, "/docs /openapi.json /gradio_api/info /gradio_api/openapi.json /gradio_api/runs /monitoring /api "
+                  "/gradio_api/vibe-code /gradio_api/proxy=https://example.com /gradio_api/file=https://example.com "
+                  "/gradio_api/deep_link /gradio_api/custom_component/a/b/c/d /gradio_api/queue/join/x"),
+            (200, "/config /assets/index.js /gradio_api/queue/join /gradio_api/queue/data /gradio_api/run/predict "
+                  "/gradio_api/heartbeat/abc /gradio_api/upload /gradio_api/file=/tmp/x.png /vlrl/media /vlrl/film")):
+        assert {path: client.get(path).status_code for path in paths.split()} == dict.fromkeys(paths.split(), status)
 
 
-@pytest.mark.parametrize("path", ["/config", "/assets/index.js", "/gradio_api/queue/join", "/gradio_api/queue/data",
-                                  "/gradio_api/run/predict", "/gradio_api/heartbeat/abc", "/gradio_api/upload",
-                                  "/gradio_api/file=/tmp/x.png", "/vlrl/media", "/vlrl/film"])
-def test_what_pages_need_is_let_through(client, path):
-    assert client.get(path).status_code == 200
-
-
-@pytest.mark.parametrize(("host", "right"), [("127.0.0.1:7860", True), ("localhost", True), ("LOCALHOST:1", True),
-                                             ("evil.example", False), ("127.0.0.1.evil.example", False), ("", False),
-                                             ("[::1]:7860", True), ("[", False), ("10.0.0.5", False)])
-def test_another_host_name_is_refused(client, host, right):
-    assert (client.get("/vlrl/static/app.js", headers={"Host": host}).status_code == 200) is right
+def test_another_host_name_is_refused(client):
+    for host, right in (("127.0.0.1:7860", True), ("localhost", True), ("LOCALHOST:1", True), ("evil.example", False),
+                        ("127.0.0.1.evil.example", False), ("", False), ("[::1]:7860", True), ("[", False),
+                        ("10.0.0.5", False)):
+        assert (client.get("/vlrl/static/app.js", headers={"Host": host}).status_code == 200) is right, host
 
 
 def test_another_sites_form_is_refused(client):
@@ -79,7 +70,7 @@ def test_another_sites_form_is_refused(client):
     assert client.get("/", headers={"Origin": "http://127.0.0.1:7860"}).status_code == 200
 
 
-@pytest.mark.parametrize(("host", "hosts", "asked", "right"), [
+@each("host hosts asked right", [
     ("127.0.0.1", ("box.example",), "box.example", True), ("127.0.0.1", ("box.example",), "BOX.example:443", True),
     ("127.0.0.1", ("box.example",), "127.0.0.1:7860", True), ("127.0.0.1", ("box.example",), "a.box.example", False),
     ("127.0.0.1", ("*.box.example",), "a.b.box.example", True), ("127.0.0.1", ("*.box.example",), "box.example", False),
@@ -111,9 +102,6 @@ def test_the_path_of_a_proxy_may_come_or_be_cut_off():
         assert client.get(path).status_code == 404
     moved = client.get("/user/me?run=a", follow_redirects=False)
     assert (moved.status_code, moved.headers["location"]) == (303, "/user/me/?run=a")
-
-
-def test_a_path_may_be_called_as_the_inspectors_own():
     client = client_of(root_path="/vlrl", password="x")
     for path in ("/vlrl/login", "/vlrl/vlrl/login"):
         assert 'action="/vlrl/vlrl/login"' in client.get(path).text
@@ -150,19 +138,16 @@ def test_pages_that_are_allowed_may_hold_it_in_a_frame():
     assert framed.get("/config", headers={"Origin": "http://localhost:8888"}).status_code == 403  # it may hold, not ask
 
 
-@pytest.mark.parametrize("wrong", [
-    {"root_path": "https://box.example/x"}, {"root_path": "/a b"}, {"root_path": "/a/../b"}, {"root_path": "/a//b"},
-    {"root_path": '/"><b>'}, {"root_path": "/assets"}, {"root_path": "/a\r\nSet-Cookie: x"}, {"hosts": ("https://box.example",)},
-    {"hosts": ("*",)}, {"hosts": ("box.example:80",)}, {"hosts": ("",)}, {"hosts": ("a..b",)}, {"frames": ("*",)},
-    {"frames": ("box",)}, {"frames": ("https://box.example/x",)}, {"frames": ("https://a; script-src *",)}, {"frames": ("javascript://a",)},
-    {"frames": ("https://a b",)}, {"frames": ("https://a:99999",)}, {"frames": ("https://a\n:1",)}])
-def test_what_is_no_path_name_or_origin_is_refused(wrong):
-    option = {"root_path": "--root-path", "hosts": "--allow-host", "frames": "--allow-frame"}[next(iter(wrong))]
-    with pytest.raises(ConfigError, match=option):
-        parsed("127.0.0.1", **wrong)
-
-
-def test_an_address_as_it_is_kept():
+def test_what_is_no_path_name_or_origin_is_refused():
+    for option, name, wrong in (
+            ("--root-path", "root_path", ["https://box.example/x", "/a b", "/a/../b", "/a//b", '/"><b>', "/assets",
+                                          "/a\r\nSet-Cookie: x"]),
+            ("--allow-host", "hosts", ["https://box.example", "*", "box.example:80", "", "a..b"]),
+            ("--allow-frame", "frames", ["*", "box", "https://box.example/x", "https://a; script-src *",
+                                         "javascript://a", "https://a b", "https://a:99999", "https://a\n:1"])):
+        for value in wrong:
+            with pytest.raises(ConfigError, match=option):
+                parsed("127.0.0.1", **{name: value if name == "root_path" else (value,)})
     found = parsed("127.0.0.1", "/a/b/", ("Box.Example",), ("HTTP://[::1]:8888/",))
     assert found == Address("127.0.0.1", "/a/b", ("box.example",), ("http://[::1]:8888",))
     assert parsed("127.0.0.1", "/") == Address()
@@ -186,32 +171,27 @@ def test_with_a_password_nothing_is_served_before_it():
     assert client.post("/vlrl/login", data={"password": "x" * 20_000}).status_code == 200
 
 
-def posting(guard, password, finished=True, address="10.0.0.1"):
+async def posting(guard, password, finished=True, address="10.0.0.1"):
     """The status that the login answers to a password; the body of one that is not finished never ends."""
-    body = urlencode({"password": password}).encode()
     scope = {"type": "http", "method": "POST", "path": "/vlrl/login", "raw_path": b"/vlrl/login", "query_string": b"",
              "headers": [(b"host", b"127.0.0.1:7860")], "scheme": "http", "server": ("127.0.0.1", 7860),
              "client": (address, 5)}
-    said = []
+    said, posted = [], []
 
     async def receive():
         if said or (posted and not finished):
             await asyncio.sleep(60)
         posted.append(1)
-        return {"type": "http.request", "body": body, "more_body": not finished}
+        return {"type": "http.request", "body": urlencode({"password": password}).encode(), "more_body": not finished}
 
     async def send(message):
         said.append(message)
 
-    async def call():
-        await guard(scope, receive, send)
-        return said[0]["status"]
-
-    posted = []
-    return call()
+    await guard(scope, receive, send)
+    return said[0]["status"]
 
 
-def test_an_unfinished_form_locks_nobody_out(monkeypatch):
+def test_unfinished_forms_and_wrong_guesses_of_others_hold_up_nobody(monkeypatch):
     monkeypatch.setattr(guards, "BODY_S", 0.2)
     guard = Guard(app, address=parsed("127.0.0.1"), password="x", head="")
 
@@ -222,14 +202,6 @@ def test_an_unfinished_form_locks_nobody_out(monkeypatch):
         assert await posting(guard, "x") == 303
         assert time.monotonic() - begun < 0.15  # before any of the others is given up
         assert await asyncio.gather(*slow) == [408] * 20
-
-    asyncio.run(all_of_them())
-
-
-def test_wrong_guesses_of_one_address_hold_up_no_other():
-    guard = Guard(app, address=parsed("127.0.0.1"), password="x", head="")
-
-    async def all_of_them():
         guesses = [asyncio.create_task(posting(guard, "y", address="10.0.0.2")) for _ in range(20)]
         await asyncio.sleep(0.05)
         assert await asyncio.wait_for(posting(guard, "x"), 0.3) == 303

@@ -56,6 +56,7 @@ def test_a_note_keeps_what_is_not_given_and_goes_when_it_is_empty(tmp_path):
 
 def test_many_tabs_write_at_once_and_nobody_is_told_of_a_lock(tmp_path):
     def write(i):
+        Notes(tmp_path).all()
         Notes(tmp_path).put(KEY._replace(index=i % 8), **({"flag": "good"} if i % 16 < 8 else {"comment": f"c{i % 8}"}))
 
     with ThreadPoolExecutor(8) as pool:
@@ -66,7 +67,12 @@ def test_many_tabs_write_at_once_and_nobody_is_told_of_a_lock(tmp_path):
     base.close()
 
 
-def test_a_lock_that_stays_is_said_in_words(tmp_path, monkeypatch):
+def test_what_cannot_be_kept_is_refused_and_a_lock_that_stays_is_said(tmp_path, monkeypatch):
+    for put, words in (({"flag": "<b>"}, "unknown flag '<b>'"),
+                       ({"comment": "x" * 10_001}, "10001 characters; the limit is 10000")):
+        with pytest.raises(AppError, match=words):
+            Notes(tmp_path).put(KEY, **put)
+    assert not (tmp_path / notes.FILE).exists()
     monkeypatch.setattr(notes, "_WAIT_S", 0.05)
     Notes(tmp_path).put(KEY, flag="good")
     base = sqlite3.connect(tmp_path / notes.FILE, isolation_level=None)
@@ -77,14 +83,6 @@ def test_a_lock_that_stays_is_said_in_words(tmp_path, monkeypatch):
             Notes(tmp_path).put(KEY, flag="bad")
     finally:
         base.close()
-
-
-@pytest.mark.parametrize(("put", "words"), [({"flag": "<b>"}, "unknown flag '<b>'"),
-                                            ({"comment": "x" * 10_001}, "10001 characters; the limit is 10000")])
-def test_what_cannot_be_kept_is_refused(tmp_path, put, words):
-    with pytest.raises(AppError, match=words):
-        Notes(tmp_path).put(KEY, **put)
-    assert not (tmp_path / notes.FILE).exists()
 
 
 @hypothesis_settings(max_examples=25)
@@ -107,31 +105,27 @@ def _sql(path, *lines):
     base.close()
 
 
-def _newer(path):
-    Notes(path.parent).put(KEY, flag="good")
-    _sql(path, "PRAGMA user_version = 3")
-
-
-def _trap(path):
-    Notes(path.parent).put(KEY, flag="good")
-    _sql(path, "CREATE TRIGGER t AFTER INSERT ON notes BEGIN DELETE FROM notes; END")
-
-
-@pytest.mark.parametrize(("spoil", "words"), [
-    (lambda path: path.write_bytes(b"no database" * 500), "file is not a database"),
-    (lambda path: _sql(path, "CREATE TABLE notes (run TEXT)"), "is not a notes file: move it away"),
-    (_newer, r"newer vlrl \(format version 3; this one supports 2\)"), (_trap, "is not a notes file"),
-    (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link or a folder"),
-    (lambda path: path.mkdir(), "is a link or a folder"),
-], ids=["bytes", "other table", "newer", "trigger", "link", "folder"])
-def test_a_file_of_anyone_is_refused_in_words(tmp_path, spoil, words):
-    spoil(tmp_path / notes.FILE)
-    kept = Notes(tmp_path)
-    for call in (kept.all, lambda: kept.put(KEY, flag="bad")):
-        with pytest.raises(AppError, match=words):
-            call()
-    assert kept.problem()
-    assert not (tmp_path / "elsewhere").exists()
+def test_a_file_of_anyone_is_refused_in_words(tmp_path):
+    trap = "CREATE TRIGGER t AFTER INSERT ON notes BEGIN DELETE FROM notes; END"
+    for n, (spoil, words) in enumerate((
+            (lambda path: path.write_bytes(b"no database" * 500), "file is not a database"),
+            (lambda path: _sql(path, "CREATE TABLE notes (run TEXT)"), "is not a notes file: move it away"),
+            ("PRAGMA user_version = 3", r"newer vlrl \(format version 3; this one supports 2\)"),
+            (trap, "is not a notes file"),
+            (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link or a folder"),
+            (lambda path: path.mkdir(), "is a link or a folder"))):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        kept = Notes(folder)
+        if isinstance(spoil, str):
+            kept.put(KEY, flag="good")
+            _sql(kept.path, spoil)
+        else:
+            spoil(folder / notes.FILE)
+        for call in (Notes(folder).all, lambda folder=folder: Notes(folder).put(KEY, flag="bad")):
+            with pytest.raises(AppError, match=words):
+                call()
+        assert Notes(folder).problem() and not (folder / "elsewhere").exists()
 
 
 def test_rows_of_odd_types_are_texts_or_left_out(tmp_path):
@@ -159,10 +153,6 @@ def test_notes_of_a_read_only_folder_are_shown_and_said_to_be_fixed(tmp_path):
         folder.chmod(0o755)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("['good'] Notes cannot be written") and ran.stdout.count("read-only") == 2
-
-
-
-# --- exports ----------------------------------------------------------------------------------------------------------
 
 
 def answered(folder: Path, texts: dict[str, list[str]], split: str | None = None, **more) -> RunFolder:
@@ -202,7 +192,7 @@ def runs(tmp_path):
     return library, MediaStore(library), tmp_path / "out"
 
 
-def test_jsonl_has_a_line_each_in_the_order_chosen(runs):
+def test_jsonl_has_a_line_each_and_parquet_every_column(runs):
     library, media, out = runs
     made = export("jsonl", library, media, chosen((1, 0), (0, 1), (0, 0)), out)
     lines = [json.loads(line) for line in made.path.read_text().split("\n")[:-1]]
@@ -211,9 +201,6 @@ def test_jsonl_has_a_line_each_in_the_order_chosen(runs):
     first = lines[0]
     assert (first["run"], first["source"], first["flag"], first["comment"]) == ("a", "train", "good", "<script>")
     assert first["parts"] == {"iou": 0.5} and first["sample"]["id"] == "train-000001" and "token_ids" not in first
-
-
-def test_parquet_has_every_column_of_the_schema(runs):
     library, media, out = runs
     made = export("parquet", library, media, chosen((0, 1), (1, 0)), out)
     table = pq.read_table(made.path)
@@ -223,7 +210,7 @@ def test_parquet_has_every_column_of_the_schema(runs):
     assert table["comment"].to_pylist() == ["<script>"] * 2
 
 
-def test_what_is_gone_is_named_and_the_rest_is_written(runs):
+def test_what_is_gone_is_named_and_what_is_flagged_bad_is_no_lesson(runs):
     library, media, out = runs
     wanted = [*chosen((0, 0), (7, 0)), *chosen((0, 0), run="../a"), *chosen((0, 0), run="b", source="eval", split="x")]
     made = export("jsonl", library, media, wanted, out)
@@ -235,6 +222,14 @@ def test_what_is_gone_is_named_and_the_rest_is_written(runs):
     assert not (out / "rollouts.parquet").exists()
     with pytest.raises(AppError, match="unknown form 'csv'"):
         export("csv", library, media, wanted, out)
+    library, media, out = runs
+    wanted = [*chosen((0, 0)), *chosen((0, 1), flag="bad")]
+    made = export("sft", library, media, wanted, out)
+    assert made.rows == 1 and made.left_out[0].startswith("1 are flagged bad: no model should learn them")
+    assert export("sft", library, media, wanted, out, bad=True).rows == 2
+    assert export("jsonl", library, media, wanted, out).rows == 2  # for whoever wants to look at them
+    with pytest.raises(AppError, match="no rollout can be written: 1 are flagged bad"):
+        export("sft", library, media, wanted[1:], out)
 
 
 def test_a_set_for_sft_names_its_media_and_leaves_out_what_teaches_nothing(runs):
@@ -253,17 +248,6 @@ def test_a_set_for_sft_names_its_media_and_leaves_out_what_teaches_nothing(runs)
         ("train-000001", "</script>\u2028é", f"media/{1:064x}.png")]
     assert rows[0]["meta"]["rollout"] == {"run": "a", "step": 0, "group": "g0", "rollout": 0, "reward": 0.5}
     assert rows[0]["boxes"] and rows[0]["width"] == 128
-
-
-def test_what_is_flagged_bad_is_no_lesson(runs):
-    library, media, out = runs
-    wanted = [*chosen((0, 0)), *chosen((0, 1), flag="bad")]
-    made = export("sft", library, media, wanted, out)
-    assert made.rows == 1 and made.left_out[0].startswith("1 are flagged bad: no model should learn them")
-    assert export("sft", library, media, wanted, out, bad=True).rows == 2
-    assert export("jsonl", library, media, wanted, out).rows == 2  # for whoever wants to look at them
-    with pytest.raises(AppError, match="no rollout can be written: 1 are flagged bad"):
-        export("sft", library, media, wanted[1:], out)
 
 
 def test_answers_to_several_tasks_are_said_to_be_no_one_set(tmp_path):
@@ -291,8 +275,9 @@ def test_the_commands_of_a_set_run_where_the_task_draws_its_samples(runs, monkey
                   for line in (out / "set/README.txt").read_text().splitlines() if line.startswith("    vlrl "))
     assert main(check) == 0
     assert main([*sft, "steps=1", "rollout.prompts_per_step=2", "eval.samples=2"]) == 0
-    table = store.RunFolder(out / "set/runs/sft").rollouts(0).to_pylist()
-    assert {row["completion"] for row in table} == {"[1, 2, 3, 4]", "</script>\u2028é"}
+    trained = RunFolder(out / "set/runs/sft")
+    assert {r["completion"] for r in trained.rollouts(0).to_pylist()} == {"[1, 2, 3, 4]", "</script>\u2028é"}
+    assert trained.metrics()[0]["loss"] > 0
 
 
 def test_a_set_of_evaluated_answers_comes_with_a_warning(tmp_path):
@@ -341,41 +326,3 @@ def test_frames_that_were_kept_alone_come_back_as_the_same_video(tmp_path):
                 VideoSampling(fps=2.0, max_frames=16))
     assert back.timestamps == clip.timestamps
     assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(back.frames, frames, strict=True))
-
-
-@pytest.mark.slow
-def test_an_exported_set_passes_the_check_and_trains(tmp_path, capsys):
-    task = load_task("grounding", {"drawn": True, "count": 8})
-    right = {sample.id: [task.oracle(sample)] for sample in task.samples("train")[:4]}
-    answered(tmp_path / "runs/a", right)
-    library = Library(tmp_path / "runs")
-    made = export("sft", library, MediaStore(library), chosen(*((i, 0) for i in range(4))), tmp_path)
-    with zipfile.ZipFile(made.path) as archive:
-        archive.extractall(tmp_path / "set")
-    config = tmp_path / "sft.yaml"
-    config.write_text(f"""task: grounding
-model: {{name: embedded/tiny-qwen3-vl}}
-data: {{train: {tmp_path}/set/rows.jsonl, heldout: {tmp_path}/set/rows.jsonl, format: canonical}}
-rollout: {{prompts_per_step: 4, max_new_tokens: 24}}
-steps: 1
-eval: {{samples: 2}}
-run: {{dir: {tmp_path}/runs/sft}}
-""")
-    assert main(["data", "check", str(tmp_path / "set/rows.jsonl"), "--config", str(config),
-                 "data.format=canonical"]) == 0, capsys.readouterr()
-    assert main(["sft", str(config)]) == 0, capsys.readouterr()
-    trained = RunFolder(tmp_path / "runs/sft")
-    assert trained.metrics()[0]["loss"] > 0
-    assert {row["completion"] for row in trained.rollouts(0).to_pylist()} == {text for text, in right.values()}
-
-
-@pytest.mark.slow
-def test_a_file_is_read_while_others_begin_it(tmp_path):
-    def use(folder, i):
-        Notes(folder).put(KEY._replace(index=i % 8), flag="good") if i % 3 else Notes(folder).all()
-
-    for turn in range(20):
-        (folder := tmp_path / str(turn)).mkdir()
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(use, [folder] * 32, range(32)))
-        assert {n.key.index for n in Notes(folder).all()} == set(range(8))

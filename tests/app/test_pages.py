@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.app import made_runs
+from tests.app.markup import words
+from tests.tables import each
 from vlrl import store
 from vlrl.app import AppError, controls, filters, plots
 from vlrl.app.analysis import Curriculum
@@ -70,15 +72,7 @@ def site(tmp_path_factory):
     index.close()
 
 
-def words(html: str) -> str:
-    """What stands on a page, tags taken out."""
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
-
-
-# --- history ----------------------------------------------------------------------------------------------------------
-
-
-def test_history_draws_every_answer_and_the_mean_of_each_visit(site):
+def test_history_draws_and_compares_answers(site):
     above, plots, below = history.show(site, {"sample": "s1"})
     figures = {figure["id"]: figure for figure in json.loads(plots)}
     traces = {(t["name"], t["mode"]): (t["x"], t["y"]) for t in figures["history-reward"]["data"]}
@@ -89,9 +83,6 @@ def test_history_draws_every_answer_and_the_mean_of_each_visit(site):
     assert (weight["name"], weight["y"]) == ("a", [1.0, pytest.approx(2 / (4 / 3))])  # 4 groups of 3 samples by then
     assert "a : 2 visits in training, mean reward 0.5 → 1" in words(above)
     assert "<del>first</del>" in below and "<ins>second</ins>" in below  # the best of a's first visit and its last
-
-
-def test_history_compares_the_answers_of_the_address(site):
     keys = [RolloutKey("a", "train", "train", 0, "0-s1", i) for i in (0, 1)]
     where = {"sample": "s1", "a": controls.packed(keys[0]), "b": controls.packed(keys[1])}
     assert "The same text." in words(history.show(site, where)[2])
@@ -102,25 +93,24 @@ def test_history_compares_the_answers_of_the_address(site):
 
 
 def chosen(html):
-    """The two answers that the form of a history has chosen."""
     return [re.search(r'<option value="([^"]*)" selected', part)[1] for part in html.split("<select")[1:3]]
 
 
-@pytest.mark.parametrize("where", [
-    {"sample": "s1", "run": "b"}, {"sample": "s2", "run": "a"}, {"sample": "s3"}, {"sample": "s1"}, {"sample": "h1"}])
-def test_a_history_offers_two_different_answers(site, where):
-    below = history.show(site, where)[2]
-    assert len(set(chosen(below))) == 2 and "Both are the same answer" not in below
-    for name, key in zip("ab", chosen(below), strict=True):  # either of them alone in the address
-        assert len(set(chosen(history.show(site, {**where, "ab".replace(name, ""): unescape(key)})[2]))) == 2
-
-
-def test_a_history_of_one_answer_offers_no_second(site):
+def test_history_offers_two_answers_and_begins_with_prompts_that_differ_most(site, monkeypatch):
+    for where in ({"sample": "s1", "run": "b"}, {"sample": "s2", "run": "a"}, {"sample": "s3"}, {"sample": "s1"},
+                  {"sample": "h1"}):
+        below = history.show(site, where)[2]
+        assert len(set(chosen(below))) == 2 and "Both are the same answer" not in below, where
+        for name, key in zip("ab", chosen(below), strict=True):  # either of them alone in the address
+            alone = history.show(site, {**where, "ab".replace(name, ""): unescape(key)})[2]
+            assert len(set(chosen(alone))) == 2, (where, name)
     below = history.show(site, {"sample": "h9"})[2]
     assert "Second answer" not in below and "one answer" in words(below)
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
+    assert words(history.show(site, {})[0]).index("s2") < words(history.show(site, {})[0]).index("s3")
+    assert "No answer to the sample 'zz'" in words(history.show(site, {"sample": "zz"})[0])
+    assert "no run" in words(history.show(site, {"sample": "s1", "run": "zz"})[0]).lower()
+    monkeypatch.setattr(history, "answers_of", lambda *_: [])  # after the visits were counted
+    assert "Two answers" not in words(history.show(site, {"sample": "s1"})[2])
 
 
 def ticks(site, where):
@@ -130,35 +120,35 @@ def ticks(site, where):
     return {run: parse_qs(unescape(to))["runs"] for to, run in found}
 
 
-def test_a_ticked_run_joins_those_that_were_chosen_alone(site):
+def test_a_ticked_run_joins_those_that_were_chosen_alone_and_one_that_is_gone_is_named(site):
     usual = site.library.runs()[0].id  # the newest is in view where none was chosen
     (other,) = {"a", "b"} - {usual}
     assert ticks(site, {}) == {other: [other], usual: ["-"]}
     for where in ({"runs": usual}, {"run": usual}):
         assert ticks(site, where) == {other: [f"{usual},{other}"], usual: ["-"]}
-
-
-@pytest.mark.parametrize("where", [{"run": "gone"}, {"runs": "gone,a"}, {"runs": "gone"}])
-def test_a_run_of_a_link_that_is_not_there_is_named(site, where):
-    assert "there is no run 'gone'" in words(runs.shown(site, Reader(site.library), where)[3])
+    for where in ({"run": "gone"}, {"runs": "gone,a"}, {"runs": "gone"}):
+        assert "there is no run 'gone'" in words(runs.shown(site, Reader(site.library), where)[3])
     assert "there is no run" not in words(runs.shown(site, Reader(site.library), {"runs": "-"})[3])
 
 
-def test_what_is_usual_has_a_name_in_the_form_of_the_list():
+def test_what_is_usual_has_a_name_and_a_page_reads_files_for_one_budget(site, monkeypatch):
     made = str(filters.form(Facets()))
     found = {name: (usual, re.findall(r'value="([^"]*)"', inner)) for name, usual, inner in re.findall(
         r'<select name="(\w+)"[^>]* data-default="(\w+)">(.*?)</select>', made)}
     assert found["kind"] == ("train", ["train", "eval", "all"]) and found["dir"] == ("down", ["down", "up"])
     assert {name: values[0] for name, (_, values) in found.items()} == {name: usual for name, (usual, _) in
                                                                        found.items()} and len(found) == 5
+    given, refresh = [], site.index.refresh
+    monkeypatch.setattr(site.index, "refresh", lambda runs, budget=None: given.append(budget) or refresh(runs, budget))
+    rollouts.form_and_list(site, {"run": "a"})
+    assert given.count(None) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"rmin": "abc"}, {"text": "("}, {"text": "x" * 2000}])
-def test_a_filter_that_cannot_be_leaves_the_open_group_in_view(site, wrong):
+def test_a_filter_that_cannot_be_leaves_the_open_group_in_view(site):
     key = site.index.groups(Query(runs=("a",))).rows[0].key
-    where = {k: str(v) for k, v in controls.target(key).items()} | wrong
-    assert 'role="alert"' in rollouts.form_and_list(site, where)[1]
-    assert "v-card" in rollouts.group(site, where)
+    for wrong in ({"rmin": "abc"}, {"text": "("}, {"text": "x" * 2000}):
+        where = {k: str(v) for k, v in controls.target(key).items()} | wrong
+        assert 'role="alert"' in rollouts.form_and_list(site, where)[1] and "v-card" in rollouts.group(site, where)
 
 
 def test_boxes_of_a_run_that_stored_no_marks_are_drawn_by_its_task(tmp_path):
@@ -174,28 +164,7 @@ def test_boxes_of_a_run_that_stored_no_marks_are_drawn_by_its_task(tmp_path):
     assert shown.count("IoU 0.") > len(made.rollouts) / 2
 
 
-def test_history_of_answers_that_go_meanwhile(site, monkeypatch):
-    monkeypatch.setattr(history, "answers_of", lambda *_: [])  # after the visits were counted
-    assert "Two answers" not in words(history.show(site, {"sample": "s1"})[2])
-
-
-def test_a_page_reads_files_for_one_budget(site, monkeypatch):
-    given, refresh = [], site.index.refresh
-    monkeypatch.setattr(site.index, "refresh", lambda runs, budget=None: given.append(budget) or refresh(runs, budget))
-    rollouts.form_and_list(site, {"run": "a"})
-    assert given.count(None) == 1
-
-
-def test_history_begins_with_prompts_that_differ_most(site):
-    assert words(history.show(site, {})[0]).index("s2") < words(history.show(site, {})[0]).index("s3")
-    assert "No answer to the sample 'zz'" in words(history.show(site, {"sample": "zz"})[0])
-    assert "no run" in words(history.show(site, {"sample": "s1", "run": "zz"})[0]).lower()
-
-
-# --- compare ----------------------------------------------------------------------------------------------------------
-
-
-def test_training_steps_are_compared_over_common_samples(site):
+def test_steps_and_parts_are_compared_over_common_samples(site):
     found = compare_spans(site.index, Span("b", "train"), Span("a", "train"))
     assert [(p.sample_id, p.a, p.b) for p in found.pairs] == [("s1", 0.25, 0.75), ("s2", 0.5, 0.5)]
     assert (found.n, found.wins, found.losses, found.ties, found.only_a, found.only_b) == (2, 1, 0, 1, 0, 1)
@@ -203,9 +172,6 @@ def test_training_steps_are_compared_over_common_samples(site):
     assert found.pairs[0].key_b == ("a", "train", "train", 1, "1-s1")
     with pytest.raises(AppError, match=r"in both: steps 1 to 1 of a \(2 samples\) and steps 5 to the last of b \(0 "):
         compare_spans(site.index, Span("a", "train", 1, 1), Span("b", "train", 5))
-
-
-def test_parts_are_paired_over_the_samples_that_have_them(site):
     found = {gain.part: gain for gain in part_gains(site.index, Span("b", "train"), Span("a", "train"))}
     assert (found["iou"].n, found["iou"].mean_a, found["iou"].mean_b) == (2, 0.375, 0.625)
     assert found["iou"].gain.mean == 0.25 and found["format"].gain == (0.0, 0.0, 0.0)
@@ -220,7 +186,7 @@ def test_compare_takes_first_against_last_of_a_run_and_last_against_last_of_two(
     assert "B: b, heldout after step 0" in above and "1 of A left out: without a counterpart on the other side" in above
 
 
-@pytest.mark.parametrize(("where", "said"), [
+@each("where said", [
     ({"a": "a", "a_step": "7"}, "no evaluation of 'heldout' at step 7"),
     ({"a": "b"}, "Both sides are the same evaluation, of b"),
     ({"source": "train", "a": "a", "a_step": "1", "b": "b", "b_step": "5"}, "Widen both spans"),
@@ -230,10 +196,7 @@ def test_compare_keeps_its_form_and_says_what_to_do(site, where, said):
     assert said in words(above) and "<form" in above and plots == "[]"
 
 
-# --- curriculum -------------------------------------------------------------------------------------------------------
-
-
-def test_curriculum_figures_of_known_counts():
+def test_curriculum_figures_and_counts(site, tmp_path):
     found = Curriculum("r", 0.5, False, ((0, 3), (4, 7)), (0.0, 0.0, 0.5, 1.0), ((1, 2, 1), (0, 0, 0)), (0.25, None),
                        (0.0, None), (None, None), (2.0, None), (), {"curriculum/epoch": ((0, 0.1), (4, 0.9)),
                                                                     "curriculum/<b>": ((0, 3.0),)})
@@ -246,9 +209,6 @@ def test_curriculum_figures_of_known_counts():
         "in groups of equal rewards", "cut off", "groups dropped per step (right)"]
     assert made["curriculum-weights"]["data"][0]["name"] == "curriculum/<b>"
     assert made["curriculum-epoch"]["data"][0]["y"] == [0.1, 0.9]
-
-
-def test_curriculum_counts_draws_and_says_when_there_are_none(site, tmp_path):
     above, plots, below = curriculum.show(site, {"run": "a", "threshold": "1"})
     assert "groups drawn 4 rollouts 8 passes from reward 1" in words(above)
     assert "cat 2 4 0.75 75 %" in words(below) and len(json.loads(plots)) == 5
@@ -261,9 +221,6 @@ def test_curriculum_counts_draws_and_says_when_there_are_none(site, tmp_path):
     assert "no training rollouts yet" in words(curriculum.show(fresh, {})[0])
     assert "No rollouts are stored yet" in words(history.show(fresh, {})[0])
     assert "There are no notes yet" in words(notes.form_and_list(fresh, {})[1])
-
-
-# --- notes ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_note_keeps_what_another_tab_wrote(site):
@@ -281,23 +238,13 @@ def test_a_note_keeps_what_another_tab_wrote(site):
     assert notes.opened_note(site, {"run": "a"}) is None
 
 
-def test_a_set_for_sft_takes_what_is_flagged_good(site, monkeypatch):
-    remark = Note(RolloutKey("a", "train", "train", 0, "g", 0), "unsure")
-    monkeypatch.setattr(notes, "listed_notes", lambda *_: [remark])
-    with pytest.raises(AppError, match="No answer is flagged good"):
-        notes.exported(site, {}, "notes", "sft")
-
-
-def test_a_curve_that_stays_is_drawn_as_one_value():
+def test_a_curve_that_stays_is_drawn_as_one_value_with_the_axis_around_it(tmp_path):
     values = [2e-4] * 700
     assert set(plots.smoothed(values, 0.6)) == {2e-4}
     curve = plots._curve([{"step": i, "lr": 2e-4} for i in range(1801)], "lr")
     assert len(curve.steps) < 700 and set(curve.values) == {2e-4}
     rising = plots.smoothed([0.0, 1.0, 1.0], 0.5)  # means with the weights 1; 1, 2; 1, 2, 4
     assert rising == pytest.approx([0, 2 / 3, 6 / 7])
-
-
-def test_the_axis_of_a_curve_that_stays_lies_around_it(tmp_path):
     run = RunFolder(tmp_path / "one")
     for step in range(5):
         run.append_metrics({"step": step, "lr": 1e-6, "loss": 0.0, "kl": 1e-6 * (step + 1), "grad_norm": -2.0})
@@ -312,6 +259,10 @@ def test_the_filters_of_the_rollouts_page_choose_what_is_exported(site, tmp_path
     assert [json.loads(line)["reward"] for line in path.read_text().splitlines()] == [1.0] * 3
     with pytest.raises(AppError, match="No rollout is selected"):
         notes.exported(site, {"run": "a", "rmin": "5"}, "filter", "jsonl")
+    remark = Note(RolloutKey("a", "train", "train", 0, "g", 0), "unsure")
+    monkeypatch.setattr(notes, "listed_notes", lambda *_: [remark])
+    with pytest.raises(AppError, match="No answer is flagged good"):
+        notes.exported(site, {}, "notes", "sft")
 
 
 def test_every_rollout_goes_past_one_page(tmp_path):

@@ -6,11 +6,9 @@ import io
 import itertools
 import json
 import shutil
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,7 +45,6 @@ def write_run(root: Path, name: str, *overrides: str) -> Path:
 
 
 def save_checkpoint(run: Path, step: int) -> Path:
-    """The embedded model as a checkpoint of a run."""
     def copy(path: Path) -> None:
         shutil.copytree(embedded(TINY), path, dirs_exist_ok=True)
 
@@ -78,10 +75,7 @@ def end(play: Playground, asked: Ask) -> jobs.Progress:
     return list(play.answer(asked).follow())[-1]
 
 
-# --- choosing --------------------------------------------------------------------------------------------------------
-
-
-def test_models_and_tasks_that_can_be_chosen(play):
+def test_models_and_tasks_that_can_be_chosen(play, root, tmp_path):
     values = [value for _, value in models.listed(play.library)]
     assert values == [*EMBEDDED, "quickstart/checkpoints/step-000012", "quickstart/checkpoints/step-000009"]
     tasks = [value for _, value in play.tasks.listed()]
@@ -89,9 +83,6 @@ def test_models_and_tasks_that_can_be_chosen(play):
     assert {"run:digits", "grounding", "digits", "qa"} <= {*tasks}
     assert play.tasks.usual("run:quickstart", None) == (24, 1.0) == play.tasks.usual("digits", "quickstart")
     assert play.tasks.usual("digits", None) == (64, 1.0)
-
-
-def test_what_a_model_text_means(play, root, tmp_path):
     chosen = models.choose(play.library, "quickstart/checkpoints/step-000012")
     assert (chosen.run, chosen.step) == ("quickstart", 12) and Path(chosen.name).is_dir()
     assert models.choose(play.library, str(root / "quickstart")).step == 12  # a run folder: its newest
@@ -105,7 +96,7 @@ def test_what_a_model_text_means(play, root, tmp_path):
             models.choose(play.library, text)
 
 
-def test_a_checkpoints_folder_that_leads_out_is_not_read(tmp_path):
+def test_a_checkpoint_of_another_folder_is_not_read_and_an_adapter_needs_its_base_model(tmp_path):
     save_checkpoint(tmp_path / "elsewhere", 3)
     write_run(tmp_path / "runs", "a")
     (tmp_path / "runs/a/checkpoints").symlink_to(tmp_path / "elsewhere/checkpoints")
@@ -113,9 +104,6 @@ def test_a_checkpoints_folder_that_leads_out_is_not_read(tmp_path):
     assert [value for _, value in models.listed(library)] == EMBEDDED
     with pytest.raises(AppError, match="outside"):
         models.choose(library, "a/checkpoints/step-000003")
-
-
-def test_an_adapter_needs_its_base_model_here(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "no/such-model"}))
     with pytest.raises(AppError, match=r"trained on 'no/such-model'.*downloads nothing"):
         models.disable_downloads(str(tmp_path))
@@ -126,36 +114,26 @@ def test_an_adapter_needs_its_base_model_here(tmp_path):
     models.disable_downloads(str(tmp_path))
 
 
-def test_numbers_out_of_range():
-    for changes in ({"answers": 0}, {"answers": 65}, {"temperature": -0.1}, {"temperature": float("nan")},
-                    {"max_new_tokens": 0}, {"seed": -1}):
-        with pytest.raises(AppError, match="give a number from"):
-            ask(**changes)
-
-
-# --- trust -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("task", [
-    {"name": "evil.py:Task"}, {"name": "os:system"}, {"name": "grounding", "combine": "evil.py:f"},
-    {"name": "grounding", "combine": "os:system"}, {"name": "grounding", "recipe": "my folder/evil.py:f"},
-    {"name": "qa", "anything": {"deep": ["evil:f"]}}])
-def test_code_of_a_run_is_not_run(tmp_path, task):
+def test_code_of_a_run_is_not_run(tmp_path):
     run = write_run(tmp_path, "a")
-    (run / "config.yaml").write_text(json.dumps({"task": task}))
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
-    for sample in (Playground(Library(tmp_path)).sample, lambda a: end(Playground(Library(tmp_path)), a)):
-        try:
-            said = sample(ask(task="run:a"))
-        except AppError as error:
-            said = SimpleNamespace(remark=str(error))
-        assert "names its own code" in said.remark and "--trust-tasks" in said.remark
+    for task in ({"name": "evil.py:Task"}, {"name": "os:system"}, {"name": "grounding", "combine": "evil.py:f"},
+                 {"name": "grounding", "combine": "os:system"}, {"name": "grounding", "recipe": "my folder/evil.py:f"},
+                 {"name": "qa", "anything": {"deep": ["evil:f"]}}):
+        (run / "config.yaml").write_text(json.dumps({"task": task}))
+        play = Playground(Library(tmp_path))
+        with pytest.raises(AppError, match=r"names its own code.*--trust-tasks"):
+            play.sample(ask(task="run:a"))
+        said = end(play, ask(task="run:a")).remark
+        assert "names its own code" in said and "--trust-tasks" in said
 
 
-def test_settings_that_only_look_like_code():
+def test_settings_that_only_look_like_code_and_a_task_from_a_file(play):
     for task in ({"name": "grounding", "combine": "gate:format"}, {"name": "qa", "prompt": "Answer: {question}"},
                  {"name": "digits", "rewards": {"accuracy": [[0, 1], [5, 2]]}}):
         assert own_code(task) == ""
+    with pytest.raises(AppError, match="--trust-tasks"):
+        play.sample(ask(task="tests/helpers.py:Vowels"))
 
 
 def test_data_is_read_where_it_may_be(tmp_path, monkeypatch):
@@ -169,14 +147,6 @@ def test_data_is_read_where_it_may_be(tmp_path, monkeypatch):
     assert Playground(library, trust_tasks=True).sample(asked).target == 2
     monkeypatch.chdir(tmp_path)
     assert Playground(library).sample(asked).target == 2
-
-
-def test_a_task_from_a_file_needs_trust(play):
-    with pytest.raises(AppError, match="--trust-tasks"):
-        play.sample(ask(task="tests/helpers.py:Vowels"))
-
-
-# --- samples ---------------------------------------------------------------------------------------------------------
 
 
 def test_samples_by_place_and_by_id(play):
@@ -194,26 +164,19 @@ def test_samples_by_place_and_by_id(play):
 
 def test_a_sample_is_shown_with_its_target_on_the_picture(root):
     from vlrl.app.pages.playground import Page
-
     page = Page(SimpleNamespace(library=Library(root), trust_tasks=False))
     shown, place = page.look(TINY, "run:quickstart", "heldout", "#3")
     assert place == (3, 64) and "image&gt;" not in shown
     assert shown.count('data-v-mark="t"') == 1 and 'class="v-keys"' in shown
     assert "data-v-mark" not in page.look(TINY, "run:digits", "heldout", "#0")[0]  # a number is at no place
-
-
-def test_pictures_of_a_question_with_several_are_numbered():
     images = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "before, "}, {"type": "video"},
                                            {"type": "text", "text": "after"}]}]
     assert message_text(images) == "<image>before, <video>after"
     assert message_text(images, "[{kind} {number}] ") == "[image 1] before, [video 2] after"
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_answers_stream_in_and_are_scored(play, monkeypatch):
+def test_answers_stream_in_and_are_scored_and_a_checkpoint_replaces_the_model(play, monkeypatch):
     job, told = play.answer(ask()), []
     tell = job.tell
     monkeypatch.setattr(job, "tell", lambda *args, **more: (tell(*args, **more), told.append(job._now)))
@@ -235,10 +198,6 @@ def test_answers_stream_in_and_are_scored(play, monkeypatch):
     view = in_memory.group_view(group, "tiny")
     rewards = [r.reward for r in group.rollouts]
     assert view.mean == pytest.approx(np.mean(rewards)) and view.std == pytest.approx(np.std(rewards, ddof=1))
-
-
-@pytest.mark.slow
-def test_greedy_draws_one_answer_and_a_checkpoint_replaces_the_model(play):
     assert end(play, ask()).phase == "done"
     first = play._loaded
     done = end(play, ask(model="quickstart/checkpoints/step-000012", temperature=0))
@@ -271,17 +230,16 @@ def test_a_page_that_leaves_stops_its_job(monkeypatch):
                 job.check()
                 time.sleep(0.01)
         finally:
-            ended.append(time.monotonic())
+            ended.append(1)
 
-    telling = Job(work).follow()
+    telling, forgotten = Job(work).follow(), Job(work).follow()
     next(telling)
-    telling.close()
-    forgotten = Job(work).follow()
     next(forgotten)
+    telling.close()
     until = time.monotonic() + 5
-    while len(ended) < 2 and time.monotonic() < until:
+    while len(ended) < 2:
+        assert time.monotonic() < until
         time.sleep(0.01)
-    assert len(ended) == 2
 
 
 def test_whatever_goes_wrong_is_told(play, caplog):
@@ -294,9 +252,10 @@ def test_whatever_goes_wrong_is_told(play, caplog):
         raise KeyError("x")
 
     assert list(Job(work).follow())[-1].remark.endswith("KeyError: 'x'") and "the playground failed" in caplog.text
-
-
-# --- shortages -------------------------------------------------------------------------------------------------------
+    for changes in ({"answers": 0}, {"answers": 65}, {"temperature": -0.1}, {"temperature": float("nan")},
+                    {"max_new_tokens": 0}, {"seed": -1}):
+        with pytest.raises(AppError, match="give a number from"):
+            ask(**changes)
 
 
 def test_a_model_that_does_not_fit_is_not_loaded(root, monkeypatch):
@@ -333,20 +292,12 @@ def test_a_checkpoint_that_is_removed_meanwhile(tmp_path):
     assert last.phase == "failed" and "was deleted: a run keeps only its newest" in last.remark
 
 
-# --- uploads ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def picture(tmp_path) -> Path:
-    image = Image.new("RGB", (128, 96), "white")
-    ImageDraw.Draw(image).ellipse((30, 20, 70, 60), fill="red")
-    image.save(tmp_path / "circle.png")
-    return tmp_path / "circle.png"
-
-
-def test_an_upload_is_answered_and_not_scored(play, picture):
+def test_an_upload_is_answered_and_not_scored(play, tmp_path):
+    circle = Image.new("RGB", (128, 96), "white")
+    ImageDraw.Draw(circle).ellipse((30, 20, 70, 60), fill="red")
+    circle.save(tmp_path / "circle.png")
     words = "Locate the red circle. Answer with its box as [x1, y1, x2, y2]."
-    result = end(play, ask(upload=picture, question=words)).result
+    result = end(play, ask(upload=tmp_path / "circle.png", question=words)).result
     group = result.group
     assert group.rewards == [None] * 4 and group.target is None and words in group.prompt.text
     assert "No rewards: an upload has no target" in result.notes[0]
@@ -359,21 +310,12 @@ def test_an_upload_is_answered_and_not_scored(play, picture):
     assert image.size == (128, 96) and image.convert("RGB").getpixel((50, 40)) == (255, 0, 0)
 
 
-def huge_png(path: Path) -> Path:
-    """A few bytes that claim 9,000 x 9,000 pixels."""
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", 9_000, 9_000, 8, 2, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
-    return path
-
-
 def test_uploads_that_are_refused(play, tmp_path):
     text = tmp_path / "text.png"
     text.write_text("<script>alert(1)</script>")
     (tmp_path / "a.py").write_text("1")
-    for path, message in ((text, "not an image of a known"), (huge_png(tmp_path / "huge.png"), "limits.image_pixels"),
+    Image.new("1", (9_000, 9_000)).save(tmp_path / "huge.png", compress_level=1)
+    for path, message in ((text, "not an image of a known"), (tmp_path / "huge.png", "limits.image_pixels"),
                           (tmp_path / "a.py", "not an image or video with"), (tmp_path / "gone.png", "does not exist"),
                           (Path(shutil.copy(text, tmp_path / "clip.mp4")), "clip.mp4")):
         last = end(play, ask(upload=path, question="What is it?"))
@@ -382,21 +324,11 @@ def test_uploads_that_are_refused(play, tmp_path):
         ask(upload=text, question="  ")
 
 
-# --- torch -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_app_is_built_without_torch(root):
-    code = ("import sys, vlrl.app\nfrom vlrl.app.server import create\n"
-            f"create({str(root)!r})\nsys.exit('torch' in sys.modules or 'transformers' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
-
-
-@pytest.mark.slow
-def test_the_playground_chooses_without_torch(root):
+def test_the_playground_chooses_without_torch_and_the_app_is_built_without_it(root):
     code = ("import sys\nfrom vlrl.app.library import Library\nfrom vlrl.app.playground import Playground\n"
             "from vlrl.app import in_memory, models\nfrom vlrl.app.asking import Ask\n"
             f"play = Playground(Library({str(root)!r}))\nmodels.listed(play.library), play.tasks.listed()\n"
-            f"play.sample(Ask(model={TINY!r}, task='run:quickstart'))\n"
-            "sys.exit('torch' in sys.modules or 'transformers' in sys.modules or 'gradio' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+            f"play.sample(Ask(model={TINY!r}, task='run:quickstart'))\nassert 'gradio' not in sys.modules\n"
+            f"from vlrl.app.server import create\ncreate({str(root)!r})\n"
+            "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

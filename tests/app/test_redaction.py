@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import each
 from vlrl.app.redaction import Redactor
 
 RUN = Path("/data/jo smith/runs/it's \"a\" run")
@@ -19,7 +20,7 @@ def hide():
                                                    "EDITOR": "emacs-nox", "SHORT_KEY": "abc"})
 
 
-@pytest.mark.parametrize(("text", "left"), [
+@each("text left", [
     ("cannot read /data/me/a.png: gone", "cannot read …/a.png: gone"),
     ("in '/home/jo/x.py', line 3", "in '…/x.py', line 3"),
     ("~/data/rows.jsonl and C:\\Users\\jo\\rows.jsonl", "…/rows.jsonl and …/rows.jsonl"),
@@ -32,16 +33,13 @@ def test_messages_lose_paths_addresses_and_keys(hide, text, left):
     assert hide.words(text) == left
 
 
-def test_content_stays_but_for_what_only_this_machine_has(hide):
+def test_content_and_data_rows_stay_but_for_what_only_this_machine_has(hide):
     said = "the ante is /etc/passwd, ls /usr/bin; emacs-nox, abc; http://example.org/a/b"
     assert hide.text(said) == said
     for secret in (str(RUN), "/data/jo smith/runs", "t0psecret&<x>", "k3y-of-judge", "gpu-box-7"):
         for form in (secret, html.escape(secret), json.dumps(secret)[1:-1], json.dumps(html.escape(secret))[1:-1]):
             assert hide.text(f"a {form} b") == "a … b"
     assert hide.text("not-gpu-box-7 gpu-box-70") == "not-gpu-box-7 gpu-box-70"
-
-
-def test_data_rows_keep_web_addresses_and_answers(hide):
     row = {"image": "/data/me/a.png", "url": "https://jo:pw@example.org/a/b.png", "key": "B", "api_key": "x", "n": 3,
            "boxes": [[1, 2.5]], "more": {"file": ["/mnt/set one/b.png"], "none": None}}
     assert hide.value(row) == {"image": "…/a.png", "url": "https://example.org/a/b.png", "key": "B", "api_key": "…",
@@ -50,9 +48,6 @@ def test_data_rows_keep_web_addresses_and_answers(hide):
     for _ in range(200):
         deep = [deep]
     assert "…" not in json.dumps(hide.value(deep))
-
-
-def test_settings(hide):
     settings = {"run.dir": "/data/jo/runs/a", "x.api_key": "v", "log.webhook": "hook", "rollout.max_new_tokens": 64,
                 "services.judge.url": "http://10.0.0.3:8000/v1", "task.name": "tasks/mine.py:Count",
                 "data.rows": ["/data/a.jsonl", {"token": "t", "path": "/data/me/b.jsonl"}], "algo.kl_coef": 0.1}

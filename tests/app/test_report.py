@@ -32,7 +32,6 @@ def hostile(tmp_path_factory):
 
 
 def read(path):
-    """The report as markup; nothing in it runs or leads outside."""
     made = Markup(path.read_text(encoding="utf-8"))
     assert made.odd == ["doctype html"] and not {"script", "iframe", "object", "embed", "link", "base"} & set(made.tags)
     for attributes in made.attributes:
@@ -57,12 +56,9 @@ def test_a_whole_run(run):
     assert {i["src"][:22] for i in made.all("img")} == {"data:image/jpeg;base64"}
 
 
-def test_changed_settings_alone(run):
+def test_changed_settings_and_why_each_group_is_there(run):
     changed = [Markup("".join(line)).text for line in report._changed(Library(run).settings("."))]
     assert changed == ["steps4100", "task.namegroundingnull", "model.nameembedded/tiny-qwen3-vlnull"]
-
-
-def test_each_group_says_why(run):
     found = notable.choose(Library(run).folder("."), ["heldout"])
     assert len(found) <= 20 and len({t.key for t in found}) == len(found)
     whys = " ".join(t.why for t in found)
@@ -103,7 +99,7 @@ def test_a_run_in_progress_and_an_empty_one(run, tmp_path):
         assert words in text, words
 
 
-def test_what_is_no_run(tmp_path, run):
+def test_what_is_no_run_and_the_command(tmp_path, run, capsys, monkeypatch):
     with pytest.raises(RunError, match="is not a run folder"):
         report.write(tmp_path / "nothing")
     with pytest.raises(RunError, match="no run in"):
@@ -112,9 +108,6 @@ def test_what_is_no_run(tmp_path, run):
         report.write(run.parent)
     with pytest.raises(RunError, match="is a folder: name a file"):
         report.write(run, tmp_path)
-
-
-def test_command(tmp_path, capsys, monkeypatch):
     opened, run = [], tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n')
@@ -125,10 +118,7 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert main(["report", str(tmp_path / "none")]) == 1 and "is not a run folder" in capsys.readouterr().err
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_curve_by_hand():
+def test_curves_and_ticks_by_hand():
     made = Markup(curves.curve("Reward", [(0, 0.0), (10, 1.0)], [curves.EvalPoints("heldout", [(0, 0.5, 0.25, None)])]))
     (line,) = made.all("polyline")
     (x0, y0), (x1, y1) = [map(float, p.split(",")) for p in line["points"].split()]
@@ -137,30 +127,18 @@ def test_a_curve_by_hand():
     assert float(dot["cy"]) == pytest.approx((y0 + y1) / 2, abs=0.1) and "last 1" in made.text and not made.odd
     many = Markup(curves.curve("x", [(i, i) for i in range(5000)]))
     assert [len(p["points"].split()) for p in many.all("polyline")] == [400, 400]
-
-
-def test_ticks_by_hand():
     np.testing.assert_allclose(curves.ticks(0, 1), [0, 0.5, 1])
     np.testing.assert_allclose(curves.ticks(-3, 9), [0, 5])
     np.testing.assert_allclose(curves.ticks(0, 200, 4), [0, 50, 100, 150, 200])
 
 
-ODD = [[(0, 0)], [(1, 5), (1, 5)], [(0, 1e300), (1, -1e300)], [(0, 1e-300), (1, 2e-300)], [(0, float("nan"))], [],
-       [(5, 1e18), (6, 1e18)], [(0, float("inf")), (1, 1)], [(10 ** 15, 0), (10 ** 15 + 1, 0)]]
-
-
-@pytest.mark.parametrize("points", ODD)
-def test_odd_curves_raise_nothing(points):
-    made = curves.curve("<b>", points, [curves.EvalPoints("<i>", [(0, 1e300, -1e300, 0)])])
-    assert not Markup(made).odd and "nan" not in made and "<b>" not in made
-    assert len(made) < 20_000
-
-
-def test_no_values_no_curves():
+def test_odd_curves_raise_nothing():
+    for points in ([(0, 0)], [(1, 5), (1, 5)], [(0, 1e300), (1, -1e300)], [(0, 1e-300), (1, 2e-300)], [],
+                   [(0, float("nan"))], [(5, 1e18), (6, 1e18)], [(0, float("inf")), (1, 1)],
+                   [(10 ** 15, 0), (10 ** 15 + 1, 0)]):
+        made = curves.curve("<b>", points, [curves.EvalPoints("<i>", [(0, 1e300, -1e300, 0)])])
+        assert not Markup(made).odd and "nan" not in made and "<b>" not in made and len(made) < 20_000, points
     assert curves.of_run([], []) == [] and curves.of_run([{"step": 1, "loss": None}], [{"step": "x"}]) == []
-
-
-# --- in a browser -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.browser
@@ -182,22 +160,6 @@ def test_opens_from_disk(run, hostile, width, chromium):
     page.locator(".v-keys .v-on-t").first.uncheck()
     assert page.locator(".v-draw").first.locator("g.v-of-t").first.is_hidden()
     assert wrong == []
-    page.close()
-
-
-@pytest.mark.browser
-def test_the_film_of_an_episode_is_saved_from_disk(tmp_path, chromium):
-    run = made_runs.write(tmp_path / "a", steps=1, evaluate=False)
-    run.write_rollouts(1, 0, [made_runs.zoomed(1, turns=6)])
-    page = chromium.new_page()
-    page.goto(report.write(run.path).as_uri())
-    for place in page.locator("details").all():
-        place.evaluate("e => e.open = true")
-    with page.expect_download() as saved:
-        page.get_by_role("link", name="as MP4").click()
-    with av.open(saved.value.path()) as moving:
-        assert sum(1 for _ in moving.decode(video=0)) == 6 * 4 + 12
-    assert saved.value.suggested_filename.endswith(".mp4")
     page.close()
 
 

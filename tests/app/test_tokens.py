@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, decoders, models
 
 import vlrl
 from tests.app.markup import Markup
+from tests.tables import each
 from vlrl.app import tokens
 from vlrl.app.details import RolloutView
 from vlrl.app.index import RolloutKey
@@ -46,60 +47,42 @@ def strengths(html):
     return [int((a.get("style") or "0%").split(":")[-1].rstrip("%")) for a in spans(html)]
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------
-
-
-def test_pieces_that_are_no_whole_characters(texts, encode):
+def test_pieces_of_other_vocabularies_and_of_no_whole_characters(texts, encode):
     assert texts.show(encode("Hé 日\n")) == ["H", "⟨C3⟩", "é", " ", "⟨E6⟩", "⟨97⟩", "日", "\n"]
     ids = encode("日")
     assert texts.show([ids[0], 10 ** 9, *ids[1:]])[:2] == ["⟨E6⟩", "⟨#1000000000⟩"]  # cut through by an unknown id
     assert texts.show([ids[1], *encode("a")]) == ["⟨97⟩", "a"] and texts.show([-1]) == ["⟨#-1⟩"]
     assert "".join(texts.show(encode("<answer>[1, 2]</answer><|im_end|>"))) == "<answer>[1, 2]</answer><|im_end|>"
-
-
-def test_pieces_of_other_vocabularies():
     vocabulary = {"<unk>": 0, "▁cat": 1, "s": 2, "<0xC3>": 3, "<0xA9>": 4, "<0xZZ>": 5}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
     tokenizer.decoder = decoders.Replace("▁", " ")
     assert Texts(tokenizer).show([1, 2, 3, 4, 5]) == [" cat", "s", "⟨C3⟩", "é", "<0xZZ>"]
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[[[[", b'{"model": {"type": "BPE"}}', b"\xff\xfe"])
-def test_a_broken_tokenizer_is_none(tmp_path, data):
+def test_a_broken_or_huge_tokenizer_is_none(tmp_path, monkeypatch):
     path = tmp_path / "tokenizer.json"
-    path.write_bytes(data)
-    assert Texts.read(path) is None and Texts.read(tmp_path / "none.json") is None and Texts.read(None) is None
-
-
-def test_a_huge_tokenizer_is_not_read(tmp_path, monkeypatch):
+    for data in (b"", b"{}", b"[[[[", b'{"model": {"type": "BPE"}}', b"\xff\xfe"):
+        path.write_bytes(data)
+        assert Texts.read(path) is None, data
+    assert Texts.read(tmp_path / "none.json") is None and Texts.read(None) is None
     monkeypatch.setattr(tokens, "_MOST_BYTES", 10)
-    path = tmp_path / "tokenizer.json"
     path.write_text('{"model": 0}')
     assert Texts.read(path) is None
 
 
-# --- numbers and colours ----------------------------------------------------------------------------------------------
-
-
-def test_numbers_by_hand():
+def test_numbers_colours_and_what_pointing_shows(texts, encode):
     n = numbers(rollout())
     np.testing.assert_allclose(n.gap, [0.1, 0, 0, -0.3], atol=1e-6)
     np.testing.assert_allclose(n.contribution, [-2.2, 0, 0, -1.0], atol=1e-6)  # clipped and masked pull nothing
     without = numbers(rollout(ratio=None, clipped=None, loss_mask=None))
     np.testing.assert_allclose(without.contribution, [-2] * 4)
     assert np.isnan(numbers(rollout(advantage=None, loss_mask=None, clipped=None)).contribution).all()
-
-
-def test_colours_by_hand():
     assert strengths(answer(rollout(), "logprob")) == [8, 17, 33, 100]  # -logprob / 6
     assert strengths(answer(rollout(), "entropy")) == [0, 20, 50, 100]  # entropy / 3
     gap = spans(answer(rollout(), "gap"))
     assert "v-neg" in gap[3]["class"] and "v-neg" not in gap[0]["class"]
     classes = [a["class"] for a in spans(answer(rollout(), "state"))]
     assert classes == ["v-tok", "v-tok v-clipped", "v-tok v-masked", "v-tok"]
-
-
-def test_pointing_shows_the_numbers(texts, encode):
     ids = encode("<b>a")[:4]
     tops = tuple(np.array([ids[0], 10 ** 6]) for _ in ids), tuple(np.array([-0.1, -3.0]) for _ in ids)
     count = len(ids)
@@ -115,8 +98,8 @@ ODD = [np.array([np.nan] * 4), np.array([np.inf, -np.inf, 1e308, -1e308]), np.ze
        np.array([]), ["a", None, 1, 2], 5, np.array([1e-320] * 4)]
 
 
-@pytest.mark.parametrize("by", tokens.VIEWS)
-def test_odd_columns_raise_nothing(by, texts):
+@each("by", tokens.VIEWS)
+def test_odd_columns_raise_nothing_and_long_answers_are_cut(by, texts, monkeypatch):
     for odd in ODD:
         for advantage in (None, 0.0, float("nan"), 1e308):
             columns = dict.fromkeys(("logprobs", "trainer_logprobs", "entropies", "ratio", "clipped", "loss_mask"), odd)
@@ -124,9 +107,7 @@ def test_odd_columns_raise_nothing(by, texts):
             made = answer(rollout(**columns, **tops, advantage=advantage), by, texts)
             assert len(spans(made)) == 4 and not Markup(made).odd
     assert "no tokens" in answer(rollout(()), by) and "no tokenizer.json" in answer(rollout(), by)
-
-
-def test_long_answers_are_cut(monkeypatch):
-    monkeypatch.setattr(tokens, "_MOST_TOKENS", 3)
-    made = answer(rollout(), "nonsense")
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens, "_MOST_TOKENS", 3)
+        made = answer(rollout(), "nonsense")
     assert len(spans(made)) == 3 and "1 more tokens" in made

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.app import made_runs
 from tests.app.markup import Markup
-from tests.app.test_html import TEXTS
+from tests.app.test_prose import TEXTS
 from tests.app.views import Plain, group, image, rollout
 from vlrl.app import cards, details, turns
 from vlrl.app.html import MOST
@@ -43,7 +43,7 @@ def stored(tmp_path_factory):
     return Library(root)
 
 
-def test_an_episode_as_the_store_has_it(stored):
+def test_an_episode_as_the_store_has_it_with_the_box_of_a_call_on_the_picture_before_it(stored):
     view = details.group(stored, "a", "train", 0, "zoomed-1")
     first = turns.read(view, view.rollouts[0], "norm1000")
     assert [t.action for t in first] == [None, "look 0", "look 1", "look 2"]
@@ -53,10 +53,7 @@ def test_an_episode_as_the_store_has_it(stored):
     assert [t.parts for t in first[1:]] == [{"nearer": -1.0}, {"nearer": 0.0}, {"nearer": 1.0}]
     assert (first[1].state, first[1].seconds, first[1].done, first[3].done) == ("s0", 0.25, False, True)
     assert first[1].info == {"level": 0} and first[1].calls[0].name == "zoom"
-
-
-def test_the_box_of_a_call_is_on_the_picture_before_it(stored):
-    """In thousandths of 160 x 120 pixels; the last picture was taken from by no call."""
+    # in thousandths of 160 x 120 pixels; the last picture was taken from by no call
     view = details.group(stored, "a", "train", 0, "zoomed-1")
     found = turns.read(view, view.rollouts[1], "norm1000")
     assert [[s.at for s in t.marks] for t in found] == [[(40.0, 30.0, 80.0, 90.0)]] * 3 + [[]]
@@ -67,20 +64,21 @@ def test_the_box_of_a_call_is_on_the_picture_before_it(stored):
     assert "no such box" in html.text
 
 
-@pytest.mark.parametrize(("box", "convention", "row", "at"), [
-    ([10, 20, 60, 80], "original", {}, (10, 20, 60, 80)), ([60, 80, 10, 20], "original", {}, (10, 20, 60, 80)),
-    ([0.1, 0.2, 0.5, 0.5], "norm1", {}, (20, 20, 100, 50)), ([98, 56, 196, 112], "processed", {}, (100, 50, 200, 100)),
-    ([0.1, 0.2, 0.5, 0.5], "norm1000", {"coordinates": "norm1"}, (20, 20, 100, 50)),
-    ([10, 20, 60, 80], "norm1000", {"coordinates": "none"}, None), ([1, 2, 3], "original", {}, None),
-    (["a", 2, 3, 4], "original", {}, None), ([1e99, 2, 3, 4], "original", {}, None), ("1,2,3,4", "original", {}, None)])
-def test_boxes_in_the_conventions_of_models(box, convention, row, at):
-    info = json.dumps({"calls": [{"name": "zoom", "arguments": {"bbox_2d": box, "factor": 2}}]})
-    one = episode({**ACTION, "info": info})
-    marks = turns.read(group(one, sample=row), one, convention)[0].marks
-    assert [m.at for m in marks] == ([] if at is None else [pytest.approx(at)])
+def test_boxes_in_the_conventions_of_models():
+    for box, convention, row, at in (
+            ([10, 20, 60, 80], "original", {}, (10, 20, 60, 80)), ([60, 80, 10, 20], "original", {}, (10, 20, 60, 80)),
+            ([0.1, 0.2, 0.5, 0.5], "norm1", {}, (20, 20, 100, 50)), (["a", 2, 3, 4], "original", {}, None),
+            ([98, 56, 196, 112], "processed", {}, (100, 50, 200, 100)), ([1, 2, 3], "original", {}, None),
+            ([0.1, 0.2, 0.5, 0.5], "norm1000", {"coordinates": "norm1"}, (20, 20, 100, 50)),
+            ([10, 20, 60, 80], "norm1000", {"coordinates": "none"}, None), ([1e99, 2, 3, 4], "original", {}, None),
+            ("1,2,3,4", "original", {}, None)):
+        info = json.dumps({"calls": [{"name": "zoom", "arguments": {"bbox_2d": box, "factor": 2}}]})
+        one = episode({**ACTION, "info": info})
+        marks = turns.read(group(one, sample=row), one, convention)[0].marks
+        assert [m.at for m in marks] == ([] if at is None else [pytest.approx(at)]), (box, convention)
 
 
-def test_parts_advantages_and_errors_of_turns():
+def test_parts_advantages_errors_and_cards_of_episodes():
     made = (ACTION, SHOWN, {**ACTION, "parts": None, "error": "step: ValueError: x", "state": None, "seconds": None})
     one = episode(*made, turn_advantages=np.array([0.5, np.nan], np.float32))
     html = shown(one)
@@ -90,9 +88,6 @@ def test_parts_advantages_and_errors_of_turns():
     assert "A +" not in shown(replace(one, turn_advantages=None)).text
     assert "A +" not in shown(replace(one, turn_advantages=np.zeros(0, np.float32))).text
     assert "not among the rollout's media" in shown(replace(one, media=())).text
-
-
-def test_cards_of_episodes_name_their_actions():
     one = episode(ACTION, SHOWN, *[{**ACTION, "text": f"go {i}"} for i in range(20)], finish_reason="turns")
     text = Markup(cards.card(group(one), one)).text
     assert "21 turns" in text and "13 more turns" in text and "go 6" in text and "go 7" not in text
@@ -100,9 +95,6 @@ def test_cards_of_episodes_name_their_actions():
     assert "You moved." not in text
     plain = Markup(cards.card(group(), rollout())).text
     assert "Reasoning" in plain and "turns" not in plain
-
-
-def test_cards_of_searched_answers_tell_the_values_of_their_nodes():
     at = [{**ACTION, "text": None, "parts": None, "info": json.dumps({"value": v, "visits": 2})} for v in (0.25, -1.0)]
     card = cards.card(group(), rollout(turns=tuple(at), variant="kept"))
     text = Markup(card).text
@@ -153,23 +145,14 @@ def test_nothing_in_turns_breaks_a_page_or_becomes_a_tag(given, convention):
         assert not [a for attributes in found.attributes for a in attributes if a.startswith("on")]
 
 
-# --- the index --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("query", "hits"), [
-    ({}, 8), ({"turns": (5, None)}, 2), ({"turns": (None, 3)}, 2), ({"turns": (1, 9)}, 4), ({"tool_errors": True}, 2),
-    ({"tool_errors": False}, 2), ({"ended": "limit"}, 2), ({"ended": "turns"}, 2), ({"ended": "media"}, 0)])
-def test_filters_on_episodes(stored, query, hits):
+def test_filters_on_episodes_and_their_turns_and_tool_errors_in_the_list(stored):
     index = Index(stored)
-    page = index.rollouts(Query(**query))
-    assert page.total == hits and page.notes == ()
-    if query:
-        assert {r.turns for r in page.rows} <= {3, 5}
-    index.close()
-
-
-def test_turns_and_tool_errors_in_the_list(stored):
-    index = Index(stored)
+    for query, hits in (
+            ({}, 8), ({"turns": (5, None)}, 2), ({"turns": (None, 3)}, 2), ({"turns": (1, 9)}, 4),
+            ({"tool_errors": True}, 2), ({"tool_errors": False}, 2), ({"ended": "limit"}, 2), ({"ended": "turns"}, 2),
+            ({"ended": "media"}, 0)):
+        page = index.rollouts(Query(**query))
+        assert page.total == hits and page.notes == () and (not query or {r.turns for r in page.rows} <= {3, 5}), query
     rows = {r.key[4:]: (r.turns, r.tool_errors) for r in index.rollouts(Query()).rows}
     assert rows[("zoomed-2", 0)] == (5, 0) and rows[("zoomed-2", 1)] == (5, 1)
     assert {v for (name, _), v in rows.items() if name.startswith("train")} == {(None, None)}

@@ -4,19 +4,16 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from typing import Any
 
-import httpx
 import pytest
 
 from benchmarks.external_harness import compare, items
+from tests.cli.conftest import serving
 from tests.cli.test_training import call
-from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from vlrl.cli.main import main
 from vlrl.tools.evaluation.rows import read_rows
@@ -28,28 +25,9 @@ CONFIG = "configs/quickstart.yaml"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A client of the embedded model, its address and the file of its key."""
     root = tmp_path_factory.mktemp("chat")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with (root / "log").open("w") as log:
-        process = forked.Process(["-m", "vlrl", "serve", CONFIG, "--chat", "--port", str(port), "--folder",
-                                  str(root / "own"), f"run.dir={root}/run"], ENV, ROOT, log, log)
-    said, end = lambda: (root / "log").read_text(), time.monotonic() + 600
-    try:
-        while "ready" not in said():
-            assert process.poll() is None and time.monotonic() < end, said()
-            time.sleep(0.2)
-        key = (root / "own" / "key").read_text().strip()
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"},
-                          timeout=300, trust_env=False) as client:
-            yield client, f"http://127.0.0.1:{port}/v1", root / "own" / "key"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 130, said()
-    finally:
-        process.kill()
-        process.wait(60)
+    with serving(root, root / "own", [CONFIG, "--chat", f"run.dir={root}/run"], ENV) as (client, port):
+        yield client, f"http://127.0.0.1:{port}/v1", root / "own" / "key"
 
 
 def asked(client, **body):
@@ -106,15 +84,12 @@ def test_another_harness_gives_the_same_score(served, tmp_path, capsys):
     assert found["inspect"] == pytest.approx(found["vlrl"], abs=1e-6)
 
 
-@pytest.mark.parametrize("words, said", [(["--record"], "--chat out"), (["--replicas", "2"], "leave --replicas"),
-                                         (["engine=vllm_server"], "the model answers in this process")])
-def test_what_does_not_go_with_it(capsys, words, said):
-    assert main(["serve", CONFIG, "--chat", *words]) == 1
-    assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_calls_that_come_together_wait_their_turn():
-    """64 connections while the server takes none: each is held by the kernel, and none is dropped."""
+def test_what_does_not_go_with_it_and_calls_that_come_together_wait(capsys):
+    for words, said in ((["--record"], "--chat out"), (["--replicas", "2"], "leave --replicas"),
+                        (["engine=vllm_server"], "the model answers in this process")):
+        assert main(["serve", CONFIG, "--chat", *words]) == 1
+        assert said in " ".join(capsys.readouterr().err.split())
+    # 64 connections while the server takes none: each is held by the kernel, and none is dropped
     made: Any = None
     with Server(0, "key", made) as server, contextlib.ExitStack() as opened:
         for _ in range(64):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.test_formats import make_video
+from tests.tables import each
 from vlrl.checks.image_similarity import image_signature
 from vlrl.cli.main import main
 from vlrl.data import read_rows
@@ -54,9 +55,6 @@ def run(capsys, *words) -> tuple[int, str, str]:
     return code, out, err
 
 
-# --- check ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_sound_file(folder, capsys):
     make_video(folder / "a.mp4", frames=4)
     rows = [row("0", category="cup"), row("1", category="cup", shade=3), row("2", category="jug"),
@@ -70,6 +68,10 @@ def test_a_sound_file(folder, capsys):
     code, out, _ = run(capsys, "check", file, "--config", folder / "grounding.yaml", "--json")
     found = json.loads(out)
     assert found["rows"] == 4 and found["bad"] == 0 and found["problems"] == [] and found["unlabelled"] == 0
+    fine = write(folder / "fine.jsonl", row("0", boxes=[{"box": [10.4, 20.3, 60.7, 80.6], "label": "the mug"}]))
+    for recipe in ("vlm_r1_rec", "visual_rft_detection"):  # boxes between whole pixels where answers are in whole ones
+        assert run(capsys, "check", fine, "--config", f"configs/grounding/{recipe}.yaml")[0] == 0
+    fine.unlink()
     assert found["media"] == {"images": 3, "videos": 1, "unusable": 0} and found["counts"] == {
         "category": {"cup": 2, "jug": 1}}
     assert sorted(folder.rglob("*")) == before  # nothing was written
@@ -124,15 +126,6 @@ def test_control_characters_of_names_reach_no_terminal(folder, capsys):
         assert code == 1 and "\x1b" not in out
 
 
-def test_a_table_with_own_columns_can_be_split(folder, capsys):
-    lines = "".join(f"img/{n}.png,{n % 2}\n" for n in range(4))
-    (folder / "t.csv").write_text(f"photo,kind\n{lines}")
-    code, _, err = run(capsys, "split", folder / "t.csv", "-o", folder, "--columns", "image=photo", "--columns",
-                         "label=kind", "--no-near-duplicates", "--heldout", 1)
-    assert code == 0, err
-    assert [json.loads(line)["image"][:4] for line in (folder / "train.jsonl").read_text().splitlines()] == ["img/"] * 3
-
-
 def test_every_problem_is_listed_with_line_and_id(folder, capsys):
     (folder / "img" / "cut.png").write_bytes((folder / "img" / "0.png").read_bytes()[:300])
     (folder / "img" / "copy.png").write_bytes((folder / "img" / "0.png").read_bytes())
@@ -158,7 +151,7 @@ def test_every_problem_is_listed_with_line_and_id(folder, capsys):
     assert f"{file}:2: (no id): row: not JSON" in out
 
 
-def test_without_opening_media_and_with_settings(folder, capsys):
+def test_without_opening_media_or_without_pictures(folder, capsys):
     (folder / "img" / "cut.png").write_bytes(b"x")
     file = write(folder / "rows.jsonl", row("cut"), row("none"))
     code, out, _ = run(capsys, "check", file, "--no-media", "--json")
@@ -166,9 +159,6 @@ def test_without_opening_media_and_with_settings(folder, capsys):
     file = write(folder / "rows.jsonl", row("0"))
     code, out, _ = run(capsys, "check", file, "--config", folder / "grounding.yaml", "limits.image_pixels=100")
     assert code == 1 and "limits.image_pixels=100" in out
-
-
-def test_annotations_without_their_pictures(folder, capsys):
     steps = [{"image": "img/0.png", "gt": {"action_type": "click", "x": 150, "y": 20}, "task": "Open it"},
              {"image": "img/none.png", "gt": {"action_type": "click", "x": 900, "y": 20}, "task": "Close it"}]
     file = write(folder / "steps.json", json.dumps(steps))
@@ -182,7 +172,7 @@ def test_annotations_without_their_pictures(folder, capsys):
     assert code == 1 and "point [900, 20] lies outside the image of 160x120 pixels" in out
 
 
-def test_columns_that_could_be_either(folder, capsys):
+def test_a_table_with_own_columns_or_columns_that_could_be_either(folder, capsys):
     file = folder / "table.csv"
     file.write_text("photo,image,x1,y1,x2,y2,caption,text\nimg/0.png,000,1,2,30,40,a mug,said\n")
     code, out, _ = run(capsys, "check", file)
@@ -195,15 +185,12 @@ def test_columns_that_could_be_either(folder, capsys):
          "boxes": [{"box": [1, 2, 30, 40], "label": "said"}]}]
     code, out, err = run(capsys, "check", file, "--columns", "image")
     assert code == 2 and "write NAME=COLUMN" in out + err
-
-
-def test_boxes_that_no_run_would_take_are_not_written(folder, capsys):
-    file = write(folder / "rows.jsonl", row("0", boxes=[{"box": [9, 2, 3, 40]}]),
-                 row("1", boxes=[{"box": [1, 2, 300, 9]}]), row("2"))
-    code, _, err = run(capsys, "convert", file, "-o", folder / "out.jsonl")
-    assert code == 1 and "rows.jsonl:1: row '0': box [9, 2, 3, 40] must be [x1, y1, x2, y2]" in err
-    code, out, _ = run(capsys, "convert", file, "-o", folder / "out.jsonl", "--keep-going")
-    assert code == 0 and "out.jsonl: 1 rows, 2 left out" in out
+    lines = "".join(f"img/{n}.png,{n % 2}\n" for n in range(4))
+    (folder / "t.csv").write_text(f"photo,kind\n{lines}")
+    code, _, err = run(capsys, "split", folder / "t.csv", "-o", folder, "--columns", "image=photo", "--columns",
+                         "label=kind", "--no-near-duplicates", "--heldout", 1)
+    assert code == 0, err
+    assert [json.loads(line)["image"][:4] for line in (folder / "train.jsonl").read_text().splitlines()] == ["img/"] * 3
 
 
 def test_an_oracle_below_the_maximum(folder, capsys):
@@ -225,10 +212,7 @@ class Shapes(Task):
     assert re.search(r"rows\.jsonl:4: d: oracle: .*KeyError: 'options' \(.*shapes\.py:6\)", out)
 
 
-# --- convert ----------------------------------------------------------------------------------------------------------
-
-
-def test_convert_keeps_media_valid(folder, capsys):
+def test_convert_keeps_media_valid_and_stops_or_leaves_bad_rows_out(folder, capsys):
     rows = [row("0"), row("1", images=["img/2.png"], note="ü")]
     file = write(folder / "rows.jsonl", *rows)
     assert run(capsys, "convert", file, "-o", folder / "same.json")[0] == 0
@@ -242,9 +226,6 @@ def test_convert_keeps_media_valid(folder, capsys):
     assert not (folder / "else").exists()
     assert run(capsys, "convert", file, "-o", folder / "else" / "rows.jsonl", "--root", folder)[0] == 0
     assert read_rows(folder / "else" / "rows.jsonl") == rows
-
-
-def test_convert_stops_or_leaves_bad_rows_out(folder, capsys):
     file = write(folder / "rows.jsonl", row("0"), row("1", boxes="none"), '{"id": "n", "x": NaN}', row("0"), row("2"))
     out, config = folder / "out.jsonl", folder / "grounding.yaml"
     code, _, err = run(capsys, "convert", file, "-o", out, "--config", config)
@@ -257,9 +238,6 @@ def test_convert_stops_or_leaves_bad_rows_out(folder, capsys):
     code, text, _ = run(capsys, "convert", file, "-o", out, "--keep-going", "--force", "--json")
     assert code == 0 and json.loads(text)["rows"] == 2 and len(json.loads(text)["left_out"]) == 3
     assert not [p for p in folder.iterdir() if p.name.endswith(".tmp")]
-
-
-# --- split ------------------------------------------------------------------------------------------------------------
 
 
 def plain(id: str, *media: str, **fields) -> UsableRow:
@@ -333,7 +311,12 @@ def test_near_duplicates_are_found_and_different_pictures_are_not(folder, capsys
     assert image_signature("a", "", Image.new("RGB", (8, 8))).hashes is None
 
 
-def test_copies_stay_together_and_what_was_done_is_said(folder, capsys):
+def test_copies_stay_together_and_one_group_with_nearly_everything_is_named(folder, capsys):
+    rows = [row(str(i), image="img/0.png", group_key="home") for i in range(9)]
+    file = write(folder / "rows.jsonl", *rows, row("1x"))
+    code, _, err = run(capsys, "split", file, "-o", folder, "--no-near-duplicates")
+    assert code == 1 and 'one group holds 9 of 10 rows' in err and 'group_key="home" is in 9 of them' in err
+    assert "img/0.png is shown by 9" in err and "--by" in err and not (folder / "train.jsonl").exists()
     (folder / "img" / "copy.png").write_bytes((folder / "img" / "0.png").read_bytes())
     make_video(folder / "a.mp4", frames=2)
     (folder / "b.mp4").write_bytes((folder / "a.mp4").read_bytes())
@@ -351,18 +334,7 @@ def test_copies_stay_together_and_what_was_done_is_said(folder, capsys):
     assert read_rows(folder / "sub" / "train.jsonl")[-1].get("image", "img/").startswith("img/")
 
 
-def test_one_group_with_nearly_everything(folder, capsys):
-    rows = [row(str(i), image="img/0.png", group_key="home") for i in range(9)]
-    file = write(folder / "rows.jsonl", *rows, row("1x"))
-    code, _, err = run(capsys, "split", file, "-o", folder, "--no-near-duplicates")
-    assert code == 1 and 'one group holds 9 of 10 rows' in err and 'group_key="home" is in 9 of them' in err
-    assert "img/0.png is shown by 9" in err and "--by" in err and not (folder / "train.jsonl").exists()
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("words", "code", "says"), [
+@each("words code says", [
     ("check none.jsonl", 1, "none.jsonl cannot be read: .*No such file"),
     ("check img", 1, "img: the folder holds no rows. It may hold a folder of images for each class"),
     ("check img.jsonl", 1, "img.jsonl: the folder holds no rows"),
@@ -371,15 +343,14 @@ def test_one_group_with_nearly_everything(folder, capsys):
     ("check good.jsonl --format coco_", 1, "data.format='coco_' is not known"),
     ("check good.jsonl --format canonica", 1, "Did you mean 'canonical'"),
     ("check good.jsonl --config none.yaml", 1, "config file .*none.yaml' does not exist"),
-    ("check good.jsonl steps=1", 2, "name one with --config"),
-    ("check good.jsonl --max -1", 2, "--max"),
-    ("check", 2, "Missing argument 'FILE'"),
-    ("check empty.jsonl", 1, "no rows"),
+    ("check good.jsonl steps=1", 2, "name it with --config"), ("check good.jsonl --max -1", 2, "--max"),
+    ("check", 2, "Missing argument 'FILE'"), ("check empty.jsonl", 1, "no rows"),
     ("convert good.jsonl -o out.csv", 1, r"out.csv: rows are written as \.jsonl"),
     ("convert good.jsonl -o img.jsonl --force", 1, "img.jsonl is a folder"),
     ("convert good.jsonl -o good.jsonl/x.jsonl --root .", 1, "cannot write .*x.jsonl: .*Name another file"),
     ("convert empty.jsonl -o out.jsonl", 1, "empty.jsonl has no usable row"),
     ("convert good.jsonl", 2, "Missing option '--output'"),
+    ("convert bad.jsonl -o out.jsonl --keep-going", 1, "has no usable row; .*difficulty=2"),
     ("split good.jsonl -o . --heldout 0", 1, "--heldout 0 must be a share"),
     ("split good.jsonl -o . --heldout 1.5", 1, "--heldout 1.5 must be a share such as 0.1 or a number"),
     ("split good.jsonl -o . --heldout nan", 1, "--heldout nan must be"),
@@ -390,8 +361,7 @@ def test_one_group_with_nearly_everything(folder, capsys):
     ("split good.jsonl -o good.jsonl", 1, "good.jsonl is a file; name a folder"),
     ("split broken.jsonl -o .", 1, "broken.jsonl:2: not JSON.*vlrl data check"),
     ("split lost.jsonl -o .", 1, "lost.jsonl:2: row 'lost': media file .*lost.png does not exist"),
-    ("split empty.jsonl -o .", 1, "empty.jsonl has no usable row"),
-    ("chek good.jsonl", 2, "No such command 'chek'"),
+    ("split empty.jsonl -o .", 1, "empty.jsonl has no usable row"), ("chek good.jsonl", 2, "No such command 'chek'"),
 ])
 def test_bad_input(folder, capsys, monkeypatch, words, code, says):
     monkeypatch.chdir(folder)
@@ -400,25 +370,10 @@ def test_bad_input(folder, capsys, monkeypatch, words, code, says):
     write(Path("broken.jsonl"), row("0"), "{")
     write(Path("lost.jsonl"), row("0"), row("lost"))
     write(Path("empty.jsonl"))
+    write(Path("bad.jsonl"), {"id": 1, "difficulty": 2})
     Path("object.json").write_text('{"id": 1}')
     Path("bytes.jsonl").write_bytes(b"\xff\xfe\x00")
-    Path("img.jsonl").mkdir()
+    Path("img.jsonl").mkdir(exist_ok=True)
     found, out, err = run(capsys, *words.split())
     assert found == code and re.search(says, " ".join((out + err).split())), (found, out, err)
     assert not Path("train.jsonl").exists() and not Path("out.jsonl").exists()
-
-
-def test_boxes_between_whole_pixels_are_no_problem_of_a_recipe_that_answers_in_whole_ones(tmp_path, capsys):
-    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
-    row = {"id": 1, "image": "a.png", "width": 200, "height": 100, "expression": "the mug",
-           "boxes": [{"box": [10.4, 20.3, 60.7, 80.6], "label": "the mug"}]}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    for recipe in ("vlm_r1_rec", "visual_rft_detection"):
-        code = main(["data", "check", str(tmp_path / "rows.jsonl"), "--config", f"configs/grounding/{recipe}.yaml"])
-        assert code == 0, capsys.readouterr().out
-
-
-def test_why_no_row_is_usable_is_said(tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text('{"id": 1, "difficulty": 2}\n')
-    assert main(["data", "convert", str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "o.jsonl"), "--keep-going"]) == 1
-    assert "has no usable row; " in (said := capsys.readouterr().err.replace("\n", " ")) and "difficulty=2" in said

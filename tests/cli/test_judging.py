@@ -57,20 +57,17 @@ def test_a_judge_and_a_rule_against_labels(files, capsys):
         assert found["cost"]["price"] == found["cost"]["tokens_out"] == 3 * (len(server.asked) - 4)
         text, _ = call(capsys, *words)
         assert "33.3%" in text and "the order decides 33.3%, first place +16.7%" in text
-
-
-def test_the_rule_alone(files, capsys):
     text, _ = call(capsys, "judge", "check", files / "rows.jsonl", "--config", files / "qa.yaml")
     assert "rule" in text and "2 (66.7%)" in text and "cost" not in text
 
 
-@pytest.mark.parametrize(("row", "said"), [
-    ({"sample": SAMPLE, "answer": "4"}, "row 1: correct=None must be true or false"),
-    ({"sample": SAMPLE, "answer": 4, "correct": True}, "row 1: answer='4' must be a string"),
-    ({"sample": SAMPLE, "responses": ["4"], "better": 1}, "responses must be two strings"),
-    ({"sample": SAMPLE, "responses": ["4", "5"], "better": True}, "better=True must be 1 or 2"),
-    ({"id": "none", "answer": "4", "correct": True}, "is not a sample of train or heldout")])
-def test_bad_rows_are_named(files, capsys, row, said):
-    (files / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    _, error = call(capsys, "judge", "check", files / "rows.jsonl", "--config", files / "qa.yaml", code=1)
-    assert said in error
+def test_bad_rows_are_named(files, capsys):
+    for row, said in (
+            ({"sample": SAMPLE, "answer": "4"}, "row 1: correct=None must be true or false"),
+            ({"sample": SAMPLE, "answer": 4, "correct": True}, "row 1: answer='4' must be a string"),
+            ({"sample": SAMPLE, "responses": ["4"], "better": 1}, "responses must be two strings"),
+            ({"sample": SAMPLE, "responses": ["4", "5"], "better": True}, "better=True must be 1 or 2"),
+            ({"id": "none", "answer": "4", "correct": True}, "is not a sample of train or heldout")):
+        (files / "rows.jsonl").write_text(json.dumps(row) + "\n")
+        _, error = call(capsys, "judge", "check", files / "rows.jsonl", "--config", files / "qa.yaml", code=1)
+        assert said in error

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.panel import Panel
 
+from tests.tables import each
 from vlrl.checks.finding import Finding
 from vlrl.cli.main import main
 from vlrl.monitoring.progress import Progress
@@ -50,7 +51,6 @@ def finished(path: Path, state: str = "finished") -> RunFolder:
 
 @pytest.fixture
 def worker(tmp_path):
-    """A live process that holds tmp_path/run."""
     started = []
 
     def start(*words: str) -> subprocess.Popen:
@@ -74,21 +74,6 @@ def shown(capsys, *words) -> tuple[int, str, str]:
     return code, out, err
 
 
-# --- status -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_finished_run(tmp_path, capsys):
-    finished(tmp_path / "run")
-    code, out, _ = shown(capsys, tmp_path / "run")
-    assert code == 0 and re.search(r"state +finished \(process \d+ on .*last heard of 0:00:0\d ago", out)
-    assert re.search(r"step +6/6\n", out) and "30.0 steps/min, 100 tokens/s" in out and re.search(r"ETA +-\n", out)
-    assert "reward     0.500 (trend +0.300)" in out and "heldout @ 6: iou 0.500 [0.250, 0.750]" in out
-    code, out, _ = shown(capsys, tmp_path / "run", "--json")
-    found = json.loads(out)
-    assert code == 0 and found["state"] == "finished" and found["step"] == 6 and found["eta_s"] is None
-    assert found["steps_per_minute"] == 30 and found["evals"]["heldout"]["step"] == 6
-
-
 def test_running_stale_dead(tmp_path, worker):
     path = tmp_path / "run"
     process = worker()
@@ -107,7 +92,7 @@ def test_running_stale_dead(tmp_path, worker):
     assert read_status(path).state == "dead"
 
 
-def test_a_new_process_on_an_old_run_is_starting(tmp_path, worker):
+def test_a_new_process_on_an_old_run_is_starting_and_watched_until_it_ends(tmp_path, worker, capsys):
     finished(tmp_path / "run", "interrupted")
     assert read_status(tmp_path / "run").state == "interrupted"
     process = worker("quiet")
@@ -115,6 +100,13 @@ def test_a_new_process_on_an_old_run_is_starting(tmp_path, worker):
     assert found.state == "starting" and found.pid == process.pid
     process.communicate("end\n")
     assert read_status(tmp_path / "run").state == "interrupted" and not (tmp_path / "run" / "run.lock").exists()
+    (tmp_path / "run/heartbeat.json").unlink()
+    process = worker()
+    assert process.stdin
+    process.stdin.write("end\n")
+    process.stdin.flush()
+    code, out, _ = shown(capsys, tmp_path / "run", "--watch", "--every", "0.1", "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["state"] == "dead"  # it never said that it had finished
 
 
 def test_a_lock_of_another_host_is_judged_by_its_heartbeat(tmp_path):
@@ -126,7 +118,7 @@ def test_a_lock_of_another_host_is_judged_by_its_heartbeat(tmp_path):
     assert read_status(tmp_path).state == "running" and read_status(tmp_path, now=time.time() + 3600).state == "stale"
 
 
-def test_many_runs_take_one_line_each(tmp_path, capsys, monkeypatch):
+def test_many_runs_take_one_line_each_and_one_many(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     finished(tmp_path / "a")
     finished(tmp_path / "deep" / "b", "failed")
@@ -138,19 +130,29 @@ def test_many_runs_take_one_line_each(tmp_path, capsys, monkeypatch):
         ["a", "finished", "6/6"], ["c", "unknown", "?/?"], ["deep/b", "failed", "6/6"]]
     code, out, _ = shown(capsys, tmp_path, "--json", "--watch")  # nothing works on them, so it ends
     assert code == 0 and [r["state"] for r in json.loads(out)] == ["finished", "unknown", "failed"]
+    finished(tmp_path / "run")
+    code, out, _ = shown(capsys, tmp_path / "run")
+    assert code == 0 and re.search(r"state +finished \(process \d+ on .*last heard of 0:00:0\d ago", out)
+    assert re.search(r"step +6/6\n", out) and "30.0 steps/min, 100 tokens/s" in out and re.search(r"ETA +-\n", out)
+    assert "reward     0.500 (trend +0.300)" in out and "heldout @ 6: iou 0.500 [0.250, 0.750]" in out
+    code, out, _ = shown(capsys, tmp_path / "run", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["state"] == "finished" and found["step"] == 6 and found["eta_s"] is None
+    assert found["steps_per_minute"] == 30 and found["evals"]["heldout"]["step"] == 6
 
 
-@pytest.mark.parametrize("broken", [
-    b"", b"{", b"[]", b"null", b'{"step": "x", "steps": true, "time": "now", "state": 7, "pid": [], "host": {}}',
-    b"\xff\xfe", b"[" * 100_000])
-def test_half_written_and_odd_files_do_not_break_it(tmp_path, capsys, broken):
-    for name in ("heartbeat.json", "run.lock", "eval.jsonl"):
-        (tmp_path / name).write_bytes(broken)
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0, "reward/mean": null, "time/total_s": 0}\n'
-                                             b'{"step": 1, "reward/mean": 0.5}\n[1]\n' + broken)
-    code, out, _ = shown(capsys, tmp_path)
-    assert code == 0 and re.search(r"step +2/\?", out)
-    assert json.loads(shown(capsys, tmp_path, "--json")[1])["reward"] in (0.5, None)
+def test_half_written_and_odd_files_do_not_break_it(tmp_path, capsys):
+    for broken in (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000,
+                   b'{"step": 1e999, "split": "heldout", "iou": NaN}\n',
+                   b'{"step": "x", "steps": true, "time": "now", "state": 7, "pid": [], "host": {}}'):
+        for name in ("heartbeat.json", "run.lock", "eval.jsonl"):
+            (tmp_path / name).write_bytes(broken)
+        (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0, "reward/mean": null, "time/total_s": 0}\n'
+                                                 b'{"step": 1, "reward/mean": 0.5}\n[1]\n' + broken)
+        code, out, _ = shown(capsys, tmp_path)
+        assert code == 0 and re.search(r"step +2/\?", out)
+        out = shown(capsys, tmp_path, "--json")[1]
+        assert json.loads(out)["reward"] in (0.5, None) and "NaN" not in out and "Infinity" not in out
 
 
 def test_only_the_end_of_long_files_is_read(tmp_path, monkeypatch):
@@ -160,46 +162,20 @@ def test_only_the_end_of_long_files_is_read(tmp_path, monkeypatch):
     assert found.step == 100 and found.reward == 9.9 and found.steps_per_minute == 30
 
 
-def test_watch_ends_with_the_run(tmp_path, worker, capsys):
-    process = worker()
-    assert process.stdin
-    process.stdin.write("end\n")
-    process.stdin.flush()
-    code, out, _ = shown(capsys, tmp_path / "run", "--watch", "--every", "0.1", "--json")
-    assert code == 0 and json.loads(out.splitlines()[-1])["state"] == "dead"  # it never said that it had finished
-
-
-@pytest.mark.slow
-def test_a_real_run(tmp_path, capsys):
-    assert main(["train", "configs/quickstart.yaml", "steps=2", f"run.dir={tmp_path}/run", "eval.samples=2",
-                 "rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4"]) == 0
-    found = read_status(tmp_path / "run")
-    assert (found.state, found.step, found.steps) == ("finished", 2, 2) and found.evals["heldout"]["step"] == 2
-    assert found.reward is not None and found.tokens_per_s and found.steps_per_minute and found.trend is None
-
-
-@pytest.mark.parametrize(("words", "code", "says"), [
-    ("nowhere", 1, "nowhere is not a run folder"),
-    ("runz", 1, "Did you mean 'runs'"),
-    ("file.txt", 1, "file.txt is not a run folder"),
-    ("empty", 1, "no run in empty: a run folder holds heartbeat.json"),
-    ("deep/er/nowhere", 1, "is not a run folder"),
-    ("runs --every 0", 2, "--every"),
-    ("runs --every soon", 2, "--every"),
-    ("runs more", 2, "unexpected extra argument"),
-    ("", 1, "no run in runs"),
+@each("words code says", [
+    ("nowhere", 1, "nowhere is not a run folder"), ("runz", 1, "Did you mean 'runs'"),
+    ("file.txt", 1, "file.txt is not a run folder"), ("empty", 1, "no run in empty: a run folder holds heartbeat.json"),
+    ("deep/er/nowhere", 1, "is not a run folder"), ("runs --every 0", 2, "--every"),
+    ("runs --every soon", 2, "--every"), ("runs more", 2, "unexpected extra argument"), ("", 1, "no run in runs"),
 ])
 def test_bad_input(tmp_path, capsys, monkeypatch, words, code, says):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("runs", "empty"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(exist_ok=True)
     (tmp_path / "file.txt").write_text("x")
     found, out, err = shown(capsys, *words.split())
     assert found == code and re.search(says, " ".join((out + err).split())), (found, out, err)
-
-
-# --- doctor -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -234,10 +210,9 @@ def test_doctor_prints_json_and_fails_only_when_nothing_can_run(tmp_path, capsys
     assert "FAIL" in out and "training cannot run: fix training first" in out and "pip install torch" in out
 
 
-def test_a_version_is_ok_only_when_its_package_works(tmp_path, monkeypatch):
+def test_a_version_is_ok_only_when_its_package_works_and_a_check_that_fails_names_the_fix(tmp_path, monkeypatch):
     """PyAV as it is when it cannot open a clip, scipy as it is when it cannot be imported."""
     import av
-
     monkeypatch.setattr(av, "open", lambda *args, **more: 1 / 0)
     monkeypatch.setitem(sys.modules, "scipy", None)
     only(monkeypatch, tmp_path, "versions/av", "versions/scipy", "versions/rapidfuzz", "usable/video by PyAV")
@@ -245,9 +220,6 @@ def test_a_version_is_ok_only_when_its_package_works(tmp_path, monkeypatch):
     assert [found[name].level for name in ("av", "rapidfuzz", "scipy")] == ["warning", "ok", "error"]
     assert re.search(r"^\d.*, but video by PyAV: does not work: ZeroDivisionError", found["av"].message)
     assert found["av"].fix == "pip install --force-reinstall av"
-
-
-def test_a_check_that_fails_names_the_fix(tmp_path, monkeypatch):
     def checked(run, level="missing"):
         return doctor.run_check(doctor.Check("usable/x", run, level, "pip install x"))
 
@@ -268,17 +240,17 @@ def test_a_check_that_fails_names_the_fix(tmp_path, monkeypatch):
     assert old.level == "warning" and f"1.0 is outside the range that vlrl requires ({need.specifier})" in old.message
 
 
-@pytest.mark.parametrize("width", ["1", "3", "4"])
-def test_a_terminal_of_few_columns(tmp_path, width, monkeypatch, capsys):
+def test_a_terminal_of_few_columns(tmp_path, monkeypatch, capsys):
     """Rich's tables and panels raise below some ten columns, which must not end a run at its closing table."""
     run = finished(tmp_path / "run")
-    monkeypatch.setenv("COLUMNS", width)
-    with Progress(3) as progress:
-        progress.print(Panel("an answer", title="sample 7"))
-        progress.update(3, {"reward/mean": 0.5, "time/total_s": 1.0, "tokens_per_s": 3.0})
-    progress.print(summary_table(run))
-    Run(run.path).show()
-    assert capsys.readouterr().out.count("[low, high]") == 2
-    for words in (["status", str(run.path)], ["presets"], ["tasks", "list"], ["train", "--help"]):
+    for width in ("1", "3", "4"):
         monkeypatch.setenv("COLUMNS", width)
-        assert main(words) == 0, capsys.readouterr().err
+        with Progress(3) as progress:
+            progress.print(Panel("an answer", title="sample 7"))
+            progress.update(3, {"reward/mean": 0.5, "time/total_s": 1.0, "tokens_per_s": 3.0})
+        progress.print(summary_table(run))
+        Run(run.path).show()
+        assert capsys.readouterr().out.count("[low, high]") == 2
+        for words in (["status", str(run.path)], ["presets"], ["tasks", "list"], ["train", "--help"]):
+            monkeypatch.setenv("COLUMNS", width)
+            assert main(words) == 0, capsys.readouterr().err

@@ -77,7 +77,7 @@ def played(capsys, monkeypatch, words, text=None) -> dict:
     return json.loads(out)
 
 
-def test_actions_from_a_pipe(lamp, capsys, monkeypatch):
+def test_actions_from_a_pipe_perfect_ones_and_tools_as_text(lamp, capsys, monkeypatch):
     found = played(capsys, monkeypatch, lamp, "go\nup\n\nwait\n\n\nup\n\nnever\n")
     assert [t["action"] for t in found["turns"]] == ["go\nup", "wait", "up"] and found["ended"] == "stop"
     assert found["parts"] == {"nearer": 1.5} and found["reward"] == 1.5 and found["prompt"].endswith("The lamp is off.")
@@ -88,33 +88,27 @@ def test_actions_from_a_pipe(lamp, capsys, monkeypatch):
     assert code == 0 and "\x1b" not in out and "1 actions after its end" in out
     assert "the environment ended the episode" in out
     assert all(word in out for word in ("turn 2 of 8", "Level 2", "nearer 1", "turn-1-0.png", "2.000"))
-
-
-@pytest.mark.slow
-def test_limits_end_an_episode(lamp, capsys, monkeypatch):
-    found = played(capsys, monkeypatch, [*lamp, "episode.max_turns=2", "--index", "1"], "up\n\nup\n\nup")
-    assert found["ended"] == "turns" and len(found["turns"]) == 2 and found["reward"] == 2.0
-    found = played(capsys, monkeypatch, [*lamp, "episode.max_media=1", "--index", "1"], "up\n\nup\n\nup")
-    assert found["ended"] == "media" and len(found["turns"]) == 2
-    assert played(capsys, monkeypatch, lamp, "up")["ended"] is None
-
-
-def test_an_environment_that_fails_is_not_paid(lamp, capsys, monkeypatch):
-    found = played(capsys, monkeypatch, lamp, "up\n\nbreak it")
-    assert found["ended"] == "error" and found["reward"] is None and "broken" in found["turns"][1]["error"]
-
-
-def test_perfect_actions(lamp, capsys, monkeypatch):
     found = played(capsys, monkeypatch, [*lamp, "--oracle", "--index", "1"])
     assert found["ended"] == "stop" and found["reward"] == 3.0
     code, _, err = call(capsys, monkeypatch, [*lamp, "--oracle", "task.perfect=false"])
     assert code == 1 and "oracle_actions" in err
     assert played(capsys, monkeypatch, ["play", QUICKSTART, "--oracle"])["reward"] > 0.99
     assert call(capsys, monkeypatch, [*lamp, "--oracle", "--answer", "up"])[0] == 2
+    words = [*lamp[:2], lamp[2].replace("Lamp", "Tooled")]
+    found = played(capsys, monkeypatch, words, f"{CALL}\n\n{CALL.replace('zoom', 'enhance')}\n\nIt is white.")
+    assert found["ended"] == "stop" and found["reward"] == 1.0 and len(found["turns"][0]["media"]) == 1
+    assert found["turns"][1]["info"]["calls"][0]["error"] and "no tool 'enhance'" in found["turns"][1]["observation"]
+    _, out, _ = call(capsys, monkeypatch, words, CALL)
+    assert "zoom(box): Returns a part of the picture." in out
 
 
 @pytest.mark.slow
-def test_a_session_of_episodes(lamp, capsys, monkeypatch):
+def test_limits_end_an_episode_of_a_session(lamp, capsys, monkeypatch):
+    found = played(capsys, monkeypatch, [*lamp, "episode.max_turns=2", "--index", "1"], "up\n\nup\n\nup")
+    assert found["ended"] == "turns" and len(found["turns"]) == 2 and found["reward"] == 2.0
+    found = played(capsys, monkeypatch, [*lamp, "episode.max_media=1", "--index", "1"], "up\n\nup\n\nup")
+    assert found["ended"] == "media" and len(found["turns"]) == 2
+    assert played(capsys, monkeypatch, lamp, "up")["ended"] is None
     text = "up\n\n:again\n:oracle\nup\n\nup\n\n\nup\n\n:quit\n"
     code, out = typed(monkeypatch, capsys, lamp, text)
     assert code == 0 and out.count("Bring the lamp to 2") == 2 and out.count("Bring the lamp to 3") == 1
@@ -124,14 +118,7 @@ def test_a_session_of_episodes(lamp, capsys, monkeypatch):
         assert code == 0 and "lamp to 3" not in out and ("Level 0" in out) == text.startswith("half")
 
 
-def test_a_sample_without_an_environment_has_one_answer(lamp, capsys, monkeypatch):
+def test_an_environment_that_fails_is_not_paid_and_a_sample_without_one_has_one_answer(lamp, capsys, monkeypatch):
+    found = played(capsys, monkeypatch, lamp, "up\n\nbreak it")
+    assert found["ended"] == "error" and found["reward"] is None and "broken" in found["turns"][1]["error"]
     assert "turns" not in played(capsys, monkeypatch, [*lamp, "--index", "3"], "up\n\nup")
-
-
-def test_tools_as_text(lamp, capsys, monkeypatch):
-    words = [*lamp[:2], lamp[2].replace("Lamp", "Tooled")]
-    found = played(capsys, monkeypatch, words, f"{CALL}\n\n{CALL.replace('zoom', 'enhance')}\n\nIt is white.")
-    assert found["ended"] == "stop" and found["reward"] == 1.0 and len(found["turns"][0]["media"]) == 1
-    assert found["turns"][1]["info"]["calls"][0]["error"] and "no tool 'enhance'" in found["turns"][1]["observation"]
-    _, out, _ = call(capsys, monkeypatch, words, CALL)
-    assert "zoom(box): Returns a part of the picture." in out

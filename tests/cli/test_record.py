@@ -3,15 +3,13 @@
 import http.client
 import json
 import os
-import signal
-import socket
-import time
 
-import httpx
 import pytest
 
+from tests.cli.conftest import serving
 from tests.e2e import forked
 from tests.e2e.runs import ROOT
+from tests.tables import each
 from tests.tools.test_recording import answered, url, user
 from vlrl.cli.main import main
 from vlrl.store import RunFolder
@@ -26,33 +24,15 @@ def served(tiny_models, tmp_path_factory):
     config.write_text(json.dumps({"task": "tests/environments/acting.py:Acting", "seed": 3,
                                   "rollout": {"max_new_tokens": 6},
                                   "model": {"name": str(tiny_models["qwen3_vl"])}, "run": {"dir": str(root / "run")}}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with (root / "log").open("w") as log:
-        process = forked.Process(["-m", "vlrl", "serve", str(config), "--record", "--port", str(port),
-                                  "--folder", str(folder)], os.environ, ROOT, log, log)
-    said, end = lambda: (root / "log").read_text(), time.monotonic() + 600
-    try:
-        while "ready" not in said():
-            assert process.poll() is None and time.monotonic() < end, said()
-            time.sleep(0.2)
-        key = (folder / "key").read_text().strip()
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"},
-                          timeout=300, trust_env=False) as client:
-            body = {"messages": [user("x")], "user": "left"}
-            assert client.post("/v1/chat/completions", json=body).status_code == 200
-            yield client, RunFolder(folder), port
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 130, said()
-    finally:
-        process.kill()
-        process.wait(60)
+    with serving(root, folder, [config, "--record"], os.environ) as (client, port):
+        body = {"messages": [user("x")], "user": "left"}
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        yield client, RunFolder(folder), port
     rows = {r["episode_id"]: r for r in RunFolder(folder).rollouts().to_pylist()}
     assert "the server was stopped" in rows["left"]["error"] and rows["left"]["reward"] is None
 
 
-@pytest.mark.parametrize("words, said", [
+@each("words said", [
     (["--replicas", "2"], "leave --replicas"), (["engine=vllm_server"], "the model must run in this process"),
     (["--folder", "."], "folder of a training run")])
 def test_what_does_not_go_with_recording_is_refused(tmp_path, monkeypatch, capsys, words, said):
@@ -91,7 +71,6 @@ def test_vlrl_score_and_the_app_read_it(served):
     done = forked.run(["-m", "vlrl", *words], os.environ, ROOT, 600)
     assert done.returncode == 0 and json.loads(done.stdout)["rollouts"] >= 1, done.stderr
     from vlrl.app.library import Library
-
     (run,) = [run for run in Library(folder.path.parent).runs() if run.path == folder.path]
     assert run.task.endswith("acting.py:Acting")
 

@@ -21,7 +21,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_further_arguments_reach_the_command_line(tiny_models, tmp_path):
+def test_servers_take_further_arguments_but_not_what_vlrl_sets_itself(tiny_models, tmp_path):
     config = settings(tiny_models["qwen3_vl"], engine={"name": "vllm_server", "tensor_parallel": 4},
                       run={"dir": str(tmp_path / "run")})
     further = ["distributed-executor-backend=ray", "--pipeline_parallel_size=2", "disable-log-stats"]
@@ -31,14 +31,11 @@ def test_further_arguments_reach_the_command_line(tiny_models, tmp_path):
             ("--tensor-parallel-size", "4")} <= pairs
     assert "--disable-log-stats" in server.command and "" not in server.command
     assert {"--enable-prefix-caching", "--no-enable-chunked-prefill"} <= {*server.command}  # on a CPU
-
-
-@pytest.mark.parametrize(("given", "way_out"), [
-    ("tensor-parallel-size=2", r"set engine\.tensor_parallel"), ("--max_model_len=9", r"set engine\.max_model_len"),
-    ("host=0.0.0.0", "set --host"), ("logprobs-mode=raw_logprobs", "the value that trainers need. Leave it out")])
-def test_what_vlrl_sets_itself_is_refused(given, way_out):
-    with pytest.raises(ConfigError, match=f"--vllm {given}: vlrl sets .*{way_out}"):
-        further_arguments([given], ["--logprobs-mode", "processed_logprobs"])
+    for given, way_out in (("tensor-parallel-size=2", r"set engine\.tensor_parallel"), ("host=0.0.0.0", "set --host"),
+                           ("--max_model_len=9", r"set engine\.max_model_len"),
+                           ("logprobs-mode=raw_logprobs", "the value that trainers need. Leave it out")):
+        with pytest.raises(ConfigError, match=f"--vllm {given}: vlrl sets .*{way_out}"):
+            further_arguments([given], ["--logprobs-mode", "processed_logprobs"])
 
 
 def test_servers_of_several_hosts_take_one_key(tmp_path):
@@ -53,7 +50,7 @@ def test_servers_of_several_hosts_take_one_key(tmp_path):
     assert write_key(own).read_text() == write_key(own).read_text() != key  # stays: a run goes on after a restart
 
 
-def test_an_engine_is_not_spread_over_training_processes(tiny_models):
+def test_engines_fit_the_processes_and_what_the_task_needs(tiny_models, capsys):
     config = settings(tiny_models["qwen3_vl"], engine={"name": "vllm", "tensor_parallel": 2})
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
@@ -61,10 +58,7 @@ def test_an_engine_is_not_spread_over_training_processes(tiny_models):
             check_engine(config)
     finally:
         dist.destroy_process_group()
-
-
-def test_servers_have_room_for_what_the_task_needs(tiny_models, capsys):
-    """Also on a host that has neither the task nor its data: it says what it counts with."""
+    # also on a host that has neither the task nor its data: it says what it counts with
     def of(task, **engine):
         return _episodes(settings(tiny_models["qwen3_vl"], task=task, engine={"name": "vllm_server", **engine}))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import forked
+from tests.tables import each
 from vlrl import config
 from vlrl.cli.main import main
 from vlrl.store import RunFolder
@@ -21,7 +22,6 @@ VLRL = [sys.executable, "-P", "-m", "vlrl"]  # -P as for the installed script: t
 
 
 def run(capsys, *words):
-    """Exit code, standard output and standard error of `vlrl tasks ...`."""
     capsys.readouterr()
     code = main(["tasks", *map(str, words)])
     return (code, *capsys.readouterr())
@@ -31,9 +31,6 @@ def run(capsys, *words):
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-# --- list -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -48,9 +45,6 @@ def test_list_shows_every_task_with_parts_settings_and_configs(capsys):
     assert "configs/classification/digits.yaml" in entries["digits"]["configs"]
     assert entries["grounding"]["parts"] == {"iou": 1.0, "format": 0.0}
     assert {"name": "drawn", "kind": "true or false", "default": False} in entries["grounding"]["settings"]
-
-
-# --- new --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["task", "rows", "environment"])
@@ -78,55 +72,50 @@ def test_a_new_task_is_whole(capsys, folder, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["task", "rows", "environment"])
-def test_a_new_task_trains_and_its_test_passes(folder, kind):
-    scaffold.create("foo", folder, kind)
+def test_new_tasks_train_and_their_tests_pass(folder):
+    kinds = ("task", "rows", "environment")
+    for kind in kinds:
+        scaffold.create(f"my_{kind}", folder, kind)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_foo.py"], check=True, env=env)
+    tests = [f"test_my_{kind}.py" for kind in kinds]
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], check=True, env=env)
     words = ["steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=2", "log.samples_every=1"]
-    forked.run(["-m", "vlrl", "train", "foo.yaml", *words], env, folder, 300).check_returncode()
-    run_folder = RunFolder(folder / "runs" / "foo")
-    assert [line["step"] for line in run_folder.metrics()] == [0, 1]
-    assert {line["split"] for line in run_folder.evals()} == {"heldout"}
+    for kind in kinds:
+        forked.run(["-m", "vlrl", "train", f"my_{kind}.yaml", *words], env, folder, 300).check_returncode()
+        run_folder = RunFolder(folder / "runs" / f"my_{kind}")
+        assert [line["step"] for line in run_folder.metrics()] == [0, 1]
+        assert {line["split"] for line in run_folder.evals()} == {"heldout"}
 
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("grounding", "is the name of a built-in task.*e.g. my_grounding"), ("json", "module of Python's standard library"),
-    ("numpy", "installed package"), ("vlrl", "installed package"), ("class", "name of a Python file"),
-    ("1x", "name of a Python file.*e.g. my_1x"), ("foo.py", "name of a Python file.*e.g. foo$"),
-    ("a/b", "e.g. a_b"), ("../up", "name of a Python file"), ("", "e.g. task"), ("_", "name of a Python file"),
-    ("é", "name of a Python file"), ("test_x", "read by pytest"), ("x" * 61, "longer than 60")])
-def test_names_that_cannot_be_tasks(capsys, folder, name, says):
-    code, _, err = run(capsys, "new", name)
-    assert code == 1 and re.search(says, err.strip()) and "Traceback" not in err
-    better = re.search(r"e\.g\. (\w+)$", err.strip())[1]
-    scaffold.check_name(better)  # the way out is one
+def test_names_that_cannot_be_tasks_and_those_of_their_classes(capsys, folder):
+    python = "name of a Python file"
+    for name, says in (
+            ("grounding", "is the name of a built-in task.*e.g. my_grounding"), ("vlrl", "installed package"),
+            ("json", "module of Python's standard library"), ("numpy", "installed package"), ("class", python),
+            ("1x", f"{python}.*e.g. my_1x"), ("foo.py", f"{python}.*e.g. foo$"), ("a/b", "e.g. a_b"), ("../up", python),
+            ("", "e.g. task"), ("_", python), ("é", python), ("test_x", "read by pytest"),
+            ("x" * 61, "longer than 60")):
+        code, _, err = run(capsys, "new", name)
+        assert code == 1 and re.search(says, err.strip()) and "Traceback" not in err, name
+        scaffold.check_name(re.search(r"e\.g\. (\w+)$", err.strip())[1])  # the way out is one
     assert list(folder.iterdir()) == []
-
-
-def test_nothing_is_overwritten(capsys, folder):
-    (folder / "test_foo.py").write_text("mine")
-    code, _, err = run(capsys, "new", "foo")
-    assert code == 1 and "test_foo.py exists already; nothing was written" in err
-    assert [p.name for p in folder.iterdir()] == ["test_foo.py"] and (folder / "test_foo.py").read_text() == "mine"
-    (folder / "bar_rows").mkdir()
-    assert "bar_rows exists already" in run(capsys, "new", "bar", "--rows")[2]
-
-
-def test_a_folder_that_cannot_be_written(capsys, folder):
-    (folder / "file").write_text("")
-    code, _, err = run(capsys, "new", "foo", "--dir", "file/sub")
-    assert code == 1 and "--dir 'file/sub' cannot be written" in err
-
-
-def test_a_class_never_hides_what_the_file_imports(folder):
     for name, wanted in (("image", "ImageTask"), ("task", "TaskTask"), ("count_mugs", "CountMugs"), ("x2", "X2")):
         assert scaffold.class_name(name) == wanted
         scaffold.create(name, folder)
         assert load_class(str(folder / f"{name}.py")).__name__ == wanted
 
 
-# --- check ------------------------------------------------------------------------------------------------------------
+def test_nothing_is_overwritten_and_a_folder_that_cannot_be_written_is_named(capsys, folder):
+    (folder / "test_foo.py").write_text("mine")
+    code, _, err = run(capsys, "new", "foo")
+    assert code == 1 and "test_foo.py exists already; nothing was written" in err
+    assert [p.name for p in folder.iterdir()] == ["test_foo.py"] and (folder / "test_foo.py").read_text() == "mine"
+    (folder / "bar_rows").mkdir()
+    assert "bar_rows exists already" in run(capsys, "new", "bar", "--rows")[2]
+    (folder / "file").write_text("")
+    code, _, err = run(capsys, "new", "foo", "--dir", "file/sub")
+    assert code == 1 and "--dir 'file/sub' cannot be written" in err
+
 
 BROKEN = '''
 from vlrl.data import Drawn
@@ -199,22 +188,21 @@ def test_errors_of_the_verifier_are_listed_with_rates(capsys, folder):
     assert code == 0 and verdict["false_positives"]["rate"] == 0.5 and verdict["false_negatives"]["count"] == 1
 
 
-@pytest.mark.parametrize(("row", "says"), [
-    ({"id": "0", "answer": 3, "correct": True}, "row 1: answer='3' must be a string"),
-    ({"id": "0", "answer": "x", "correct": "yes"}, "correct='yes' must be true or false"),
-    ({"id": "nobody", "answer": "x", "correct": True}, "id='nobody' is not a sample of train or heldout"),
-    ({"sample": "0", "answer": "x", "correct": True}, "sample must be a row"),
-    ({"sample": {"id": "0"}, "answer": "x", "correct": True}, "give question and answer"),
-    ({"id": "0", "answer": "x", "correct": True, "part": "corect"}, "part='corect'.*Did you mean 'correct'"),
-])
-def test_bad_judged_answers_are_named(capsys, folder, row, says):
+def test_bad_judged_answers_are_named(capsys, folder):
     scaffold.create("foo", folder, "rows")
-    write(folder / "judged.jsonl", row)
-    code, _, err = run(capsys, "check", "foo.py", "--config", "foo.yaml", "--answers", "judged.jsonl")
-    assert code == 1 and err.startswith("error: ") and re.search(says, err) and "Traceback" not in err
+    for row, says in (
+            ({"id": "0", "answer": 3, "correct": True}, "row 1: answer='3' must be a string"),
+            ({"id": "0", "answer": "x", "correct": "yes"}, "correct='yes' must be true or false"),
+            ({"id": "nobody", "answer": "x", "correct": True}, "id='nobody' is not a sample of train or heldout"),
+            ({"sample": "0", "answer": "x", "correct": True}, "sample must be a row"),
+            ({"sample": {"id": "0"}, "answer": "x", "correct": True}, "give question and answer"),
+            ({"id": "0", "answer": "x", "correct": True, "part": "corect"}, "part='corect'.*Did you mean 'correct'")):
+        write(folder / "judged.jsonl", row)
+        code, _, err = run(capsys, "check", "foo.py", "--config", "foo.yaml", "--answers", "judged.jsonl")
+        assert code == 1 and err.startswith("error: ") and re.search(says, err) and "Traceback" not in err
 
 
-@pytest.mark.parametrize(("words", "code", "says"), [
+@each("words code says", [
     (["nope"], 1, "no built-in task of that name"), (["groundin"], 1, "Did you mean 'grounding'"),
     (["nope.py"], 1, "'nope.py' does not exist"), (["."], 1, "task.name='.'"), ([""], 1, "task.name is not set"),
     (["grounding"], 1, "data.train is not set"), (["leaky.py", "task.extr=3"], 1, "Did you mean 'extra'"),
@@ -229,9 +217,6 @@ def test_bad_input_is_explained(capsys, leaky, words, code, says):
     (leaky / "broken.py").write_text("class")
     found, _, err = run(capsys, "check", *words)
     assert found == code and re.search(says, err) and "Traceback" not in err, err
-
-
-# --- nothing in the working directory hides a built-in task -----------------------------------------------------------
 
 
 @pytest.mark.slow

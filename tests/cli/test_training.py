@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -16,6 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tests.conftest import SAMPLES
 from tests.e2e.runs import TASK, metrics, write_config
 from tests.helpers import Vowels
+from tests.tables import each
 from vlrl.cli.evaluate import evaluate
 from vlrl.cli.export import export
 from vlrl.cli.main import main
@@ -26,8 +26,8 @@ from vlrl.config import load
 from vlrl.models import families, packing, policy
 from vlrl.models.processing import Encoder
 from vlrl.store import RunFolder
+from vlrl.tools.experiments.status import read_status
 from vlrl.training.loop import train
-from vlrl.types import Prompt
 
 QUICKSTART = "configs/quickstart.yaml"
 
@@ -53,9 +53,6 @@ def call(capsys, *words, code=0):
 
 def contents(folder: Path):
     return {str(f): (f.stat().st_mtime_ns, f.stat().st_size) for f in folder.rglob("*")}
-
-
-# --- train --dry-run --------------------------------------------------------------------------------------------------
 
 
 def test_dry_run_of_the_quickstart(tmp_path, capsys, monkeypatch):
@@ -91,29 +88,10 @@ def test_dry_run_counts_what_the_run_trains_and_packs(lora, tiny_models, capsys)
     assert "How bright is picture 0?" in " ".join(out.split()) and "the maximum" in out and "peak" in out
 
 
-def test_sizes_are_those_of_the_batches():
-    prompts = [Prompt(sample_id=str(n), text="", ids=np.arange(n), raw_ids=np.arange(n), positions=np.arange(n)[None])
-               for n in (7, 12, 5)]
-    pieces = packing.pieces_of([prompts[i] for i in (0, 0, 1, 1, 2)], [np.arange(n) for n in (3, 9, 4, 4, 1)], 26)
-    for layout in ("shared", "padded"):
-        assert packing.sizes(pieces, 26, layout) == [b.tokens for b in packing.pack(pieces, 26, layout)]
-
-
-def test_dry_run_without_the_model_shows_what_needs_none(lora, tmp_path, capsys):
-    words = ["train", *lora.words[:1], f"run.dir={tmp_path}/run", "model.name=no/such-model", "--dry-run"]
-    out, _ = call(capsys, *words, code=1)
-    for text in ("train-0", "How bright is picture 0?", "64 x 64 pixels", "1.100, the maximum",
-                 "problem: model.name='no/such-model' cannot be loaded"):
-        assert text in out
-    assert "not known without the model" in out and "tokens a" not in out and not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("word, says", [
-    ("algo.loss=ppo", "algo.loss='ppo' is not known"),
-    ("resume=must", "has no complete checkpoint"),
+@each("word says", [
+    ("algo.loss=ppo", "algo.loss='ppo' is not known"), ("resume=must", "has no complete checkpoint"),
     ("limits.prompt_tokens=5", "longer than limits.prompt_tokens=5"),
-    ("eval.splits=[other]", "no samples in split 'other'"),
-    ("curriculum.name=unifrom", "Did you mean 'uniform'"),
+    ("eval.splits=[other]", "no samples in split 'other'"), ("curriculum.name=unifrom", "Did you mean 'uniform'"),
     ("algo.guided.answers=1", "define guidance(sample, answers)"),
 ])
 def test_dry_run_names_every_problem(lora, tmp_path, capsys, word, says):
@@ -124,21 +102,26 @@ def test_dry_run_names_every_problem(lora, tmp_path, capsys, word, says):
     assert "Did you mean 'grpo'" in found["problems"][0] and says in " ".join(found["problems"][1:])
 
 
-def test_dry_run_of_a_broken_task(lora, tmp_path, capsys):
+def test_dry_run_of_a_broken_task_or_without_the_model(lora, tmp_path, capsys):
     task = tmp_path / "broken.py"
     task.write_text(TASK.replace('return "a"', 'return sample["label"]'))
     out, _ = call(capsys, "train", lora.words[0], f"run.dir={tmp_path}/run", f"task={task}", "--dry-run", code=1)
     assert "broken.py" in out and "KeyError: 'label'" in out and "peak" in out
     _, err = call(capsys, "train", *lora.words, "--json", code=2)
     assert "needs --dry-run" in err
-
-
-# --- eval -------------------------------------------------------------------------------------------------------------
+    words = ["train", *lora.words[:1], f"run.dir={tmp_path}/run", "model.name=no/such-model", "--dry-run"]
+    out, _ = call(capsys, *words, code=1)
+    for text in ("train-0", "How bright is picture 0?", "64 x 64 pixels", "1.100, the maximum",
+                 "problem: model.name='no/such-model' cannot be loaded"):
+        assert text in out
+    assert "not known without the model" in out and "tokens a" not in out and not (tmp_path / "run").exists()
 
 
 def test_eval_gives_the_numbers_of_the_run(lora, tmp_path, capsys):
     first, last = metrics(lora.run, "eval.jsonl")
-    assert first["vowels"] != last["vowels"]
+    now = read_status(lora.run)
+    assert (now.state, now.step, now.steps, now.evals["heldout"]["step"], now.trend) == ("finished", 2, 2, 2, None)
+    assert first["vowels"] != last["vowels"] and now.reward is not None and now.tokens_per_s and now.steps_per_minute
     before = contents(lora.run)
     with RunFolder(lora.run).lock():
         out, _ = call(capsys, "eval", *lora.words, "--json", "-o", tmp_path / "a.jsonl", "--rollouts", tmp_path / "a")
@@ -167,31 +150,7 @@ def test_eval_of_the_model_and_of_an_adapter_under_other_settings(lora, tiny_mod
     assert [row[:3] for row in rows] == [["heldout", "vowels", "5"], ["train", "vowels", "5"]]
 
 
-def test_eval_refuses(lora, tmp_path, capsys):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("")
-    damaged = shutil.copytree(lora.newest, tmp_path / "step-000002")
-    (damaged / "adapter_model.safetensors").write_bytes(b"x")
-    for words, says in (
-            (("--checkpoint", tmp_path / "none"), "none' is not a folder"),
-            (("--checkpoint", tmp_path / "full"), "neither a run folder nor a checkpoint"),
-            (("--checkpoint", damaged), "is damaged: adapter_model.safetensors"),
-            (("--model", "no/such"), "model.name='no/such' cannot be loaded"),
-            (("--split", "other", "task=grounding", "task.drawn=true"), "split 'other'"),
-            (("--rollouts", tmp_path / "full"), "not an empty folder"),
-            (("-o", tmp_path / "full" / "file"), "exists already"),
-            (("eval.samples=0",), "nothing to measure")):
-        _, err = call(capsys, "eval", *lora.words, *words, code=1)
-        assert says in err, err
-    for words in (("--samples", 0), ("--temperature", -1), ("--model", "a", "--checkpoint", "b")):
-        call(capsys, "eval", *lora.words, *words, code=2)
-
-
-# --- export -----------------------------------------------------------------------------------------------------------
-
-
 def stats(model, folder, words):
-    """Log-probabilities of an answer to a prompt with an image, and the prompt's ids."""
     config = load(words[0], [*words[1:], f"model.name={folder}"])
     processor = AutoProcessor.from_pretrained(folder)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -241,7 +200,7 @@ def test_export_of_an_adapter_and_in_another_type(lora, tmp_path, capsys):
     assert "not an adapter" in err
 
 
-def test_export_refuses(lora, tmp_path, capsys):
+def test_export_and_eval_refuse(lora, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for words, says in (
             ((tmp_path / "none", "-o", tmp_path / "x"), "none' is not a folder"),
@@ -251,20 +210,30 @@ def test_export_refuses(lora, tmp_path, capsys):
         _, err = call(capsys, "export", *words, code=1)
         assert says in err, err
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    damaged = shutil.copytree(lora.newest, tmp_path / "step-000002")
+    (damaged / "adapter_model.safetensors").write_bytes(b"x")
+    for words, says in (
+            (("--checkpoint", tmp_path / "none"), "none' is not a folder"),
+            (("--checkpoint", tmp_path / "full"), "neither a run folder nor a checkpoint"),
+            (("--checkpoint", damaged), "is damaged: adapter_model.safetensors"),
+            (("--model", "no/such"), "model.name='no/such' cannot be loaded"),
+            (("--split", "other", "task=grounding", "task.drawn=true"), "split 'other'"),
+            (("--rollouts", tmp_path / "full"), "not an empty folder"),
+            (("-o", tmp_path / "full" / "file"), "exists already"), (("eval.samples=0",), "nothing to measure")):
+        _, err = call(capsys, "eval", *lora.words, *words, code=1)
+        assert says in err, err
+    for words in (("--samples", 0), ("--temperature", -1), ("--model", "a", "--checkpoint", "b")):
+        call(capsys, "eval", *lora.words, *words, code=2)
 
 
-# --- tiny, help -------------------------------------------------------------------------------------------------------
-
-
-def test_tiny(tmp_path, capsys):
+def test_tiny_help_and_settings(tmp_path, capsys):
     out, _ = call(capsys, "tiny", "--random", "--out", tmp_path / "m", "--seed", 3, "--max-pixels", 1024)
     assert "sha256" in out and AutoProcessor.from_pretrained(tmp_path / "m").image_processor.size.longest_edge == 1024
     for words, says in ((("--random",), "is not an empty folder"), (("--family", "qwen3vl"), "mean 'qwen3_vl'")):
         _, err = call(capsys, "tiny", "--out", tmp_path / "m", *words, code=1)
         assert says in err
-
-
-def test_help_and_settings(capsys):
     for words in ("train", "sft", "eval", "export", "tiny"):
         out, _ = call(capsys, words, "--help")
         assert "Examples:" in out

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import each
+
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1].split("\n## ")[0]
 HEADS = ["task", "before", "after", "gain [95 % interval]", "random rewards", "minutes"]
@@ -32,7 +34,6 @@ def rows(text):
 
 
 def short(text):
-    """Fractions as the README writes them, without the zero before the point."""
     return re.sub(r"(?<![\d.])0(?=\.\d)", "", text)
 
 
@@ -56,11 +57,7 @@ def ends(figures):
 TABLE = {row["task"]: row for row in rows(SECTION)}
 
 
-def test_every_row_has_a_source():
-    assert list(TABLE) == list(SOURCES) and list(next(iter(TABLE.values()))) == HEADS
-
-
-@pytest.mark.parametrize("task", SOURCES)
+@each("task", SOURCES)
 def test_the_table_has_the_measured_figures(task):
     row, (name, section, run, metric) = TABLE[task], SOURCES[task]
     found = measured(name, section, run, metric)
@@ -79,14 +76,11 @@ def test_the_table_has_the_measured_figures(task):
         assert float(said[0]) == pytest.approx(minutes[1], abs=0.051)  # the middle run
 
 
-def test_supervised_learning_has_the_measured_figures():
+def test_supervised_learning_and_trl_have_the_measured_figures():
     said = re.search(r"exact labels reaches (\S+ – \S+) on the quickstart and (\S+ – \S+) on digits", SECTION)
     assert said
     for text, (name, section, _, metric) in zip(said.groups(), list(SOURCES.values())[:2], strict=True):
         assert text == ends(line["after"] for line in measured(name, section, "sft", metric))
-
-
-def test_trl_has_the_measured_ratios():
     text = (ROOT / "benchmarks" / "results" / "vs_trl_cpu.md").read_text(encoding="utf-8")
     ratios = {row["whole step, TRL / vlrl"]: {head: round(float(row[head].split()[0]), 1)
                                              for head in ("image-heavy", "text-light")}
@@ -97,3 +91,4 @@ def test_trl_has_the_measured_ratios():
     assert [float(number) for number in said.groups()] == [
         ratios["Qwen3-VL"]["image-heavy"], ratios["Qwen2.5-VL"]["image-heavy"], ratios["Qwen3-VL"]["text-light"]]
     assert ratios["Qwen2.5-VL"]["text-light"] == ratios["Qwen3-VL"]["text-light"]
+    assert list(TABLE) == list(SOURCES) and list(next(iter(TABLE.values()))) == HEADS

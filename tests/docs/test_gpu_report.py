@@ -39,11 +39,16 @@ def run(parts, tmp_path, name):
     return code, json.loads((tmp_path / "part.json").read_text())
 
 
-def test_attention_is_compared_with_a_whole_mask(parts, tmp_path):
+def test_attention_is_compared_with_a_whole_mask_and_what_is_not_installed_left_out(parts, tmp_path, monkeypatch):
     code, part = run(parts, tmp_path, "attention")
     assert code == 0 and part["state"] == "ok"
     assert [(row["attention"], row["verdict"]) for row in part["rows"]] == [("merged", "right"), ("masked", "right")]
     assert all(row[name] < 1e-5 for row in part["rows"] for name in ("output", "dq", "dk", "dv"))
+    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
+    for name, package in (("vllm", "vllm"), ("update-3b-qlora", "bitsandbytes"), ("trl", "vlrl[bench]")):
+        monkeypatch.setattr(parts, "_need_cuda", lambda: None)
+        code, part = run(parts, tmp_path, name)
+        assert code == 0 and part["state"] == "skipped" and package in part["reason"].lower()
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -64,47 +69,27 @@ def test_a_kernel_that_is_wrong_and_one_without_memory_are_rows(parts, tmp_path,
     assert "OutOfMemoryError: CUDA out of memory" in verdicts[0] and verdicts[1].startswith("wrong")
 
 
-def test_what_is_not_installed_is_left_out(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
-    for name, package in (("vllm", "vllm"), ("update-3b-qlora", "bitsandbytes"), ("trl", "vlrl[bench]")):
-        monkeypatch.setattr(parts, "_need_cuda", lambda: None)
-        code, part = run(parts, tmp_path, name)
-        assert code == 0 and part["state"] == "skipped" and package in part["reason"].lower()
-
-
-@pytest.mark.parametrize(("side", "error", "state"), [
-    ("trl", "OutOfMemoryError: CUDA out of memory", "ok"), ("vlrl", "OutOfMemoryError: CUDA out of memory", "failed"),
-    ("trl", "TypeError: unexpected keyword", "failed"), ("", "", "ok")])
-def test_a_side_without_memory_is_a_row(parts, tmp_path, monkeypatch, side, error, state):
+def test_a_side_without_memory_is_a_row(parts, tmp_path, monkeypatch):
     import gpu_step
 
-    def measured(step, limit):
-        seconds = [2.0, 3.0] if step.side == "vlrl" else [8.0, 12.0]
-        return {"error": error} if step.side == side else {"seconds": seconds, "generating": 1.0, "gib": 4.0,
-                                                           "tensors": 3.0}
+    for side, error, state in (("trl", "OutOfMemoryError: CUDA out of memory", "ok"), ("", "", "ok"),
+                               ("vlrl", "OutOfMemoryError: CUDA out of memory", "failed"),
+                               ("trl", "TypeError: unexpected keyword", "failed")):
+        def measured(step, limit, side=side, error=error):
+            seconds = [2.0, 3.0] if step.side == "vlrl" else [8.0, 12.0]
+            return {"error": error} if step.side == side else {"seconds": seconds, "generating": 1.0, "gib": 4.0,
+                                                               "tensors": 3.0}
 
-    monkeypatch.setattr(gpu_step.Step, "measured", measured)
-    _, part = run(parts, tmp_path, "trl")
-    assert part["state"] == state
-    failed = [row for row in part["rows"] if "failed" in str(row["s a step"])]
-    assert {row["side"] for row in failed} == ({f"{side}, lora"} if side else set())
-    ratios = [row["s a step"] for row in part["rows"] if row["side"] == "TRL / vlrl"]
-    assert ratios == ([] if side else [4.0])
+        monkeypatch.setattr(gpu_step.Step, "measured", measured)
+        _, part = run(parts, tmp_path, "trl")
+        failed = [row for row in part["rows"] if "failed" in str(row["s a step"])]
+        assert part["state"] == state and {row["side"] for row in failed} == ({f"{side}, lora"} if side else set())
+        ratios = [row["s a step"] for row in part["rows"] if row["side"] == "TRL / vlrl"]
+        assert ratios == ([] if side else [4.0])
 
 
-@pytest.mark.slow
-def test_a_step_that_hangs_or_ends_is_said(parts, tmp_path, monkeypatch):
+def test_memory_of_a_step_is_its_own_and_limits_add_up(parts, tmp_path, monkeypatch):
     import gpu_step
-
-    monkeypatch.setattr(gpu_step.subprocess, "run", forked.in_place_of_subprocess_run)
-    step = gpu_step.Step("vlrl", "lora", "tiny", 3, tmp_path)  # without a model
-    assert "not done within 0 s" in step.measured(0.01)["error"]
-    assert "FileNotFoundError" in step.measured(60)["error"]
-
-
-def test_memory_of_a_step_is_its_own(parts, tmp_path, monkeypatch):
-    import gpu_step
-
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 600\n")
     smi.chmod(0o755)
@@ -116,22 +101,32 @@ def test_memory_of_a_step_is_its_own(parts, tmp_path, monkeypatch):
     card = torch.device("cuda")
     assert gpu_step.used(card) == 600 * 2**20 and gpu_step.used(torch.device("cpu")) == 0
     assert gpu_step.memory(card, 8 * gib) == (2 * gib + 15 * gib, 12 * gib)
+    limits = module("gpu_report").LIMITS
+    assert sum(limits.values()) <= 40 * 60 and max(limits.values()) < 9 * 60
+    assert set(limits) == set(module("gpu_parts").PARTS)
+    report = module("gpu_report")
+    path = tmp_path / "report.json"
+    one = {"state": "ok", "rows": [], "seconds": 1.0, "limit": 60, "tiny": True}
+    report.write(tmp_path, report.merge(path, {"doctor": one, "tests": one}))
+    report.write(tmp_path, report.merge(path, {"tests": {**one, "seconds": 2.0}}))
+    parts = json.loads(path.read_text())["parts"]
+    assert {name: part["seconds"] for name, part in parts.items()} == {"doctor": 1.0, "tests": 2.0}
+    path.write_text("{")
+    assert list(report.merge(path, {"tests": one})["parts"]) == ["tests"]
 
 
 @pytest.mark.slow
-def test_a_step_stands_beside_its_plan(parts, tmp_path, monkeypatch):
+def test_a_step_stands_beside_its_plan_and_one_that_hangs_is_said(parts, tmp_path, monkeypatch):
     import gpu_step
-
     monkeypatch.setattr(gpu_step.subprocess, "run", forked.in_place_of_subprocess_run)
     _, part = run(parts, tmp_path, "plan")
     (row,) = part["rows"]
     assert row["generating: s"] + row["the rest: s"] == pytest.approx(row["s a step"]) and row["GiB / plan"] > 0
-
-
-def test_the_limits_add_up():
-    limits = module("gpu_report").LIMITS
-    assert sum(limits.values()) <= 40 * 60 and max(limits.values()) < 9 * 60
-    assert set(limits) == set(module("gpu_parts").PARTS)
+    import gpu_step
+    monkeypatch.setattr(gpu_step.subprocess, "run", forked.in_place_of_subprocess_run)
+    step = gpu_step.Step("vlrl", "lora", "tiny", 3, tmp_path)  # without a model
+    assert "not done within 0 s" in step.measured(0.01)["error"]
+    assert "FileNotFoundError" in step.measured(60)["error"]
 
 
 @pytest.mark.slow
@@ -151,15 +146,3 @@ def test_a_part_that_hangs_dies_or_breaks_leaves_the_others(tmp_path, monkeypatc
     text = (out / "report.md").read_text()
     assert "| doctor | hung | 4 | 4 |" in text and "| quickstart | ok |" in text and "ModuleNotFoundError" in text
     assert f"- python: {sys.version.split()[0]}" in text
-
-
-def test_a_call_for_one_part_keeps_the_rows_of_the_others(tmp_path):
-    report = module("gpu_report")
-    path = tmp_path / "report.json"
-    one = {"state": "ok", "rows": [], "seconds": 1.0, "limit": 60, "tiny": True}
-    report.write(tmp_path, report.merge(path, {"doctor": one, "tests": one}))
-    report.write(tmp_path, report.merge(path, {"tests": {**one, "seconds": 2.0}}))
-    parts = json.loads(path.read_text())["parts"]
-    assert {name: part["seconds"] for name, part in parts.items()} == {"doctor": 1.0, "tests": 2.0}
-    path.write_text("{")
-    assert list(report.merge(path, {"tests": one})["parts"]) == ["tests"]

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -17,7 +19,7 @@ PAGE = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 EXTRAS = set(PROJECT["optional-dependencies"])
 
 
-def test_the_lock_holds_the_versions_that_are_tested():
+def test_the_lock_holds_the_versions_that_are_tested_and_is_of_this_pyproject():
     locked: dict[str, set[str]] = {}
     for package in LOCK["package"]:
         locked.setdefault(canonicalize_name(package["name"]), set()).add(package.get("version"))
@@ -25,10 +27,7 @@ def test_the_lock_holds_the_versions_that_are_tested():
     assert len(pins) > 200
     assert {name: version for name, version in pins.items()
             if locked.get(canonicalize_name(name)) != {version}} == {}, "make lock"
-
-
-def test_the_lock_is_of_this_pyproject():
-    """The names and bounds that uv read when it wrote the lock; `uv lock --check` asks the index for more."""
+    # the names and bounds that uv read when it wrote the lock; `uv lock --check` asks the index for more
     (own,) = [package for package in LOCK["package"] if package["name"] == "vlrl"]
     read = {(canonicalize_name(need["name"]), need.get("specifier", "")) for need in own["metadata"]["requires-dist"]}
     lines = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
@@ -38,19 +37,12 @@ def test_the_lock_is_of_this_pyproject():
     read = {(name, ",".join(sorted(bounds.split(",")))) for name, bounds in read if name != "vlrl"}
     assert read == wanted, "make lock"
     assert LOCK["requires-python"] == PROJECT["requires-python"]
-
-
-def test_nothing_of_the_lock_lies_on_a_disk():
     places = {key for package in LOCK["package"] for key in package["source"]}
     assert places == {"registry", "editable"}
     assert {p["source"]["registry"] for p in LOCK["package"] if "registry" in p["source"]} == {"https://pypi.org/simple"}
 
 
-def test_every_extra_is_named_once():
-    assert sorted(re.findall(r"^\| `([\w-]+)` \|", PAGE, re.M)) == sorted(EXTRAS)
-
-
-def test_the_container_installs_extras_and_files_that_exist():
+def test_the_container_and_skypilot_use_what_exists():
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     default = re.search(r"^ARG EXTRAS=(\S+)$", text, re.M)
     shown = re.findall(r"--build-arg EXTRAS=([\w,-]+)", text + PAGE)
@@ -62,13 +54,34 @@ def test_the_container_installs_extras_and_files_that_exist():
     settings = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
     assert set(settings["build"]["args"]["EXTRAS"].split(",")) <= EXTRAS
     assert (ROOT / ".devcontainer" / settings["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    assert sorted(re.findall(r"^\| `([\w-]+)` \|", PAGE, re.M)) == sorted(EXTRAS)
+    for file in (ROOT / "configs" / "skypilot").glob("*.yaml"):
+        job = yaml.safe_load(file.read_text(encoding="utf-8"))
+        words = " ".join((job["setup"], job["run"], job["envs"]["CONFIG"]))
+        used = re.findall(r"(?:configs/\S+?\.yaml|train\.py|constraints\.txt)", words)
+        assert len(used) >= 4 and all((ROOT / name).exists() for name in used), (file.name, used)
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "skypilot").glob("*.yaml")), ids=lambda p: p.name)
-def test_skypilot_starts_files_that_exist(file):
-    job = yaml.safe_load(file.read_text(encoding="utf-8"))
-    words = " ".join((job["setup"], job["run"], job["envs"]["CONFIG"]))
-    used = re.findall(r"(?:configs/\S+?\.yaml|train\.py|constraints\.txt)", words)
-    assert len(used) >= 4
-    for name in used:
-        assert (ROOT / name).exists(), name
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_every_page_is_there_with_what_is_documented_and_loads_nothing_from_elsewhere(site):
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"} | {"index"}
+    assert {path.stem for path in site.glob("*.html")} == pages | {"404"}
+    measured = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.md")}
+    assert {path.stem for path in (site / "results").glob("*.html")} == measured
+    text = (site / "reference" / "vlrl.html").read_text()
+    assert all(f'id="{name}"' in text for name in (
+        "vlrl.task.base.Task", "vlrl.types.Sample", "vlrl.tools.train.train", "vlrl.tools.run.load_run"))
+    assert 'id="vlrl.rewards.boxes.iou"' in (site / "reference" / "rewards.html").read_text()
+    loaded = re.compile(r"""<(?:script|link|img)[^>]+(?:src|href)="?(https?:)?//""")
+    for page in site.rglob("*.html"):
+        found = loaded.search(page.read_text())
+        assert not found, (page, found)

@@ -57,7 +57,6 @@ def graph():
 
 
 def _groups(edges):
-    """Sets of names that reach each other."""
     names = sorted({name for edge in edges for name in edge})
     place = {name: i for i, name in enumerate(names)}
     rows, columns = ([place[edge[side]] for edge in edges] for side in (0, 1))
@@ -71,44 +70,23 @@ def _package(module):
     return module if module.split(".")[0] != "vlrl" else ".".join(module.split(".")[:2])
 
 
-def test_the_root_of_the_package_holds_no_other_modules():
-    assert {path.stem for path in (ROOT / "vlrl").glob("*.py")} == AT_THE_ROOT
-
-
-def test_no_modules_import_each_other(graph):
+def test_no_modules_and_no_packages_import_each_other(graph):
     edges = [(a, b) for a in graph.modules for b in graph.find_modules_directly_imported_by(a)]
     assert len(edges) > 1000 and _groups(edges) == []
+    assert _groups([(a, b) for a, b in {(_package(a), _package(b)) for a, b in edges} if a != b]) == []
 
 
-def test_no_packages_import_each_other(graph):
-    edges = {(_package(a), _package(b)) for a in graph.modules for b in graph.find_modules_directly_imported_by(a)}
-    assert _groups([edge for edge in edges if edge[0] != edge[1]]) == []
-
-
-def test_the_trunk_imports_no_branch(graph):
+def test_the_trunk_imports_no_branch_and_contracts_name_them(graph):
     """Imports inside functions and for types are counted too."""
     branches = tuple(f"vlrl.{name}" for name in BRANCHES)
     trunk = [m for m in graph.modules if m.startswith("vlrl.") and not m.startswith((*branches, "vlrl.__main__"))]
     assert len(trunk) > 150
     assert [(m, other) for m in trunk for other in graph.find_modules_directly_imported_by(m)
             if other.startswith((*branches, "app", "tasks"))] == []
-
-
-def test_the_contract_names_every_branch_within_a_package_of_the_trunk():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     named = next(one["forbidden_modules"] for one in contracts if one["id"] == "within")
     assert sorted(named) == sorted(f"vlrl.{name}" for name in BRANCHES if "." in name)
-
-
-def test_only_the_registry_imports_by_name():
-    """A table of texts (config.registry.Table) is the one way from the trunk to a branch."""
-    found = set()
-    for path in (ROOT / "vlrl").rglob("*.py"):
-        place = path.relative_to(ROOT / "vlrl").with_suffix("").as_posix().replace("/", ".")
-        if not place.startswith(BRANCHES):
-            found |= {place for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-                      if getattr(node, "attr", getattr(node, "id", "")) in ("import_module", "__import__")}
-    assert found == {"config.registry", "__init__"}  # the names of `import vlrl` are imported when they are asked for
+    assert {path.stem for path in (ROOT / "vlrl").glob("*.py")} == AT_THE_ROOT
 
 
 def _trunk():
@@ -120,7 +98,6 @@ def _trunk():
 
 
 def _tables(tree):
-    """Yields the tables of texts that a module holds."""
     yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Table")
 
 
@@ -160,7 +137,7 @@ def _is_aside(node):
             or (isinstance(node, ast.AnnAssign) and "section(" in ast.unparse(node.annotation)))
 
 
-def test_the_trunk_names_no_method():
+def test_the_trunk_names_no_method_and_only_the_registry_imports_by_name():
     """Neither in names nor in texts: what a method needs of it enters by the hooks of algo/method.py."""
     names = _names_of_methods()
     assert len(names) > 90 and names >= PLAIN
@@ -169,35 +146,39 @@ def test_the_trunk_names_no_method():
     found = {(module, match[0]) for module, tree in _trunk() if module not in NAMING
              for text in _said(tree) for match in mention.finditer(text)}
     assert found == MENTIONED.keys()
+    # a table of texts (config.registry.Table) is the one way from the trunk to a branch
+    found = set()
+    for path in (ROOT / "vlrl").rglob("*.py"):
+        place = path.relative_to(ROOT / "vlrl").with_suffix("").as_posix().replace("/", ".")
+        if not place.startswith(BRANCHES):
+            found |= {place for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                      if getattr(node, "attr", getattr(node, "id", "")) in ("import_module", "__import__")}
+    assert found == {"config.registry", "__init__"}  # the names of `import vlrl` are imported when they are asked for
+
+
+def _imported(node):
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [a.name for a in node.names] if isinstance(node, ast.Import) else []
 
 
 def test_tasks_and_app_are_imported_where_they_may_be():
     """An import of vlrl.tasks is one of tasks, which only the layers above it may make."""
     found = {"tasks": set(), "app": set()}
     for path in (ROOT / "vlrl").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else (
-                [a.name for a in node.names] if isinstance(node, ast.Import) else [])
-            for name in names:
-                top, _, rest = name.partition(".")
-                folder = rest.partition(".")[0]
-                if top == "vlrl" and folder in found:
-                    found[folder].add(path.relative_to(ROOT).as_posix())
+        for name in (n for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for n in _imported(node)):
+            top, _, rest = name.partition(".")
+            if top == "vlrl" and (folder := rest.partition(".")[0]) in found:
+                found[folder].add(path.relative_to(ROOT).as_posix())
     assert found == UNDER_VLRL
 
 
-@pytest.mark.parametrize("name", ["vlrl.vlrl", "vlrl.vlrl.types", "vlrl.train", "vlrl.setup", "vlrl.tests"])
-def test_nothing_else_of_a_checkout_is_part_of_the_package(name):
-    with pytest.raises(ImportError):
-        importlib.import_module(name)
-
-
-@pytest.mark.parametrize("name", ["tasks.digits", "tasks", "app.html", "app"])
-def test_tasks_and_app_are_part_of_the_package(name):
-    assert importlib.import_module(f"vlrl.{name}").__name__ == f"vlrl.{name}"
-
-
-def test_old_names_of_what_users_import():
+def test_of_a_checkout_tasks_and_app_are_part_of_the_package():
+    for name in ("vlrl.vlrl", "vlrl.vlrl.types", "vlrl.train", "vlrl.setup", "vlrl.tests"):
+        with pytest.raises(ImportError):
+            importlib.import_module(name)
+    for name in ("tasks.digits", "tasks", "app.html", "app"):
+        assert importlib.import_module(f"vlrl.{name}").__name__ == f"vlrl.{name}"
     code = ("from vlrl.config import load, validate; from vlrl.data import Drawn, read_rows, write_rows; "
             "from vlrl.rewards.boxes import iou; from vlrl.rewards.text import parse_answer; "
             "from vlrl.store import RunFolder, SCHEMA; from vlrl.task import Task, load as task; "
@@ -205,13 +186,8 @@ def test_old_names_of_what_users_import():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in (ROOT / "benchmarks").rglob("*.py")}),
-                         ids=lambda folder: folder.name)
-def test_no_two_scripts_of_a_benchmark_import_each_other(folder):
-    edges = set()
-    for path in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
-            edges |= {(path.stem, name) for name in names}
-    assert not edges or _groups(sorted(edges)) == []
+def test_no_two_scripts_of_a_benchmark_import_each_other():
+    for folder in {path.parent for path in (ROOT / "benchmarks").rglob("*.py")}:
+        edges = {(path.stem, name) for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+                 for name in _imported(node)}
+        assert not edges or _groups(sorted(edges)) == [], folder

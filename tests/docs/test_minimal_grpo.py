@@ -32,7 +32,6 @@ class Recorder(torch.optim.SGD):
 
 @pytest.fixture(scope="module")
 def parts():
-    """A loaded model, with groups of completions of four prompts."""
     lr = 0.2  # so far that the second pass is clipped
     config = load_config("configs/tiny.yaml", task=f"{EXAMPLE}:FindShape", steps=1,
                          algo={"loss": "ppo_clip", "advantage": "grpo", "aggregation": "sequence_mean"},
@@ -72,7 +71,7 @@ def test_its_update_is_that_of_vlrl(parts):
             assert (mine[name] - other[name]).abs().max() <= 1e-5 * other[name].abs().max() + 1e-9, name
 
 
-def test_advantages_of_a_group_by_hand(parts):
+def test_advantages_of_a_group_by_hand_and_two_steps_that_move_every_weight(parts, monkeypatch):
     group = parts[-1][0]
     values = [0.0, 0.5, 1.0, 0.5]
     some = minimal.Group(group.prompt, group.completions, minimal.np.array(values))
@@ -80,9 +79,6 @@ def test_advantages_of_a_group_by_hand(parts):
     assert some.advantages.tolist() == pytest.approx([(v - 0.5) / (spread + 1e-4) for v in values])
     alike = minimal.Group(group.prompt, group.completions, minimal.np.full(4, 0.3))
     assert not alike.advantages.any()
-
-
-def test_two_steps_move_every_weight_that_learns(parts, monkeypatch):
     policy = parts[1]
     start = {name: p.detach().clone() for name, p in policy.trainable()}
     monkeypatch.setattr(minimal, "PROMPTS", 4)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-import typer
 from pydantic import Field
 
 from vlrl import config
@@ -34,7 +33,6 @@ KNOWN = set(re.findall(r"^\| `([a-z_.]+)` \|", PAGES["configuration"], re.MULTIL
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The cells of every table row under the heads."""
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip(" |") for cell in line] for line in lines if not set("".join(line)) <= set("-| ")]
 
@@ -57,43 +55,36 @@ def commands() -> list[str]:
     return [re.split(r"\s{2,}#", line)[0].strip() for line in lines if line.strip()]
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_tables_of_settings_are_those_of_the_code():
     page = PAGES["configuration"]
     assert docs.page(page) == page, f"docs/configuration.md is out of date; run: {docs.COMMAND}"
     assert {name for name, *_ in config.describe()} < KNOWN
     assert all(docs._purpose(info.annotation) != docs._purpose(None) or not hasattr(info.annotation, "model_fields")
                for info in config.Config.model_fields.values()), "a section of vlrl/config/schema.py has no docstring"
-
-
-@pytest.mark.parametrize(("kind", "words"), [
-    (Annotated[int, Field(ge=1, lt=2**63)], "whole number >= 1"), (bool | None, "true or false or null"),
-    (Annotated[float, Field(gt=0, le=1)], "number > 0 and <= 1"), (Literal["a"], "only a"),
-    (tuple[Literal["a", "b"], ...], "list of a, b"), (list[Any], "list of any value"),
-    (dict[str, Annotated[float, Field(gt=0)]], "mapping of text to number > 0"), (Path, "Path"),
-    (tuple[float, float], "list of 2: number"),
-])
-def test_types_in_words(kind, words):
-    assert docs.type_text(kind) == words
+    for kind, words in (
+            (Annotated[int, Field(ge=1, lt=2**63)], "whole number >= 1"), (bool | None, "true or false or null"),
+            (Annotated[float, Field(gt=0, le=1)], "number > 0 and <= 1"), (Literal["a"], "only a"), (Path, "Path"),
+            (tuple[Literal["a", "b"], ...], "list of a, b"), (list[Any], "list of any value"),
+            (dict[str, Annotated[float, Field(gt=0)]], "mapping of text to number > 0"),
+            (tuple[float, float], "list of 2: number")):
+        assert docs.type_text(kind) == words
     listed = {name: kind for name, kind, *_ in config.describe()}
     assert listed["model.max_pixels"] == "whole number >= 1 or null" and listed["seed"] == "whole number >= 0"
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_settings_in_the_text_exist_and_their_values_are_allowed(name):
-    given = 0
-    for code in own_codes(name):
-        found = [m for m in map(SETTING.fullmatch, code.split()) if m and m[1] != "key"]
-        values = [m[0] for m in found if m[2]]
-        named = {m[1] for m in found if m[2] or ("." in m[1] and m[1].split(".")[0] in config.Config.model_fields)}
-        unknown = {n for n in named - KNOWN if not n.startswith("task.rewards.") and not n.endswith(NO_SETTINGS)}
-        assert not unknown, code
-        if values:
-            load(values)
-        given += len(values)
-    assert given >= 3
+def test_settings_in_the_text_exist_and_their_values_are_allowed():
+    for name in PAGES:
+        given = 0
+        for code in own_codes(name):
+            found = [m for m in map(SETTING.fullmatch, code.split()) if m and m[1] != "key"]
+            values = [m[0] for m in found if m[2]]
+            named = {m[1] for m in found if m[2] or ("." in m[1] and m[1].split(".")[0] in config.Config.model_fields)}
+            unknown = {n for n in named - KNOWN if not n.startswith("task.rewards.") and not n.endswith(NO_SETTINGS)}
+            assert not unknown, (name, code)
+            if values:
+                load(values)
+            given += len(values)
+        assert given >= 3, name
 
 
 def load(settings: list[str], path: str = QUICK) -> config.Config:
@@ -103,16 +94,31 @@ def load(settings: list[str], path: str = QUICK) -> config.Config:
     return found
 
 
-def test_the_example_config_is_one(tmp_path):
+def test_the_example_config_and_what_is_written_about_tasks_is_so(tmp_path, monkeypatch):
     (body,) = [body for kind, body in BLOCK.findall(PAGES["configuration"]) if kind == "yaml"]
     (tmp_path / "mine.yaml").write_text(body)
     found = config.load(tmp_path / "mine.yaml")
     task = tasks.load(found.task.name, {"drawn": True, "rewards": found.task.rewards})
     assert [task.weights_at(step)["format"] for step in (0, 20, 99)] == [0.5, 0.25, 0]
     assert found.train.part_lr == {"merger": 2e-4} and found.train.betas[1] == 0.98
+    page = (ROOT / "docs" / "write-a-task.md").read_text(encoding="utf-8")
+    (code,) = [body for kind, body in BLOCK.findall(page) if kind == "python" and body.startswith("import csv")]
+    (tmp_path / "table.csv").write_text("image,question,answer,x1,y1,x2,y2\na.png,How many?,three,1,2,30,40\n")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    (row,) = read_rows(tmp_path / "all.jsonl")
+    assert sample_from_row(row, tmp_path).id == "0" and row["question"] == "How many?" and row["box"] == [1, 2, 30, 40]
+    page = (ROOT / "docs" / "write-a-task.md").read_text(encoding="utf-8")
+    (code,) = [body for _, body in BLOCK.findall(page) if body.startswith("# my_recipe.py")]
+    (tmp_path / "my_recipe.py").write_text(code)
+    assert "task.recipe=my_recipe.py:strict" in page
+    task = tasks.load("grounding", {"recipe": f"{tmp_path}/my_recipe.py:strict", "drawn": True})
+    sample = task.samples("train")[0]
+    texts = [task.oracle(sample), "[0, 0, 1, 1]", "there"]
+    assert [s.reward for s in score_group(task, sample, [parse_answer(text) for text in texts], 0)] == [1.1, 0.1, 0.0]
 
 
-def test_the_command_line_examples_mean_what_they_say():
+def test_the_examples_mean_what_they_say_and_commands_exist():
     lines = [shlex.split(c)[2:] for c in commands() if re.match(r"vlrl train configs/\S+ [^-]", c)]
     found = {word: load(line[1:], line[0]) for line in lines for word in line[1:]}
     lora = found["model={max_pixels: 802816, lora: {rank: 16}}"].model
@@ -120,48 +126,24 @@ def test_the_command_line_examples_mean_what_they_say():
     assert found["data.root="].data.root == "" and found["model.max_pixels=null"].model.max_pixels is None
     assert found["train.betas=[0.9, 0.95]"].model.train == ("language", "merger")
     assert found["task.prompt=Find the {expression}."].task.rewards["format"] == [[0, 0.5], [80, 0]]
-
-
-# --- commands, paths, metrics -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", commands())
-def test_commands_exist(command):
-    program, *rest = shlex.split(command)
-    if program.endswith("vlrl"):
-        from vlrl.cli.main import app
-
-        group: Any = typer.main.get_command(app)
-        while hasattr(group, "commands"):
-            assert rest[0] in group.commands, f"no command '{rest[0]}'"
-            group = group.get_command(typer.Context(group), rest.pop(0))
-        known = {option for parameter in group.params for option in parameter.opts}
-        assert {word for word in rest if word.startswith("--")} <= known
-    else:
-        assert program == "make" and f"\n{rest[0]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
-    path = next((word for word in rest if word.endswith(".yaml")), None)
-    if path:
-        load([word for word in rest if "=" in word], path)
-
-
-def test_links_and_paths_exist():
-    for text in PAGES.values():
-        links = re.findall(r"\]\(([\w./-]+)\)", text)
-        assert all((ROOT / "docs" / link).is_file() for link in links)
-        paths = {c for c in codes(text) if re.fullmatch(r"(configs|docs|tests|tasks|vlrl)/[\w./-]+", c)}
-        assert all((ROOT / path).exists() for path in paths), paths
+    # those of vlrl: tests/silent/test_documented_commands.py
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for program, *rest in map(shlex.split, commands()):
+        assert program.endswith("vlrl") or (program == "make" and f"\n{rest[0]}:" in makefile), rest
+        if path := next((word for word in rest if word.endswith(".yaml")), None):
+            load([word for word in rest if "=" in word], path)
 
 
 DOCUMENTED = {key for row in table_rows(PAGES["quickstart"].partition("## metrics.jsonl")[2]) for key in codes(row[0])}
 
 
-def test_metrics_named_on_the_pages_are_documented():
+def test_metrics_and_paths_named_on_the_pages_exist():
     rooms = "|".join({key.split("/")[0] for key in DOCUMENTED if "/" in key})
     named = {c for text in PAGES.values() for c in codes(text) if re.fullmatch(rf"({rooms})/\w+", c)}
     assert len(named) > 20 and named <= DOCUMENTED, named - DOCUMENTED
-
-
-# --- names in other libraries -----------------------------------------------------------------------------------------
+    paths = {c for text in PAGES.values() for c in codes(text)
+             if re.fullmatch(r"(configs|docs|tests|tasks|vlrl)/[\w./-]+", c)}
+    assert all((ROOT / path).exists() for path in paths), paths
 
 
 def sections(name: str) -> dict[str, list[list[str]]]:
@@ -169,7 +151,7 @@ def sections(name: str) -> dict[str, list[list[str]]]:
     return {part.splitlines()[0]: table_rows(part)[1:] for part in parts if table_rows(part)}
 
 
-def test_every_name_is_mapped_once_to_settings_that_exist():
+def test_every_name_is_mapped_once_and_those_of_trl_are_its_own():
     for title, rows in sections("coming-from").items():
         names = [name for row in rows for name in codes(row[0])]
         assert len(rows) > 25 and len(names) == len(set(names)), title
@@ -177,9 +159,6 @@ def test_every_name_is_mapped_once_to_settings_that_exist():
             here = codes(middle)
             assert codes(left) and (here or middle == "-"), left
             assert {code.partition("=")[0] for code in here} <= KNOWN, left
-
-
-def test_names_of_trl_are_its_own():
     spec = importlib.util.find_spec("trl")
     if spec is None:
         pytest.skip("TRL is not installed")
@@ -193,8 +172,6 @@ def test_names_of_trl_are_its_own():
         key, _, value = name.partition("=")
         assert key in fields and value.strip('"') in text, name
 
-
-# --- messages ---------------------------------------------------------------------------------------------------------
 
 MESSAGES = [codes(row[0])[0] for part in PAGES["troubleshooting"].split("\n## ")[2:] for row in table_rows(part)[1:]]
 FOREIGN = {"…: Input should be …"}
@@ -217,7 +194,7 @@ def pattern(message: str) -> re.Pattern:
     return re.compile(".*".join(map(re.escape, message.split("…"))), re.DOTALL)
 
 
-def test_every_message_is_in_the_source():
+def test_every_message_is_in_the_source_and_can_be_provoked(tmp_path):
     source = templates()
     assert len(MESSAGES) >= 40 and len(set(MESSAGES)) == len(MESSAGES)
     for message in set(MESSAGES) - FOREIGN:
@@ -225,10 +202,14 @@ def test_every_message_is_in_the_source():
         pieces = message.split("…")
         likely = (text for text in source if all(piece in text for piece in pieces))  # a pattern costs much more
         assert any(pattern(message).search(text) for text in likely), message
+    for message, provoke in PROVOKED.items():
+        assert message in MESSAGES
+        with pytest.raises(VlrlError) as error:
+            provoke(tmp_path)
+        assert pattern(message).search(str(error.value)), error.value
 
 
 def task(**data: Any) -> Any:
-    """The grounding task with `data.*` settings."""
     found = tasks.load("grounding")
     found.data = DataSettings(**data)
     return found
@@ -279,69 +260,41 @@ PROVOKED = {
 }
 
 
-@pytest.mark.parametrize("message", PROVOKED)
-def test_messages_provoked(message, tmp_path):
-    assert message in MESSAGES
-    with pytest.raises(VlrlError) as error:
-        PROVOKED[message](tmp_path)
-    assert pattern(message).search(str(error.value)), error.value
-
-
-# --- a run ------------------------------------------------------------------------------------------------------------
-
-
 SMALL = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=2", "save.every=1",
          "log.samples_every=0")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a short quickstart."""
     from vlrl.tools.experiments.report import print_summary
     from vlrl.training.loop import train
-
     folder = tmp_path_factory.mktemp("docs") / "quickstart"
     session = train(config.load(QUICK, [*SMALL, f"run.dir={folder}"]))
     print_summary(session.folder, session.done, print)
     return folder
 
 
-def test_every_key_of_metrics_is_documented(run):
+def test_keys_files_and_second_starts_of_a_run_are_documented(run, capsys):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     written = {key for line in lines for key in line}
     assert written - DOCUMENTED == {"reward/iou", "reward/format"}
-    assert DOCUMENTED - written == {"reward/<part>", "<label>/reward/mean", "<label>/reward/<part>", "<label>/share",
-                                    "<label>/groups/zero_variance_frac", "loss_scale", "memory/halved",
-                                    "feature_cache/hit_frac",
-                                    "balance/imbalance", "variants/<name>/reward", "variants/<name>/share",
-                                    "reward/shaped", "correction/weight", "correction/outside", "phi", "kl_coef",
-                                    "kl/clamped",
-                                    "entropy_coef", "entropy_anchor", "temperature", "reference_reset", "partial/held",
-                                    "partial/segments_mean", "async/staleness_mean", "async/staleness_max",
-                                    "time/ahead_s"}
-
-
-def test_every_key_of_eval_is_documented(run):
+    assert DOCUMENTED - written == set(
+        "reward/<part> <label>/reward/mean <label>/reward/<part> <label>/share <label>/groups/zero_variance_frac "
+        "loss_scale memory/halved feature_cache/hit_frac balance/imbalance variants/<name>/reward "
+        "variants/<name>/share reward/shaped correction/weight correction/outside phi kl_coef kl/clamped entropy_coef "
+        "entropy_anchor temperature reference_reset partial/held partial/segments_mean async/staleness_mean "
+        "async/staleness_max time/ahead_s".split())
     text = PAGES["quickstart"].partition("`eval.jsonl` has")[2].partition("##")[0]
     line = json.loads((run / "eval.jsonl").read_text().splitlines()[0])
     named = {key for key in line if "/ci95_" not in key}
     assert named - set(codes(text)) == {"iou", "format"}
     assert all(f"{key}/ci95_low" in line for key in ("iou", "acc@.5"))
-
-
-def test_every_file_of_the_run_is_documented(run):
     (table,) = re.findall(r"^## What it leaves.*?\n(\|.*?)\n\n", PAGES["quickstart"], re.MULTILINE | re.DOTALL)
     named = {name.rstrip("/") for row in table_rows(table)[1:] for name in codes(row[0])}
     assert named == {path.name for path in run.iterdir()}
-
-
-def test_the_python_example_runs(run, capsys):
     (body,) = [body for kind, body in BLOCK.findall(PAGES["quickstart"]) if kind == "python"]
     exec(body.replace("runs/quickstart", str(run)).replace("step=79", "step=1"), {})
     assert "'iou'" in capsys.readouterr().out
-
-
-def test_messages_of_a_second_start_provoked(run):
     from vlrl.store import RunFolder
     from vlrl.training.loop import train
 
@@ -355,24 +308,3 @@ def test_messages_of_a_second_start_provoked(run):
     says("resume=must, but … has no complete checkpoint.", "resume=must", folder=run.parent / "other")
     with RunFolder(run).lock():
         says("run folder … is in use by process … on … since …")
-
-
-def test_rows_from_a_csv(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "write-a-task.md").read_text(encoding="utf-8")
-    (code,) = [body for kind, body in BLOCK.findall(page) if kind == "python" and body.startswith("import csv")]
-    (tmp_path / "table.csv").write_text("image,question,answer,x1,y1,x2,y2\na.png,How many?,three,1,2,30,40\n")
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    (row,) = read_rows(tmp_path / "all.jsonl")
-    assert sample_from_row(row, tmp_path).id == "0" and row["question"] == "How many?" and row["box"] == [1, 2, 30, 40]
-
-
-def test_the_recipe_on_the_page_pays_as_the_page_says(tmp_path):
-    page = (ROOT / "docs" / "write-a-task.md").read_text(encoding="utf-8")
-    (code,) = [body for _, body in BLOCK.findall(page) if body.startswith("# my_recipe.py")]
-    (tmp_path / "my_recipe.py").write_text(code)
-    assert "task.recipe=my_recipe.py:strict" in page
-    task = tasks.load("grounding", {"recipe": f"{tmp_path}/my_recipe.py:strict", "drawn": True})
-    sample = task.samples("train")[0]
-    texts = [task.oracle(sample), "[0, 0, 1, 1]", "there"]
-    assert [s.reward for s in score_group(task, sample, [parse_answer(text) for text in texts], 0)] == [1.1, 0.1, 0.0]

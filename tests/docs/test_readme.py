@@ -27,7 +27,6 @@ def block(kind):
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """The files that the README tells a reader to write, in the working directory."""
     for kind in ("python", "yaml"):
         name = re.match(r"# (\S+)\n", block(kind))[1]
         (tmp_path / name).write_text(block(kind), encoding="utf-8")
@@ -35,65 +34,46 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_first_commands_stand_early():
+def test_the_first_commands_stand_early_and_make_runs_what_is_run_without_it():
     head = "\n".join(TEXT.splitlines()[:25])
     assert "make demo" in head and "make test" in head and head.index("make demo") < head.index("make test")
-
-
-def test_every_make_target_exists():
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     used = [word for c in COMMANDS if c.startswith("make") for word in shlex.split(c)[1:]]
     assert used and set(used) <= set(targets)
-
-
-def test_without_make_the_same_is_run():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for part in ("-c constraints.txt", "-e", "[dev]", "not slow and not vllm and not browser and not gpu",
                  "train.py configs/quickstart.yaml"):
         assert part in makefile and any(part in c for c in COMMANDS), part
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "python" in c or "torchrun" in c or "accelerate" in c])
-def test_every_python_command_names_files_and_settings_that_exist(files, command):
-    words = shlex.split(command)
-    places = [i for i, w in enumerate(words) if w == "train.py" or w.startswith("vlrl.")]
-    if not places:
-        assert re.search(r"-m (venv|pip|pytest) ", command), f"this test does not know what {command!r} is"
-        return
-    entry, *rest = words[places[0]:]
-    assert (ROOT / entry).is_file() or (ROOT / f"{entry.replace('.', '/')}.py").is_file()
-    if rest != ["--settings"]:
-        path, *settings = rest
-        config.load(path if path.startswith("configs/") else files / path, settings)
+def test_every_python_command_names_files_and_settings_that_exist(files):
+    for command in (c for c in COMMANDS if "python" in c or "torchrun" in c or "accelerate" in c):
+        words = shlex.split(command)
+        places = [i for i, w in enumerate(words) if w == "train.py" or w.startswith("vlrl.")]
+        if not places:
+            assert re.search(r"-m (venv|pip|pytest) ", command), f"this test does not know what {command!r} is"
+            continue
+        entry, *rest = words[places[0]:]
+        assert (ROOT / entry).is_file() or (ROOT / f"{entry.replace('.', '/')}.py").is_file()
+        if rest != ["--settings"]:
+            path, *settings = rest
+            config.load(path if path.startswith("configs/") else files / path, settings)
 
 
-def test_every_setting_exists():
+def test_every_setting_exists_with_its_value():
     known = {name for name, *_ in config.describe()}
     used = {m[1] for m in SETTING.finditer(PROSE)}
     dotted = re.findall(r"`([a-z_]+\.[a-z_.]+)`", PROSE)
     named = {name for name in dotted if name.split(".")[0] in config.Config.model_fields} - {"config.yaml"}
     assert {"steps", "run.dir", "resume", "model.lora.rank"} <= used and "train.part_lr" in named
     assert used | named <= known | {"task", "engine", "extends"}, sorted((used | named) - known)
-
-
-def test_every_value_in_the_text_is_allowed():
     for setting in SETTING.finditer(PROSE):
         config.load("configs/quickstart.yaml", [setting[0]])
 
 
-def test_every_path_exists():
-    paths = {*re.findall(r"`([\w.-]+/[\w./-]*)`", TEXT), *re.findall(r"\]\(([\w./-]+)\)", TEXT)}
-    made = {".venv/bin"}  # by make; the environment that runs this may lie elsewhere
-    missing = [p for p in paths - made if not (ROOT / p).exists()]
-    assert len(paths) > 8 and not missing
-
-
-def test_the_yaml_example_is_a_config(files):
+def test_the_yaml_example_is_a_config_and_its_row_a_row(files, tmp_path):
     settings = config.load(files / "mugs.yaml")
     assert settings.model.lora.rank > 0 and yaml.safe_load(block("yaml"))["task"]["name"] == settings.task.name
-
-
-def test_the_row_of_the_yaml_example_is_a_row(tmp_path):
     row = yaml.safe_load("".join(re.findall(r"#( *\{?\"\w+\".*)$", block("yaml"), re.MULTILINE)))
     sample = load("grounding").sample_from_row(row, tmp_path)
     assert sample.media[0].source == tmp_path / row["image"] and sample["boxes"]

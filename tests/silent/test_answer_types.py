@@ -1,4 +1,4 @@
-"""Rows of other people's records whose answers look like numbers, formulas or letters and are texts: what pays."""
+"""Answers that look like numbers, formulas or letters and are texts, and answers in other scripts: what is paid."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 
 from vlrl.data import read_rows
 from vlrl.data.coordinates import Coordinates
+from vlrl.rewards import answers, text
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
@@ -21,41 +22,41 @@ def rows_of(tmp_path, *records):
 def paid(row, *texts):
     task = load("qa")
     task.coordinates = Coordinates()
-    found = score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0, None)
+    sample = task.sample_from_row({"id": "1", "question": "?", **row})
+    found = score_group(task, sample, [parse_answer(given) for given in texts], 0, None)
     assert all(s.error is None for s in found), found
     return [s.parts["accuracy"] for s in found]
 
 
-def test_a_times_sum_or_order_is_not_worked_out(tmp_path):
-    (row,) = rows_of(tmp_path, {"question": "What is the bus timetable entry?", "answer": "08-15-30"})
-    assert paid(row, "08-15-30", "-37", "30-15-08", "8-15-30") == [1, 0, 0, 0]
-
-
-def test_zeros_before_a_number_are_part_of_it(tmp_path):
-    (row,) = rows_of(tmp_path, {"question": "Which postcode is on the letter?", "answer": "01067"})
-    assert paid(row, "01067", "1067", "001067") == [1, 0, 0]
-
-
-def test_a_number_with_an_exponent_is_no_number_where_it_names_a_seat(tmp_path):
-    (row,) = rows_of(tmp_path, {"question": "Which seat is printed on the ticket?", "answer": "12E1"})
-    assert paid(row, "12E1", "120") == [1, 0]
-
-
-def test_a_price_range_is_no_formula(tmp_path):
-    (row,) = rows_of(tmp_path, {"question": "What does the menu ask for lunch?", "answer": "$8-12"})
-    assert paid(row, "$8-12", "-4", "12-8") == [1, 0, 0]
-
-
-def test_a_letter_that_is_read_from_a_picture_is_no_option(tmp_path):
+def test_texts_that_look_like_numbers_pay_no_other_codes(tmp_path):
+    for question, answer, *wrong in (
+            ("What is the bus timetable entry?", "08-15-30", "-37", "30-15-08", "8-15-30"),
+            ("Which postcode is on the letter?", "01067", "1067", "001067"),
+            ("Which seat is printed on the ticket?", "12E1", "120"),
+            ("What does the menu ask for lunch?", "$8-12", "-4", "12-8")):
+        (row,) = rows_of(tmp_path, {"question": question, "answer": answer})
+        assert paid(row, answer, *wrong) == [1, *[0] * len(wrong)], answer
     row, *_ = rows_of(tmp_path, {"question": "Which grade did she get?", "answer": "A"},
                       {"question": "Who teaches it?", "answer": "Mr Smith"},
                       {"question": "Which subject is it?", "answer": "Biology"})
     assert paid(row, "A", "A+", "A or B") == [1, 0, 0]
+    for given, answer, *wrong in (("math", "0041-007", "34", "41-7", "0007-041"), ("number", "0041", "41", "00041")):
+        row = {"id": "1", "question": "Which order number?", "answer": answer, "answer_type": given}
+        assert paid(row, answer, *wrong) == [1, *[0] * len(wrong)]
 
 
-@pytest.mark.parametrize("given", ["math", "number"])
-def test_a_type_of_an_earlier_convert_does_not_pay_other_codes(given):
-    row = {"id": "1", "question": "Which order number?", "answer": "0041-007", "answer_type": given}
-    row |= {"answer": "0041-007" if given == "math" else "0041"}
-    wrong = ["34", "41-7", "0007-041"] if given == "math" else ["41", "00041"]
-    assert paid(row, row["answer"], *wrong) == [1, *[0] * len(wrong)]
+def test_words_letters_numbers_and_options_of_other_scripts():
+    for right, other in (("красная машина стоит", "синяя лодка плывёт"), ("سيارة حمراء", "قارب أزرق"),
+                         ("लाल गाड़ी", "नीली नाव"), ("κόκκινο αυτοκίνητο", "μπλε βάρκα")):
+        assert answers.rouge(right, right) == 1 and answers.rouge(other, right) == 0, right
+    assert answers.rouge("élève", "lve") == 0
+    assert answers.rouge("cafe\u0301 noir", "café noir") == 1  # composed and not
+    assert answers.ocr("東京駅南口", "東京駅北口") == pytest.approx(0.8)
+    assert answers.ocr("ห้ามจอด", "ห้ามจอด") == 1
+    assert text.token_f1("打开蓝牙设置", "打开网络设置") > 0 and text.token_f1("打开", "关闭") == 0
+    assert paid({"answer": "12番線", "answer_type": "text"}, "12番線", "13番線", "１２番線") == [1, 0, 1]
+    row = {"answer": "42.5", "answer_type": "number"}
+    assert paid(row, "４２．５", "42,5", "٤٢٫٥", "४२.५", "42,6", "425") == [1, 1, 1, 1, 0, 0]
+    assert paid({"answer": "４２", "answer_type": "count"}, "42", "４２", "24") == [1, 1, 0]
+    row = {"answer": "B", "answer_type": "choice", "options": ["红色的车", "蓝色的船", "绿色的树"]}
+    assert paid(row, "蓝色的船", "图中是蓝色的船。", "（Ｂ）", "红色的车", "不是蓝色的船") == [1, 1, 1, 0, 0]

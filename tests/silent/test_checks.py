@@ -56,15 +56,12 @@ def box(id, image, **more):
     return {**row, **more}
 
 
-def test_a_photo_that_was_taken_upside_down_has_sizes_that_fit_and_boxes_that_may_not(tmp_path, capsys):
+def test_pictures_that_are_upside_down_or_too_thin_are_found_at_the_start(tmp_path, capsys):
     picture(tmp_path, "photo.jpg", orientation=3)
     file = rows_file(tmp_path, "train.jsonl", [box("r1", "photo.jpg")])
     assert "EXIF" in (said := started(tmp_path)) and "r1" in said
     main(["data", "check", str(file)])
     assert "EXIF" in capsys.readouterr().out
-
-
-def test_a_picture_too_thin_for_the_processor_far_down_the_file_is_found_at_the_start(tmp_path):
     picture(tmp_path, "usual.png")
     picture(tmp_path, "thin.png", size=(3, 900))
     rows_file(tmp_path, "train.jsonl", [box(f"r{i}", "usual.png") for i in range(150)]
@@ -74,10 +71,13 @@ def test_a_picture_too_thin_for_the_processor_far_down_the_file_is_found_at_the_
 
 def test_rows_that_are_held_out_and_trained_on_under_other_names(tmp_path):
     picture(tmp_path, "a.png")
+    picture(tmp_path, "b.png", seed=1)
     rows_file(tmp_path, "train.jsonl", [box(f"t{i}", "a.png", expression=f"mug {i}") for i in range(20)])
     held = rows_file(tmp_path, "other.jsonl", [box(f"h{i}", "a.png", expression=f"mug {i}") for i in range(10)])
     said = started(tmp_path, heldout=held)
     assert "h0" in said and "train.jsonl:1" in said and "9 rows more" in said
+    held = rows_file(tmp_path, "sound.jsonl", [box(f"h{i}", "b.png", expression=f"cup {i}") for i in range(10)])
+    assert started(tmp_path, heldout=held) == ""
 
 
 def test_a_task_with_ids_twice_and_a_score_that_is_drawn(tmp_path):
@@ -91,26 +91,22 @@ def test_a_task_with_ids_twice_and_a_score_that_is_drawn(tmp_path):
     assert "the same answer was scored" in said
 
 
-SCORES = {
-    "None": ("None", "returns None", "unreadable"), "always 1": ("1.0", "a constant reward", "constant"),
-    "50 for the right one": ("50.0 * (answer.text == str(sample['n']))", "'n' is 50", "parts"),
-    "sound": ("float(answer.text == str(sample['n']))", "", ""),
-}
-
-
-@pytest.mark.parametrize("name", SCORES)
-def test_what_a_score_gives_is_looked_at_by_a_run_and_by_tasks_check(tmp_path, name):
-    given, says, rule = SCORES[name]
-    (tmp_path / "own.py").write_text(
-        "from vlrl import Sample, Task\nclass Own(Task):\n    prompt = 'How many?'\n    rewards = {'n': 1.0}\n"
-        "    def samples(self, split):\n"
-        "        return [Sample(id=f'{split}-{i}', row={'n': i + 50 * (split == 'train')}) for i in range(8)]\n"
-        "    def oracle(self, sample):\n        return str(sample['n'])\n"
-        f"    def score(self, sample, answer):\n        return {{'n': {given}}}\n")
-    said = started(tmp_path, "data.train=", "data.heldout=", task=tmp_path / "own.py")
-    assert says in said and "run.checks" not in said and (says or not said)
-    found = {f.rule for f in testing.check(load_task(f"{tmp_path}/own.py"), 4, processes=0)}
-    assert found & {"unreadable", "constant", "parts"} == ({rule} if rule else set())
+def test_what_a_score_gives_is_looked_at_by_a_run_and_by_tasks_check(tmp_path):
+    for n, (given, says, rule) in enumerate((
+            ("None", "returns None", "unreadable"), ("1.0", "a constant reward", "constant"),
+            ("50.0 * (answer.text == str(sample['n']))", "'n' is 50", "parts"),
+            ("float(answer.text == str(sample['n']))", "", ""))):
+        own = tmp_path / f"own{n}.py"
+        own.write_text(
+            "from vlrl import Sample, Task\nclass Own(Task):\n    prompt = 'How many?'\n    rewards = {'n': 1.0}\n"
+            "    def samples(self, split):\n"
+            "        return [Sample(id=f'{split}-{i}', row={'n': i + 50 * (split == 'train')}) for i in range(8)]\n"
+            "    def oracle(self, sample):\n        return str(sample['n'])\n"
+            f"    def score(self, sample, answer):\n        return {{'n': {given}}}\n")
+        said = started(tmp_path, "data.train=", "data.heldout=", task=own)
+        assert says in said and "run.checks" not in said and (says or not said)
+        found = {f.rule for f in testing.check(load_task(str(own)), 4, processes=0)}
+        assert found & {"unreadable", "constant", "parts"} == ({rule} if rule else set()), given
 
 
 def test_rows_that_check_refuses_are_not_converted_in_silence_and_fill_few_lines(tmp_path, capsys):
@@ -126,22 +122,6 @@ def test_rows_that_check_refuses_are_not_converted_in_silence_and_fill_few_lines
     assert main(["data", "convert", str(file), "-o", str(out), "--keep-going"]) == 0
     printed = capsys.readouterr().out
     assert "299 rows more" in printed and len(printed.splitlines()) < 6 and len(out.read_text().splitlines()) == 1
-
-
-def test_a_label_that_is_none_of_its_labels_is_no_row_to_train_on(tmp_path):
-    picture(tmp_path, "a.png")
-    rows_file(tmp_path, "train.jsonl", [{"id": f"c{i}", "image": "a.png", "label": "cat" if i < 30 else "dgo",
-                                         "labels": ["cat", "dog"]} for i in range(40)])
-    said = started(tmp_path, task="classification")
-    assert "c30" in said and "Did you mean 'dog'" in said
-
-
-def test_none_of_these_is_said_of_sound_rows(tmp_path):
-    picture(tmp_path, "a.png")
-    picture(tmp_path, "b.png", seed=1)
-    rows_file(tmp_path, "train.jsonl", [box(f"t{i}", "a.png", expression=f"mug {i}") for i in range(20)])
-    held = rows_file(tmp_path, "other.jsonl", [box(f"h{i}", "b.png", expression=f"cup {i}") for i in range(10)])
-    assert started(tmp_path, heldout=held) == ""
 
 
 def test_a_held_out_picture_that_is_one_of_train_saved_anew_is_a_leak(tmp_path, capsys):

@@ -24,7 +24,6 @@ LAUNCHERS = {"torchrun", "accelerate"}
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every command of a page, without its comment."""
     lines = re.sub(r"\\\n *", "", text).splitlines()
     found = [re.split(r"\s{2,}(?:#|[a-zA-Z])", match[1])[0] for match in map(PROGRAM.fullmatch, lines) if match]
     return [shlex.split(line, comments=True) for line in found if " says " not in line and " fine-tunes " not in line]
@@ -54,7 +53,7 @@ def settings_of(words: list[str]) -> list[str]:
             and not re.search(r"runs/|models/", w)]
 
 
-def test_every_config_of_a_command_is_found(empty):
+def test_every_config_and_preset_of_a_command_is_found(empty):
     wrong = []
     for page, words in VLRL:
         name = named_config(page, words)
@@ -65,9 +64,13 @@ def test_every_config_of_a_command_is_found(empty):
         except Exception as error:
             wrong.append(f"{page}: vlrl {' '.join(words)}: {error}")
     assert not wrong, "\n".join(wrong)
+    for page, words in VLRL:
+        for name in (word.removeprefix("extends=") for word in words if word.startswith("extends=")):
+            if name not in OWN:
+                assert config.loading.shipped(name), f"{page}: {name}"
 
 
-def test_every_command_and_option_is_there():
+def test_every_command_and_option_is_there_and_what_needs_a_clone_is_said_to():
     wrong = []
     for page, (*words,) in VLRL:
         group: Any = typer.main.get_command(app)
@@ -77,41 +80,25 @@ def test_every_command_and_option_is_there():
         if (hasattr(group, "commands") and words) or {w for w in words if re.match(r"--?[a-z]", w)} - known - {"-h"}:
             wrong.append(f"{page}: vlrl {words}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_every_preset_of_a_command_is_found(empty):
-    for page, words in VLRL:
-        for name in (word.removeprefix("extends=") for word in words if word.startswith("extends=")):
-            if name not in OWN:
-                assert config.loading.shipped(name), f"{page}: {name}"
-
-
-def test_a_shipped_config_is_found_by_its_name_in_a_file_and_a_word(empty):
-    (empty / "own.yaml").write_text("extends: digits.yaml\nsteps: 3\n")
-    assert config.load("own.yaml").task.name == "digits"
-    assert config.load("own.yaml", ["extends=gspo.yaml"]).algo.loss.name == "gspo"
-
-
-def test_a_name_that_several_shipped_configs_have_is_an_error_with_all_of_them(empty):
-    """drive.yaml at the top goes before curricula/drive.yaml; of two below it none is taken."""
-    assert config.load("drive.yaml").task.name == "drive"
-    names = [path.name for path in config.loading.shipped_configs()]
-    top = {path.name for path in (ROOT / "configs").glob("*.yaml")}
-    twice = next(name for name in names if names.count(name) > 1 and name not in top)
-    with pytest.raises(config.loading.ConfigError, match=f"(?s)/{twice}.*/{twice}"):
-        config.load(twice)
-
-
-def test_what_needs_a_clone_is_said_to():
-    """train.py, benchmarks/, make and files that other programs read are in no wheel."""
+    # train.py, benchmarks/, make and files that other programs read are in no wheel
     wrong = []
     for page, words in COMMANDS:
         needed = [w for w in words if w == "train.py" or w.startswith(("benchmarks/", "configs/slurm", "configs/acc"))]
         if needed and not re.search(r"\bclone\b", PAGES[page]):
             wrong.append(f"{page}: {' '.join(words)}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_it_reads_the_pages():
     assert len(VLRL) > 100 and len({page for page, _ in VLRL}) > 20
     assert yaml  # the pages' own files are YAML
+
+
+def test_a_shipped_config_is_found_by_its_name_unless_several_have_it(empty):
+    (empty / "own.yaml").write_text("extends: digits.yaml\nsteps: 3\n")
+    assert config.load("own.yaml").task.name == "digits"
+    assert config.load("own.yaml", ["extends=gspo.yaml"]).algo.loss.name == "gspo"
+    # drive.yaml at the top goes before curricula/drive.yaml; of two below it none is taken
+    assert config.load("drive.yaml").task.name == "drive"
+    names = [path.name for path in config.loading.shipped_configs()]
+    top = {path.name for path in (ROOT / "configs").glob("*.yaml")}
+    twice = next(name for name in names if names.count(name) > 1 and name not in top)
+    with pytest.raises(config.loading.ConfigError, match=f"(?s)/{twice}.*/{twice}"):
+        config.load(twice)

@@ -66,28 +66,22 @@ def begun(host, **row):
     return episode, host.reset([episode])[0]
 
 
-def test_a_world_that_looks_otherwise_after_its_process_was_lost_is_not_gone_on_with(host):
+def test_a_world_that_is_another_after_its_process_was_lost_ends_and_a_failed_reset_is_tried_again(host, tmp_path):
     (one, _), (other, _) = begun(host, anew=True), begun(host)
     assert isinstance(host.step([one], ["go"])[0], Step)
     host.step([other], ["die"])
     assert isinstance(host.step([one], ["go"])[0], EnvironmentFailure)
-
-
-def test_a_reset_that_fails_once_is_tried_again(host, tmp_path):
     _, shown = begun(host, fails=str(tmp_path / "log"), times=1)
     assert isinstance(shown, Observation) and shown.text == "begin"
 
 
-def test_a_picture_of_premultiplied_grey_or_without_a_palette_ends_its_episode_at_most(host):
+def test_pictures_that_nobody_can_show_end_an_episode_at_most(host):
     for mode in ("La", "P"):
         _, shown = begun(host, first=Image.new(mode, (9, 9)))
         for media in () if isinstance(shown, EnvironmentFailure) else shown.media:
             assert load(media, LimitsSettings()).frames[0].mode == "RGB"
         with contextlib.suppress(DataError):  # any other error ends what asked for it
             load(Media(source=Image.new(mode, (9, 9))), LimitsSettings())
-
-
-def test_a_tool_that_returns_a_picture_nobody_can_show_is_told_so():
     def look() -> Image.Image:
         """Looks."""
         return Image.new("La", (9, 9))

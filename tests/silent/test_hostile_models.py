@@ -1,13 +1,20 @@
-"""Model folders and configs that would not end: a message in bounded time."""
+"""Model folders and configs that would not end, weights that hold NaN or inf: a message, and no result."""
 
 import json
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from tests.helpers import load, settings
+from tests.conftest import SAMPLES
+from tests.e2e.runs import write_config
+from tests.helpers import Vowels, load, settings
+from vlrl.cli.main import main
 from vlrl.config.loading import load as load_config
-from vlrl.errors import ConfigError
+from vlrl.engine.base import Request, Sampling
+from vlrl.engine.hf import HFEngine
+from vlrl.errors import ConfigError, TrainingError, VlrlError
 from vlrl.models import loading
 from vlrl.models.loading import skeleton
 
@@ -45,15 +52,58 @@ def bomb(width: int, depth: int) -> str:
     return "\n".join([*lines, f"task: *x{depth - 1}"])
 
 
-@pytest.mark.parametrize("text, says", [(bomb(10, 8), "line .*its aliases .* more than 100,000 values"),
-                                        (bomb(2, 40), "more than 100,000"), ("task: &t [*t]", "an alias .* contains"),
-                                        ("task: &t {a: *t}", "an alias .* contains")])
-def test_aliases_that_stand_for_billions(tmp_path, text, says):
-    (tmp_path / "bomb.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=says):
-        load_config(tmp_path / "bomb.yaml")
-
-
-def test_aliases_in_measure_are_read(tmp_path):
+def test_aliases_that_stand_for_billions(tmp_path):
+    for text, says in ((bomb(10, 8), "line .*its aliases .* more than 100,000 values"),
+                       (bomb(2, 40), "more than 100,000"), ("task: &t [*t]", "an alias .* contains"),
+                       ("task: &t {a: *t}", "an alias .* contains")):
+        (tmp_path / "bomb.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            load_config(tmp_path / "bomb.yaml")
     (tmp_path / "a.yaml").write_text("extends: quickstart.yaml\neval: {samples: &n 3}\nsteps: *n\n")
     assert load_config(tmp_path / "a.yaml").steps == 3
+
+
+def broken(folder, value, pick=lambda names: names[3], file="model.safetensors"):
+    tensors = load_file(folder / file)
+    name = pick(sorted(tensors))
+    tensors[name].flatten()[5] = value
+    save_file(tensors, folder / file, metadata={"format": "pt"})
+    return name
+
+
+def test_a_model_with_such_a_value_is_not_loaded_and_commands_name_the_tensor(folder, tmp_path, capsys):
+    config, words = write_config(tmp_path, folder), ["steps=1", "eval.samples=2", "rollout.max_new_tokens=4"]
+    for value in (float("nan"), float("inf"), -float("inf")):
+        name = broken(folder, value).split(".")[-2]
+        with pytest.raises(ConfigError, match=rf"{name}.* NaN or inf in 1 of"):
+            load(settings(folder))
+    for command in (["train"], ["eval"], ["train", "model.lora.rank=2"], ["eval", "--json"]):
+        assert main([command[0], str(config), f"run.dir={tmp_path}/run", *words, *command[1:]]) == 1
+        out, err = capsys.readouterr()
+        said = " ".join((out + err).split())
+        assert name in said and "NaN or inf" in said and "Traceback" not in said
+    assert not out.strip() or "splits" not in json.loads(out)  # JSON of no evaluation is written
+
+
+def test_logits_or_an_adapter_that_are_not_finite_give_no_answer(folder, tmp_path):
+    """Weights that break while a run goes on, and finite ones of which what is computed is not."""
+    policy, encode = load(settings(folder))
+    engine = HFEngine(policy, seed=0, batch_rollouts=4)
+    prompt = encode(Vowels(), SAMPLES["text"])
+    name, weight = next(found for found in policy.trainable() if found[0].endswith("language_model.norm.weight"))
+    kept = weight.detach().clone()
+    for value, says in ((float("nan"), f"{name} holds NaN"), (3e38, "all weights are finite")):
+        for temperature in (0.0, 1.0):
+            with torch.no_grad():
+                weight.fill_(value)
+            request = Request(prompt=prompt, n=2, sampling=Sampling(max_new_tokens=3, temperature=temperature))
+            with pytest.raises(TrainingError, match=says):
+                engine.generate([request])
+    with torch.no_grad():
+        weight.copy_(kept)
+    assert len(engine.generate([request])[0]) == 2
+    policy, _ = load(settings(folder, model={"name": str(folder), "lora": {"rank": 2}}))
+    policy.save(tmp_path / "adapter")
+    broken(tmp_path / "adapter", float("nan"), file="adapter_model.safetensors")
+    with pytest.raises(VlrlError, match=r"lora_.* NaN or inf"):
+        load(settings(tmp_path / "adapter"))

@@ -66,47 +66,35 @@ def samples(path: Path, cache: Path, *settings: str) -> Any:
     return read_samples(make_task(config), "train")
 
 
-def test_a_table_is_unpacked_in_small_pieces(parquet: Path, tmp_path: Path) -> None:
+def test_a_table_is_unpacked_in_small_pieces_and_all_rows_hold_no_pictures(parquet: Path, tmp_path: Path):
     used, rows = peak(lambda: open_records([parquet], tmp_path))
     assert len(rows) == ROWS and used < 16e6, used
-
-
-def test_all_rows_of_a_table_at_once_hold_no_pictures(parquet: Path, tmp_path: Path) -> None:
     used, read = peak(lambda: samples(parquet, tmp_path, "data.index=memory"))
     assert len(read) == ROWS and used < 20e6, used
 
 
-def test_lines_of_base64(pictures: list[bytes], tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({
-        "id": n, "image": base64.b64encode(data).decode(), "question": "Is it noise?", "answer": "yes",
-        "answer_type": "yes_no"}) + "\n" for n, data in enumerate(pictures)))
-    used, read = peak(lambda: samples(path, tmp_path, "data.index=memory"))
-    assert len(read) == ROWS and used < 20e6, used
-
-
-def test_a_shard(pictures: list[bytes], tmp_path: Path) -> None:
-    path = tmp_path / "rows.tar"
-    with tarfile.open(path, "w") as tar:
+def test_lines_of_base64_and_a_shard(pictures: list[bytes], tmp_path: Path) -> None:
+    asked = {"question": "Is it noise?", "answer": "yes", "answer_type": "yes_no"}
+    lines, shard = tmp_path / "rows.jsonl", tmp_path / "rows.tar"
+    lines.write_text("".join(json.dumps({"id": n, "image": base64.b64encode(data).decode(), **asked}) + "\n"
+                             for n, data in enumerate(pictures)))
+    with tarfile.open(shard, "w") as tar:
         for n, data in enumerate(pictures):
-            row = json.dumps({"question": "Is it noise?", "answer": "yes", "answer_type": "yes_no"}).encode()
-            for name, content in ((f"{n}.png", data), (f"{n}.json", row)):
+            for name, content in ((f"{n}.png", data), (f"{n}.json", json.dumps(asked).encode())):
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
-    used, read = peak(lambda: samples(path, tmp_path, "data.index=memory"))
-    assert len(read) == ROWS and used < 20e6, used
+    for path in (lines, shard):
+        used, read = peak(lambda path=path: samples(path, tmp_path, "data.index=memory"))
+        assert len(read) == ROWS and used < 20e6, (path.name, used)
 
 
-def test_converting_and_checking(parquet: Path, tmp_path: Path) -> None:
+def test_converting_and_checking(parquet: Path, tmp_path: Path):
     used, (count, bad) = peak(lambda: convert(parquet, tmp_path / "new.jsonl"))
     assert (count, bad) == (ROWS, []) and used < 20e6, used
     assert len(list((tmp_path / "new_media").iterdir())) == ROWS
     config = load_config("configs/qa/tiny.yaml")
     used, findings = peak(lambda: check(parquet, make_task(config), config.limits, media=False))
     assert findings.rows == ROWS and used < 20e6, used
-
-
-def test_the_advice_is_by_bytes() -> None:
     page = Path("docs/data.md").read_text()
     assert not re.search(r"groups of about 1000 rows are best", page) and "row_group_size" in page

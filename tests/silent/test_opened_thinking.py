@@ -58,15 +58,12 @@ def scored(config, row, *texts, opened="<think>\n"):
     return [r["reward"] for r in result["rewards"]]
 
 
-def test_a_class_named_after_the_thinking_that_the_prompt_opened_earns_all():
+def test_thinking_that_the_prompt_opened_earns_all_and_what_was_cut_nothing():
     natural, doubled, cut = (f"{THOUGHT}</think>\n<answer>cat</answer>",
                              f"<think>\n{THOUGHT}</think>\n<answer>cat</answer>", "It is a cat, or")
     row = {"id": "a", "image": "a.png", "label": "cat", "labels": ["cat", "dog"]}
     rewards = scored({"task": {"name": "classification", "recipe": "cls_rl"}}, row, natural, doubled, cut)
     assert rewards[0] == 2.0 and rewards[1] <= rewards[0] and rewards[2] == 0.0
-
-
-def test_boxes_and_spans_of_thinking_that_was_cut_are_no_answer():
     row = {"id": "a", "image": "a.png", "expression": "the cat", "boxes": [{"box": [10, 10, 60, 60]}], "width": 100,
            "height": 100}
     config = {"task": {"name": "grounding", "coordinates": "original"}}
@@ -74,7 +71,7 @@ def test_boxes_and_spans_of_thinking_that_was_cut_are_no_answer():
     assert scored(config, row, "perhaps [0, 0, 9, 9]\n</think>\n\n[10, 10, 60, 60]")[0] == pytest.approx(1.0)
 
 
-def test_what_the_prompt_opened_is_stored_beside_the_completion_and_scored_again(encode, tmp_path):
+def test_what_the_prompt_opened_is_stored_and_told_to_an_environment(encode, tmp_path, thinking):
     task, sample = Named(), Sample(id="a", row={"label": "cat"})
     prompt = encode(task, sample)
     given = Demonstrations(task, encode).generate([Request(prompt=prompt, n=1, sampling=Sampling(max_new_tokens=9),
@@ -87,9 +84,16 @@ def test_what_the_prompt_opened_is_stored_beside_the_completion_and_scored_again
     assert row["reward"] == 1.5
     row["n_tokens"] = len(row["token_ids"])
     assert rescore(task, [row]).new == [1.5]
+    policy, encode = load(settings(thinking, rollout={"group_size": 2, "max_new_tokens": 4}))
+    (group,) = played(policy, encode, encode.config, count=1, task=Told(rewards={"vowels": 1.0}))
+    rollout, _ = group.rollouts
+    actions = rollout.completion.actions
+    assert len(actions) == 3 and all(t.opened == "<think>\n" and not t.text.startswith("<think>") for t in actions)
+    for turn in actions:  # its own parts count the vowels of what it was told: the i of <think> too
+        assert turn.parts["vowels"] == pytest.approx((1 + sum(c in "aeiou" for c in turn.text)) / 8)
 
 
-def test_a_demonstration_goes_on_where_the_prompt_stops(encode):
+def test_a_demonstration_goes_on_where_the_prompt_stops_and_the_dry_run_shows_it(encode):
     task = Named()
     written = []
     for solution in (None, "<think>Ears.</think><answer>cat</answer>", "Ears.</think><answer>cat</answer>", "cat"):
@@ -100,6 +104,9 @@ def test_a_demonstration_goes_on_where_the_prompt_stops(encode):
         assert encode.processor.tokenizer.decode(given.tokens[:-1]) == given.text
     assert [text.count("<think>") for text in written] == [1, 1, 1, 1]
     assert [text.count("</think>") for text in written] == [1, 1, 1, 1] and written[3].endswith("</think>\n\ncat")
+    oracle = show(encode.config, Named(), Sample(id="a", row={"label": "cat"}), encode).oracle
+    assert oracle.answer == f"{THOUGHT}</think>\n<answer>cat</answer>" and oracle.opened == "<think>\n"
+    assert oracle.is_best and oracle.reward == 1.5
 
 
 def test_a_block_that_the_template_has_closed_is_no_thinking(thinking):
@@ -113,19 +120,3 @@ def test_a_block_that_the_template_has_closed_is_no_thinking(thinking):
     row = {"id": "a", "image": "a.png", "label": "cat"}
     bare = {"task": {"name": "classification", "thinking": "no_thinking"}}
     assert scored(bare, row, "cat", opened=prompt.opened) == [1.1]
-
-
-def test_an_environment_is_told_what_the_prompt_opened_before_an_action(encode, thinking):
-    policy, encode = load(settings(thinking, rollout={"group_size": 2, "max_new_tokens": 4}))
-    (group,) = played(policy, encode, encode.config, count=1, task=Told(rewards={"vowels": 1.0}))
-    rollout, _ = group.rollouts
-    actions = rollout.completion.actions
-    assert len(actions) == 3 and all(t.opened == "<think>\n" and not t.text.startswith("<think>") for t in actions)
-    for turn in actions:  # its own parts count the vowels of what it was told: the i of <think> too
-        assert turn.parts["vowels"] == pytest.approx((1 + sum(c in "aeiou" for c in turn.text)) / 8)
-
-
-def test_the_dry_run_shows_the_perfect_answer_as_the_model_has_to_write_it(encode):
-    oracle = show(encode.config, Named(), Sample(id="a", row={"label": "cat"}), encode).oracle
-    assert oracle.answer == f"{THOUGHT}</think>\n<answer>cat</answer>" and oracle.opened == "<think>\n"
-    assert oracle.is_best and oracle.reward == 1.5

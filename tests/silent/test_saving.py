@@ -28,55 +28,37 @@ def sampling(folder: Path, **values) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("values", [{"temperature": 0.6}, {"top_p": 0.8, "top_k": 20},
-                                    {"do_sample": False, "min_p": 0.1}])
-def test_a_generation_config_that_cannot_be_saved_as_it_is(folder, tmp_path, caplog, values):
-    policy, _ = load(settings(sampling(folder, **values)))
-    policy.save(tmp_path / "saved")
-    saved = json.loads((tmp_path / "saved/generation_config.json").read_text())
-    assert not {"temperature", "top_p", "top_k", "min_p"} & {k for k, v in saved.items() if v is not None}
-    assert all(f"{k}=" in caplog.text for k in values if k != "do_sample")
+def test_a_generation_config_that_cannot_be_saved_as_it_is(folder, tmp_path, caplog):
+    file, saved = folder / "generation_config.json", tmp_path / "saved/generation_config.json"
+    plain = file.read_text()
+    for values, stays in (({"temperature": 0.6}, False), ({"top_p": 0.8, "top_k": 20}, False),
+                          ({"do_sample": False, "min_p": 0.1}, False), ({"do_sample": True, "temperature": 0.6}, True)):
+        file.write_text(plain)
+        caplog.clear()
+        load(settings(sampling(folder, **values)))[0].save(tmp_path / "saved")
+        found = {k for k, v in json.loads(saved.read_text()).items() if v is not None}
+        assert {"temperature", "top_p", "top_k", "min_p"} & found == ({"temperature"} if stays else set()), values
+        assert stays or all(f"{k}=" in caplog.text for k in values if k != "do_sample")
 
 
-def test_a_generation_config_that_says_to_sample_stays(folder, tmp_path):
-    policy, _ = load(settings(sampling(folder, do_sample=True, temperature=0.6)))
-    policy.save(tmp_path / "saved")
-    assert json.loads((tmp_path / "saved/generation_config.json").read_text())["temperature"] == 0.6
-
-
-def unsaved(monkeypatch):
+@pytest.mark.parametrize("words", [[], ["model.lora.rank=2"], ["--dry-run"], ["file"]])
+def test_what_cannot_be_saved_stops_a_run_at_its_start(folder, tmp_path, monkeypatch, capsys, words):
+    """A processor, also of an adapter and in a dry run; and a checkpoints folder that is a file."""
     def save(*args, **more):
         raise TypeError("Object of type ndarray is not JSON serializable")
 
-    monkeypatch.setattr("transformers.ProcessorMixin.save_pretrained", save)
-
-
-@pytest.mark.parametrize("words", [[], ["model.lora.rank=2"]], ids=["full", "adapter"])
-def test_a_processor_that_cannot_be_saved_stops_a_run_at_its_start(folder, tmp_path, monkeypatch, capsys, words):
-    config = write_config(tmp_path, folder)
-    unsaved(monkeypatch)
-    assert main(["train", str(config), f"run.dir={tmp_path}/run", *WORDS, *words]) == 1
+    config, run = write_config(tmp_path, folder), tmp_path / "run"
+    if words == ["file"]:
+        run.mkdir()
+        (run / "checkpoints").write_text("")
+    else:
+        monkeypatch.setattr("transformers.ProcessorMixin.save_pretrained", save)
+    assert main(["train", str(config), f"run.dir={run}", *WORDS, *(w for w in words if w != "file")]) == 1
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "its tokenizer and processor cannot be saved: TypeError: Object of type ndarray" in said
-    assert not (tmp_path / "run/metrics.jsonl").exists() or not (tmp_path / "run/metrics.jsonl").read_text()
-    assert not list((tmp_path / "run/checkpoints").glob("*"))
-
-
-def test_the_dry_run_tries_it_too(folder, tmp_path, monkeypatch, capsys):
-    config = write_config(tmp_path, folder)
-    unsaved(monkeypatch)
-    assert main(["train", str(config), f"run.dir={tmp_path}/run", "--dry-run", *WORDS]) == 1
-    assert "its tokenizer and processor cannot be saved" in " ".join("".join(capsys.readouterr()).split())
-
-
-def test_a_checkpoints_folder_that_is_a_file(folder, tmp_path, capsys):
-    config = write_config(tmp_path, folder)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/checkpoints").write_text("")
-    assert main(["train", str(config), f"run.dir={tmp_path}/run", *WORDS]) == 1
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert "Traceback" not in said and "checkpoints" in said
-    assert not (tmp_path / "run/metrics.jsonl").exists() or not (tmp_path / "run/metrics.jsonl").read_text()
+    assert "Traceback" not in said and ("checkpoints" if words == ["file"] else
+                                        "its tokenizer and processor cannot be saved: TypeError: Object") in said
+    assert not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text()
+    assert words == ["file"] or not list((run / "checkpoints").glob("*"))
 
 
 def test_export_of_a_model_whose_generation_config_cannot_be_saved(folder, tmp_path):

@@ -20,7 +20,6 @@ from vlrl.training.build_task import make_task
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """What the command prints."""
     main([*map(str, words)])
     said = capsys.readouterr()
     return said.out + said.err
@@ -43,15 +42,23 @@ def prompts(path: Path, *settings: str) -> list[str]:
             for sample in read_samples(task, "train")]
 
 
-def test_a_passage_beside_a_question_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_passage_beside_a_question_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [{"id": n, "question": "Who came late?", "answer": "Ann", "passage": f"Ann came at {n}, Bo at noon."}
             for n in range(4)]
     said = run(capsys, "data", "check", lines(tmp_path / "rows.jsonl", rows), "--config", "configs/qa/tiny.yaml",
                "--no-show")
     assert "'passage'" in said and "Ann came at 0" in said
+    rows = [{"id": n, "question": "Who came late?", "answer": "Ann", "answer_type": "text",
+             "passage": f"At {n} Ann came."} for n in range(4)]
+    path = lines(tmp_path / "rows.jsonl", rows)
+    for prompt, told in (("{question}", True), ("{passage} {question}", False)):
+        config = load_config("configs/qa/tiny.yaml", f"data.train={path}", f"task.prompt='{prompt}'")
+        task = make_task(config)
+        said = check(task, read_samples(task, "train"), config)
+        assert any("'passage' (4 of 4 rows" in line for line in said) == told
 
 
-def test_descriptions_of_annotations_are_what_is_asked(tmp_path: Path) -> None:
+def test_what_is_asked_is_the_description_or_question_as_it_stands(tmp_path: Path):
     picture(tmp_path)
     (tmp_path / "coco.json").write_text(json.dumps({
         "images": [{"id": 1, "file_name": "a.png", "width": 200, "height": 100}],
@@ -61,36 +68,27 @@ def test_descriptions_of_annotations_are_what_is_asked(tmp_path: Path) -> None:
             {"id": 2, "image_id": 1, "category_id": 1, "bbox": [60, 10, 20, 20], "description": "the broken cup"}]}))
     assert [("the cup with a handle" in p, "the broken cup" in p) for p in prompts(tmp_path / "coco.json")] == [
         (True, False), (False, True)]
-
-
-def test_a_question_is_asked_as_it_stands(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": "Where does the path end? Give one box."}],
              "completion": [{"role": "assistant", "content": "[10, 20, 30, 40]"}], "image": picture(tmp_path)}]
     (prompt,) = prompts(lines(tmp_path / "rows.jsonl", rows))
     assert prompt.startswith("Where does the path end? Give one box.") and "Locate" not in prompt
-
-
-def test_a_recipe_of_one_box_refuses_two(tmp_path: Path) -> None:
     boxes = [{"box": [10, 10, 20, 20], "label": "cup"}, {"box": [40, 10, 60, 20], "label": "cup"}]
     rows = [{"id": "pair", "image": picture(tmp_path), "width": 200, "height": 100, "expression": "a", "boxes": boxes}]
     with pytest.raises(DataError, match=r"pair.*2 boxes.*task.recipe"):
         prompts(lines(tmp_path / "rows.jsonl", rows), "task.recipe=reasoning")
 
 
-def test_points_of_a_thousand_are_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = picture(tmp_path, size=(1600, 1200))
-    rows = [{"id": n, "image": name, "width": 1600, "height": 1200, "expression": "door", "boxes": [],
-             "points": [[60 + 38 * n, 990 - 37 * n]]} for n in range(25)]
-    assert "data.boxes=norm1000" in run(capsys, "data", "check", lines(tmp_path / "rows.jsonl", rows))
-
-
-def test_places_of_swift_are_filled_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_of_swift_and_points_of_a_thousand(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [{"messages": [{"role": "user", "content": "<image>Where is <ref-object>?"},
                           {"role": "assistant", "content": "<bbox>"}], "images": [picture(tmp_path)],
              "objects": {"ref": ["the kettle"], "bbox": [[0.1, 0.2, 0.3, 0.4]], "bbox_type": "norm1"}}]
     run(capsys, "data", "convert", lines(tmp_path / "rows.jsonl", rows), "-o", tmp_path / "new.jsonl")
     (row,) = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
     assert row["boxes"][0]["box"] == [20, 20, 60, 40] and "the kettle" in json.dumps(row)
+    name = picture(tmp_path, size=(1600, 1200))
+    rows = [{"id": n, "image": name, "width": 1600, "height": 1200, "expression": "door", "boxes": [],
+             "points": [[60 + 38 * n, 990 - 37 * n]]} for n in range(25)]
+    assert "data.boxes=norm1000" in run(capsys, "data", "check", lines(tmp_path / "rows.jsonl", rows))
 
 
 TABLE = {"question": "Who sold most?", "answer": "Ann", "table": "Name | Sold\nAnn | 9\nBo | 4",
@@ -126,7 +124,7 @@ def test_the_command_of_the_first_run_trains_the_question_of_each_annotation(
         assert [row["boxes"][0]["box"] for row in rows] == [[10, 10, 30, 30], [60, 10, 80, 30]]
 
 
-def test_questions_of_easy_r1_trl_and_swift(tmp_path: Path) -> None:
+def test_rows_of_easy_r1_trl_swift_and_aitz(tmp_path: Path):
     ask, name = "Please provide the bounding box of the green square.", picture(tmp_path)
     user = {"role": "user", "content": ask}
     for row in ({"problem": ask, "answer": "[10, 10, 30, 30]", "images": [name]},
@@ -139,9 +137,6 @@ def test_questions_of_easy_r1_trl_and_swift(tmp_path: Path) -> None:
             prompts(path, "task.prompt='Find {expression}'")
         with pytest.raises(DataError, match="answered by boxes"):
             prompts(path, "task.recipe=curr_reft_binary")
-
-
-def test_steps_of_aitz_keep_their_actions(tmp_path: Path) -> None:
     steps = [{"episode_id": "7", "step_id": n, "instruction": "mute it", "image_path": picture(tmp_path),
               "result_action_type": kind, "result_action_text": words, "result_touch_yx": "[0.5, 0.25]",
               "result_lift_yx": lift, "coat_action_desc": f"step {n}"} for n, (kind, words, lift) in enumerate(
@@ -153,14 +148,3 @@ def test_steps_of_aitz_keep_their_actions(tmp_path: Path) -> None:
     assert rows[2]["history"] == ["step 0", "step 1"]
     with pytest.raises(DataError, match="seems to be the answer"):
         read_rows(lines(tmp_path / "x.jsonl", [{"image": "a.png", "instruction": "mute it", "next_action": "tap"}]))
-
-
-def test_a_run_names_what_it_does_not_read(tmp_path: Path) -> None:
-    rows = [{"id": n, "question": "Who came late?", "answer": "Ann", "answer_type": "text",
-             "passage": f"At {n} Ann came."} for n in range(4)]
-    path = lines(tmp_path / "rows.jsonl", rows)
-    for prompt, told in (("{question}", True), ("{passage} {question}", False)):
-        config = load_config("configs/qa/tiny.yaml", f"data.train={path}", f"task.prompt='{prompt}'")
-        task = make_task(config)
-        said = check(task, read_samples(task, "train"), config)
-        assert any("'passage' (4 of 4 rows" in line for line in said) == told

@@ -26,7 +26,6 @@ def model(path: Path) -> None:
 
 
 def same(a, b) -> bool:
-    """Equal in type, dtype, shape and every bit."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -61,10 +60,7 @@ def state(step: int = 0) -> dict:
     }
 
 
-# --- state ------------------------------------------------------------------------------------------------------------
-
-
-def test_state_round_trip_is_exact(tmp_path):
+def test_state_round_trip_is_exact_and_its_files_are_listed(tmp_path):
     torch.manual_seed(0)
     before = state()
     path = checkpoint.save(tmp_path, 50, model, before, keep=2)
@@ -73,6 +69,18 @@ def test_state_round_trip_is_exact(tmp_path):
     assert not wrong and list(after) == list(before)
     tensors = [*after["optimizer"]["state"][0].values(), *after["dtypes"], *after["whole"], *after["shared"]]
     assert [t for t in tensors if t.data_ptr() % 64] == []  # kernels of CPUs answer otherwise at other addresses
+    path = checkpoint.save(tmp_path, 50, model, {}, keep=2)
+    assert path == tmp_path / "step-000050"
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    assert sorted(files) == ["model.safetensors", "processor/config.json", "trainer_state.json",
+                             "trainer_state.safetensors"]
+    assert files["model.safetensors"]["size"] == 700 and checkpoint.problems(path) == []
+    live = trainer_state.view({"algorithm": {"reference": torch.ones(2)}, "optimizer": {"lr": 0.5}})
+    joined = trainer_state.merge(live, trainer_state.freeze({"algorithm": {"kl_coef": torch.tensor(3.0)}}))
+    names = {name: f"state.algorithm.{name}" for name in ("reference", "kl_coef")}
+    assert joined.tree == {"optimizer": {"lr": 0.5}, "algorithm": {k: {"$tensor": v} for k, v in names.items()}}
+    assert {name: t.tolist() for name, t in joined.tensors.items()} == {
+        names["reference"]: [1.0, 1.0], names["kl_coef"]: 3.0}
 
 
 def test_optimizer_and_rng_go_on_as_if_nothing_had_happened(tmp_path):
@@ -89,7 +97,6 @@ def test_optimizer_and_rng_go_on_as_if_nothing_had_happened(tmp_path):
     path = checkpoint.save(tmp_path, 2, model, {"w": weight, "opt": optimizer.state_dict(),
                                                 "rng": torch.get_rng_state()}, keep=1)
     run(weight, optimizer, 3)
-
     saved = checkpoint.load_state(path)
     again = torch.nn.Parameter(saved["w"].clone())
     optimizer = torch.optim.AdamW([again], lr=9.0)
@@ -99,49 +106,25 @@ def test_optimizer_and_rng_go_on_as_if_nothing_had_happened(tmp_path):
     assert torch.equal(weight, again)
 
 
-def test_what_cannot_be_stored_is_named(tmp_path):
-    with pytest.raises(TypeError, match=r"state\.curriculum\.seen is a set"):
-        checkpoint.save(tmp_path, 1, model, {"curriculum": {"seen": {1}}}, keep=1)
-    assert list(tmp_path.iterdir()) == []
-
-
-# --- the folder -------------------------------------------------------------------------------------------------------
-
-
-def test_layout_and_manifest(tmp_path):
-    path = checkpoint.save(tmp_path, 50, model, {}, keep=2)
-    assert path == tmp_path / "step-000050"
-    files = json.loads((path / "manifest.json").read_text())["files"]
-    assert sorted(files) == ["model.safetensors", "processor/config.json", "trainer_state.json",
-                             "trainer_state.safetensors"]
-    assert files["model.safetensors"]["size"] == 700 and checkpoint.problems(path) == []
-
-
 def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_keep_and_stale_temporaries(tmp_path):
+def test_which_checkpoints_are_kept(tmp_path):
     (tmp_path / ".tmp-step-000010-99").mkdir()
     for step in (10, 20, 30, 40):
         checkpoint.save(tmp_path, step, model, {"step": step}, keep=2)
     assert names(tmp_path) == ["step-000030", "step-000040"]
     checkpoint.save(tmp_path, 35, model, {"step": 35}, keep=2)  # the run went back; step 40 is of a past that is gone
     assert names(tmp_path) == ["step-000030", "step-000035"]
-
-
-def test_a_damaged_checkpoint_takes_no_place_of_a_whole_one(tmp_path):
-    for step in (10, 20):
+    (tmp_path / "step-000035/model.safetensors").write_bytes(b"")  # a damaged one takes no place of a whole one
+    for value in (1, 2):  # a step again replaces it
+        path = checkpoint.save(tmp_path, 36, model, {"value": value}, keep=2)
+    assert "step-000030" in names(tmp_path) and checkpoint.load_state(path) == {"value": 2}
+    for step in (999_999, 1_000_000):  # the newest is that of the last step, whatever its name is
         checkpoint.save(tmp_path, step, model, {}, keep=2)
-    (tmp_path / "step-000020/model.safetensors").write_bytes(b"")
-    checkpoint.save(tmp_path, 30, model, {}, keep=2)
-    assert "step-000010" in names(tmp_path)
-
-
-def test_saving_a_step_again_replaces_it(tmp_path):
-    for value in (1, 2):
-        path = checkpoint.save(tmp_path, 10, model, {"value": value}, keep=1)
-    assert checkpoint.load_state(path) == {"value": 2} and names(tmp_path) == ["step-000010"]
+    assert checkpoint.latest(tmp_path).step == 1_000_000
+    assert [checkpoint.step_of(path) for path in checkpoint.complete_checkpoints(tmp_path)] == [999_999, 1_000_000]
 
 
 def test_a_checkpoint_that_stepped_aside_still_counts(tmp_path):
@@ -161,55 +144,24 @@ def test_everything_is_on_the_disk_before_it_gets_its_name_and_the_name_after(tm
     assert disk[renamed + 1:] == [("sync", tmp_path.stat().st_ino)]
 
 
-def test_the_newest_is_that_of_the_last_step_whatever_its_name_is(tmp_path):
-    for step in (999_999, 1_000_000):
-        checkpoint.save(tmp_path, step, model, {}, keep=2)
-    assert checkpoint.latest(tmp_path).step == 1_000_000
-    assert [checkpoint.step_of(path) for path in checkpoint.complete_checkpoints(tmp_path)] == [999_999, 1_000_000]
-
-
-def test_states_of_several_parts_are_joined():
-    live = trainer_state.view({"algorithm": {"reference": torch.ones(2)}, "optimizer": {"lr": 0.5}})
-    joined = trainer_state.merge(live, trainer_state.freeze({"algorithm": {"kl_coef": torch.tensor(3.0)}}))
-    names = {name: f"state.algorithm.{name}" for name in ("reference", "kl_coef")}
-    assert joined.tree == {"optimizer": {"lr": 0.5}, "algorithm": {k: {"$tensor": v} for k, v in names.items()}}
-    assert {name: t.tolist() for name, t in joined.tensors.items()} == {
-        names["reference"]: [1.0, 1.0], names["kl_coef"]: 3.0}
-
-
 def test_an_error_while_saving_leaves_what_was_there(tmp_path):
+    """A disk error is one whatever its class, as tokenizers raises it; other errors stay what they are."""
     checkpoint.save(tmp_path, 10, model, {"value": 1}, keep=1)
 
-    def fails(path):
+    def fails(path, error):
         model(path)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        checkpoint.save(tmp_path, 20, fails, {}, keep=1)
-    assert names(tmp_path) == ["step-000010"]
-
-
-@pytest.mark.parametrize("words", ["No space left on device (os error 28)", "File too large (os error 27)",
-                                   "Disk quota exceeded"])
-def test_a_disk_error_is_one_whatever_its_class(tmp_path, words):
-    def fails(path):
-        raise Exception(words)  # as tokenizers does
-
-    with pytest.raises(RunError, match=r"cannot save checkpoint .*step-000020.*bytes"):
-        checkpoint.save(tmp_path, 20, fails, {}, keep=1)
-
-
-@pytest.mark.parametrize("error", [TrainingError("disk quota of the user"), ValueError("a mistake in the code")])
-def test_other_errors_stay_what_they_are(tmp_path, error):
-    def fails(path):
         raise error
 
-    with pytest.raises(type(error)) as raised:
-        checkpoint.save(tmp_path, 20, fails, {}, keep=1)
-    assert raised.value is error and list(tmp_path.iterdir()) == []
-
-
-# --- damage -----------------------------------------------------------------------------------------------------------
+    for words in ("No space left on device (os error 28)", "File too large (os error 27)", "Disk quota exceeded"):
+        with pytest.raises(RunError, match=r"cannot save checkpoint .*step-000020.*bytes"):
+            checkpoint.save(tmp_path, 20, partial(fails, error=Exception(words)), {}, keep=1)
+    for error in (ZeroDivisionError(), TrainingError("disk quota of the user"), ValueError("a mistake in the code")):
+        with pytest.raises(type(error)) as raised:
+            checkpoint.save(tmp_path, 20, partial(fails, error=error), {}, keep=1)
+        assert raised.value is error
+    with pytest.raises(TypeError, match=r"state\.curriculum\.seen is a set"):
+        checkpoint.save(tmp_path, 20, model, {"curriculum": {"seen": {1}}}, keep=1)
+    assert names(tmp_path) == ["step-000010"]
 
 
 def shorten(path):
@@ -247,38 +199,32 @@ def test_latest_falls_back_and_says_so(tmp_path, name, damage, full, seen):
         assert not found.warnings
 
 
-@pytest.mark.parametrize("manifest", [
-    b"[" * 100_000, b'{"files": {}, "seconds": 1}', b'{"seconds": 1, "files": {"a": {}}}',
-    b'{"seconds": 1, "files": {"a": 3}}', b"\xff", b""], ids=lambda m: m[:12])
-def test_a_manifest_of_anything_is_passed_over(tmp_path, manifest):
+def test_a_manifest_of_anything_is_passed_over(tmp_path):
     for step in (1, 2):
         checkpoint.save(tmp_path, step, model, state(step), keep=2)
-    (tmp_path / "step-000002" / "manifest.json").write_bytes(manifest)
-    for full in (False, True):
-        found = checkpoint.latest(tmp_path, full)
-        assert found.step == 1 and "step-000002 is damaged" in found.warnings[0]
+    for manifest in (b"[" * 100_000, b'{"files": {}, "seconds": 1}', b'{"seconds": 1, "files": {"a": {}}}',
+                     b'{"seconds": 1, "files": {"a": 3}}', b"\xff", b""):
+        (tmp_path / "step-000002" / "manifest.json").write_bytes(manifest)
+        for full in (False, True):
+            found = checkpoint.latest(tmp_path, full)
+            assert found.step == 1 and "step-000002 is damaged" in found.warnings[0], manifest[:20]
     assert checkpoint.write_speed(tmp_path)
 
 
 def test_a_checkpoint_that_was_moved_away_and_linked_stays_where_it_is(tmp_path):
     folder = tmp_path / "checkpoints"
+    assert checkpoint.latest(folder) == (None, ())
     checkpoint.save(folder, 1, model, state(), keep=1)
     (folder / "step-000001").rename(tmp_path / "elsewhere")
     (folder / "step-000001").symlink_to(tmp_path / "elsewhere")
     assert checkpoint.latest(folder).step == 1
     checkpoint.save(folder, 2, model, state(), keep=1)
     assert os.listdir(folder) == ["step-000002"] and checkpoint.problems(tmp_path / "elsewhere") == []
-
-
-def test_nothing_there(tmp_path):
-    assert checkpoint.latest(tmp_path / "nowhere") == (None, ())
-    (tmp_path / "step-final").mkdir()
-    (tmp_path / "step-000010").mkdir()
+    for name in ("step-final", "step-000010"):
+        (tmp_path / name).mkdir()
     found = checkpoint.latest(tmp_path)
     assert found.path is None and found.step == 0 and len(found.warnings) == 1
 
-
-# --- disk full --------------------------------------------------------------------------------------------------------
 
 SAVE = """
 import resource, sys
@@ -317,25 +263,18 @@ def check_full(folder: Path, limit: int, by: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["write", *(pytest.param(by, marks=pytest.mark.slow) for by in ("state", "tokenizer"))])
-def test_file_size_limit(tmp_path, by):
+@pytest.mark.parametrize("by", ["write", "state", "tokenizer"])
+def test_a_limit_of_file_sizes_and_a_full_disk(tmp_path, by):
     check_full(tmp_path, 100_000, by)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by", ["write", *(pytest.param(by, marks=pytest.mark.slow) for by in ("state", "tokenizer"))])
-def test_disk_full(tmp_path, by):
-    mount = shutil.which("mount")
-    if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False,
+    mount, small = shutil.which("mount"), tmp_path / "small"
+    small.mkdir()
+    if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=False,
                                    capture_output=True).returncode:
         pytest.skip("needs the right to mount a small disk")
     try:
-        check_full(tmp_path / "checkpoints", 0, by)
+        check_full(small / "checkpoints", 0, by)
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-# --- kill -------------------------------------------------------------------------------------------------------------
+        subprocess.run(["umount", str(small)], check=True)
 
 
 def write(path: Path, step: int) -> None:
@@ -343,40 +282,33 @@ def write(path: Path, step: int) -> None:
         (path / f"model-{i}.bin").write_bytes(step.to_bytes(4, "little") * 20_000)
 
 
-def save_for_ever(folder: Path, told: int) -> None:
-    """Saves step after step, each twice, and writes to the pipe `told` which are done."""
-    step = checkpoint.latest(folder, full=True).step
-    os.write(told, b"ready\n")
-    while True:
-        step += 1
-        for _ in range(2):
-            checkpoint.save(folder, step, partial(write, step=step),
-                            {"step": step, "w": torch.full((2000,), step)}, keep=2)
-        os.write(told, b"%d\n" % step)
-
-
-def killed_at(folder: Path, seconds: float, after: int = 0) -> int:
-    """Saves in a process until it is killed, `seconds` after as many saves; returns the last step it reported."""
-    reader, writer = os.pipe()
-    process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(folder, writer))
-    process.start()
-    os.close(writer)
-    with open(reader, encoding="ascii") as told:
-        assert told.readline() == "ready\n"
-        lines = [told.readline() for _ in range(after)]
-        time.sleep(seconds)
-        process.kill()
-        lines += told.read().split("\n")[:-1]
-    process.join()
-    return int(lines[-1]) if lines else 0
-
-
 @pytest.mark.slow
 def test_kill_at_random_moments(tmp_path):
-    rng = random.Random(0)
-    reported = 0
+    """Steps are saved one after another, each twice, and told of through a pipe, until the process is killed."""
+    def save_for_ever(told):
+        step = checkpoint.latest(tmp_path, full=True).step
+        os.write(told, b"ready\n")
+        while True:
+            step += 1
+            for _ in range(2):
+                checkpoint.save(tmp_path, step, partial(write, step=step),
+                                {"step": step, "w": torch.full((2000,), step)}, keep=2)
+            os.write(told, b"%d\n" % step)
+
+    rng, reported = random.Random(0), 0
     for i in range(20):  # a busy machine may save nothing in the time of a later one
-        reported = max(reported, killed_at(tmp_path, rng.uniform(0, 0.25), after=int(i == 0)))
+        reader, writer = os.pipe()
+        process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(writer,))
+        process.start()
+        os.close(writer)
+        with open(reader, encoding="ascii") as told:
+            assert told.readline() == "ready\n"
+            lines = [told.readline()] if i == 0 else []
+            time.sleep(rng.uniform(0, 0.25))
+            process.kill()
+            lines += told.read().split("\n")[:-1]
+        process.join()
+        reported = max(reported, *map(int, lines), 0)
         found = checkpoint.latest(tmp_path, full=True)
         assert found.warnings == () and found.step in (reported, reported + 1)
         reported = found.step
@@ -384,6 +316,5 @@ def test_kill_at_random_moments(tmp_path):
             saved = checkpoint.load_state(found.path)
             assert saved["step"] == found.step and (saved["w"] == found.step).all()
             assert (found.path / "model-3.bin").read_bytes() == found.step.to_bytes(4, "little") * 20_000
-        for path in tmp_path.glob("step-*"):
-            assert checkpoint.problems(path) == []
+        assert not any(checkpoint.problems(path) for path in tmp_path.glob("step-*"))
     assert reported > 0

@@ -77,44 +77,41 @@ def test_what_is_set_aside_lies_beside_and_the_lock_stays(tmp_path):
     assert not (tmp_path / "run.before-3").exists()
 
 
-# --- what is no regular file ------------------------------------------------------------------------------------------
-
 ENDLESS = {"fifo": os.mkfifo, "zero": lambda path: path.symlink_to("/dev/zero")}
 NAMES = ("heartbeat.json", "metrics.jsonl", "eval.jsonl", "config.yaml", "run.lock", "stages.json", "prompts.parquet",
          "rollouts/step-000001-rank-00000.parquet", "checkpoints/best.json", "checkpoints/step-000004/manifest.json")
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_without_an_end_holds_up_no_reader(tmp_path, kind, name):
+def test_a_file_without_an_end_holds_up_no_reader(tmp_path, kind):
     """Each of them once was read with open(): a pipe hangs there, /dev/zero takes all memory."""
-    place = tmp_path / name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "env.json").write_text("{}")
-    ENDLESS[kind](place)
-    folder = RunFolder(tmp_path)
-    assert folder.metrics() == folder.evals() == [] and folder.last_heartbeat() == {}
-    assert not len(folder.rollouts())
-    status.read_status(tmp_path)
-    summary_table(folder)
-    assert checkpoint.latest(folder.checkpoints, full=True).path is None and _written(place, np.zeros(0)) is not None
-    with pytest.raises(VlrlError):
-        load_run(tmp_path).config  # noqa: B018 - it is read here
-    if name.endswith(".jsonl"):
-        with pytest.raises(RunError, match="cannot write"):
-            files.append_line(place, "{}")
-        assert any(name in note for note in folder.notes)
+    for n, name in enumerate(NAMES):
+        root = tmp_path / str(n)
+        place = root / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (root / "env.json").write_text("{}")
+        ENDLESS[kind](place)
+        folder = RunFolder(root)
+        assert folder.metrics() == folder.evals() == [] and folder.last_heartbeat() == {}
+        assert not len(folder.rollouts())
+        status.read_status(root)
+        summary_table(folder)
+        assert checkpoint.latest(folder.checkpoints, full=True).path is None
+        assert _written(place, np.zeros(0)) is not None
+        with pytest.raises(VlrlError):
+            load_run(root).config  # noqa: B018 - it is read here
+        if name.endswith(".jsonl"):
+            with pytest.raises(RunError, match="cannot write"):
+                files.append_line(place, "{}")
+            assert any(name in note for note in folder.notes)
 
 
-def test_a_file_of_settings_has_a_size(tmp_path):
+def test_a_file_of_settings_has_a_size_and_lines_are_read_in_pieces(tmp_path, monkeypatch):
     with open(tmp_path / "heartbeat.json", "wb") as file:
         file.truncate(1 << 40)
     assert files.read_json(tmp_path / "heartbeat.json") is None
     with pytest.raises(OSError, match="more than 10 bytes"):
         files.read_small(tmp_path / "heartbeat.json", 10)
-
-
-def test_lines_are_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MOST_LINE", 8)
     (tmp_path / "a").write_bytes(b"1\n" + b"x" * 20 + b"\n2\nhalf")
     last = [(b"2\n", 2), (b"half", 4)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import each
 from vlrl.errors import RunError
 from vlrl.store import RunFolder, lock
 
@@ -43,16 +44,23 @@ def test_lock_names_its_owner_and_is_taken_over_when_that_is_dead(tmp_path):
     process.stdout.close()
 
 
-def test_lock_is_let_go_after_an_error_and_does_not_nest(tmp_path):
+def test_lock_is_let_go_after_an_error_and_shows_signs_of_life(tmp_path, monkeypatch):
     with pytest.raises(KeyError), RunFolder(tmp_path).lock():
         with pytest.raises(RunError, match="in use"), RunFolder(tmp_path).lock():
             pass
         assert (tmp_path / "run.lock").exists()
         raise KeyError
     assert not (tmp_path / "run.lock").exists()
+    monkeypatch.setattr(lock, "BEAT_S", 0.05)
+    with RunFolder(tmp_path).lock():
+        os.utime(tmp_path / "run.lock", (0, 0))
+        end = time.monotonic() + 60
+        while not (tmp_path / "run.lock").stat().st_mtime and time.monotonic() < end:
+            time.sleep(0.01)
+        assert (tmp_path / "run.lock").stat().st_mtime
 
 
-@pytest.mark.parametrize("change, taken", [
+@each("change taken", [
     ({}, False), ({"process": "another start of this pid"}, True), ({"pid": 2**22 + 1}, True),
     ({"host": "another-host", "pid": 1}, False), (None, True), ({"system": "an earlier boot"}, True)])
 def test_whose_lock_counts(tmp_path, change, taken):
@@ -80,63 +88,34 @@ BEATING = f"from vlrl.store import lock\nlock.BEAT_S = 0.5\n{HOLD}"
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_lock_of_another_container_of_the_same_name_is_no_dead_process(tmp_path, monkeypatch, caplog):
-    """Its pid is none here. It keeps its folder while it beats; once killed and silent, it loses it."""
-    process = subprocess.Popen([*CONTAINER, sys.executable, "-c", BEATING, str(tmp_path)], stdout=subprocess.PIPE,
-                               text=True)
-    monkeypatch.setattr(lock, "_LOOK_S", 0.05)
-    monkeypatch.setattr(lock, "SILENT_S", 60)
-    try:
-        assert process.stdout.readline() == "held\n"
-        other = json.loads((tmp_path / "run.lock").read_text())
-        assert other["pid"] == 1 and other["host"] == lock.this_process()["host"]
-        assert lock.owner_lives(other) is None
-        words = r"in use by process 1 .*sign of life was \d+ s ago.*if that process is gone, delete"
-        with pytest.raises(RunError, match=words), RunFolder(tmp_path).lock():
-            pass
-        assert "more for a sign of life" in caplog.text
-    finally:
-        process.kill()
-        process.communicate()
-    monkeypatch.setattr(lock, "SILENT_S", 2)
-    with RunFolder(tmp_path).lock():
-        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.slow
-@needs_namespaces
-def test_a_lock_of_another_host_is_taken_when_it_is_silent(tmp_path, monkeypatch, caplog):
-    """The other process beats twice a second; once killed, it is silent."""
-    process = subprocess.Popen([*ELSEWHERE, sys.executable, "-c", BEATING, str(tmp_path)], stdout=subprocess.PIPE,
+@pytest.mark.parametrize("elsewhere", [CONTAINER, ELSEWHERE], ids=["container", "host"])
+def test_a_lock_of_another_container_or_host_is_taken_when_it_is_silent(tmp_path, monkeypatch, caplog, elsewhere):
+    """Its pid is none here. It keeps its folder while it beats twice a second; once killed and silent, it loses it."""
+    process = subprocess.Popen([*elsewhere, sys.executable, "-c", BEATING, str(tmp_path)], stdout=subprocess.PIPE,
                                text=True)
     monkeypatch.setattr(lock, "_LOOK_S", 0.05)
     monkeypatch.setattr(lock, "SILENT_S", 60)
     try:
         assert process.stdout.readline() == "held\n"
         words = r"on another-host .*sign of life was \d+ s ago.*steal_lock=true.* or delete"
+        if elsewhere is CONTAINER:  # of the same name
+            other = json.loads((tmp_path / "run.lock").read_text())
+            assert other["pid"] == 1 and other["host"] == lock.this_process()["host"]
+            assert lock.owner_lives(other) is None
+            words = r"in use by process 1 .*sign of life was \d+ s ago.*if that process is gone, delete"
         with pytest.raises(RunError, match=words), RunFolder(tmp_path).lock():
             pass
-        with pytest.raises(RunError, match=r"on another-host"), RunFolder(tmp_path).lock(steal=True):
-            pass  # it was seen to live
+        if elsewhere is ELSEWHERE:
+            with pytest.raises(RunError, match=r"on another-host"), RunFolder(tmp_path).lock(steal=True):
+                pass  # it was seen to live
         assert "more for a sign of life" in caplog.text
     finally:
         process.kill()
         process.communicate()
     monkeypatch.setattr(lock, "SILENT_S", 2)
-    with RunFolder(tmp_path).lock(steal=True):
+    with RunFolder(tmp_path).lock(steal=elsewhere is ELSEWHERE):
         assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
     assert os.listdir(tmp_path) == []
-
-
-def test_a_lock_shows_signs_of_life(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT_S", 0.05)
-    with RunFolder(tmp_path).lock():
-        os.utime(tmp_path / "run.lock", (0, 0))
-        end = time.monotonic() + 60
-        while not (tmp_path / "run.lock").stat().st_mtime and time.monotonic() < end:
-            time.sleep(0.01)
-        assert (tmp_path / "run.lock").stat().st_mtime
 
 
 @pytest.mark.parametrize("fate, words", [("vanished", r"has vanished.*Restore it"),
@@ -159,17 +138,13 @@ def test_a_run_whose_folder_is_gone_writes_no_more(tmp_path, fate, words):
     RunFolder(tmp_path / "run").append_metrics({"step": 0})  # not held: whoever writes knows what he does
 
 
-def test_a_lock_that_was_just_made_anew_is_not_taken_away(tmp_path):
-    """What a second taker finds when the first was faster."""
-    mine, stale = json.dumps(lock.this_process()), lock.this_process() | {"pid": 2**22 + 1}
-    (tmp_path / "run.lock").write_text(mine)
-    lock._remove_stale(tmp_path / "run.lock", stale)
-    assert (tmp_path / "run.lock").read_text() == mine and len(os.listdir(tmp_path)) == 1
-
-
-def test_a_lock_that_another_host_has_just_made_is_not_written_over(tmp_path, monkeypatch):
-    """It is made between the look at the file and the claim, where no flock keeps hosts apart."""
+def test_a_lock_that_another_has_just_made_is_neither_taken_away_nor_written_over(tmp_path, monkeypatch):
+    """What a second taker finds; and one made between the look at the file and the claim, where no flock helps."""
     path, other = tmp_path / "run.lock", json.dumps({"host": "another-host", "pid": 7, "since": "noon"})
+    mine = json.dumps(lock.this_process())
+    path.write_text(mine)
+    lock._remove_stale(path, lock.this_process() | {"pid": 2**22 + 1})
+    assert path.read_text() == mine and len(os.listdir(tmp_path)) == 1
     path.write_text(other)
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda self: self != path and exists(self))
@@ -183,16 +158,10 @@ def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
     code = HOLD.replace("time.sleep(600)", "sys.stdin.read()")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     takers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], **pipes) for _ in range(4)]
-    lost = [t for t in takers if _ended(t)]
-    assert len(lost) == 3
+    assert sum(taker.stdout.readline() != "held\n" for taker in takers) == 3  # the word of the winner, or a loser's end
     for taker in takers:
         taker.communicate()
     assert sorted(t.returncode for t in takers) == [0, 1, 1, 1]
-
-
-def _ended(taker: subprocess.Popen) -> bool:
-    """Waits for the word of the winner or the end of a loser."""
-    return taker.stdout.readline() != "held\n"
 
 
 def test_a_lock_that_cannot_be_removed_hides_no_error(tmp_path, monkeypatch, caplog):

@@ -1,5 +1,6 @@
 """store/run_folder.py: what is written comes back exactly, and what a kill leaves behind does no harm."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -46,14 +47,7 @@ def group(*rollouts, media=(), sample=None, **more):
     return Group(**(fields | more))
 
 
-# --- rollouts ---------------------------------------------------------------------------------------------------------
-
-
-def test_schema_has_the_columns_of_the_contract_in_order():
-    assert SCHEMA.names == COLUMNS
-
-
-def test_rollouts_come_back_as_written(tmp_path):
+def test_schema_and_rollouts_come_back_as_written(tmp_path):
     run = RunFolder(tmp_path)
     image = LoadedMedia(kind="image", frames=(picture(),), sha256="ab12")
     mark = {"kind": "box", "at": [1, 2, float("inf"), 4], "label": "\ud800", "role": "answer"}
@@ -84,6 +78,7 @@ def test_rollouts_come_back_as_written(tmp_path):
                                "timestamps": None}]
     assert second["token_ids"] == [] and second["error"] == "boom" and second["clipped"] is None
     assert third["entropies"] == [1.0, 1.0] and third["media"] == []
+    assert SCHEMA.names == COLUMNS
 
 
 def test_what_a_method_keeps_of_an_answer_is_stored(tmp_path):
@@ -131,24 +126,18 @@ def test_hostile_text_survives(tmp_path):
     assert parsed["x"] is None and parsed["3"] == bad and parsed["np"] == 2.0
 
 
-def test_reward_of_an_unscorable_answer_is_null_and_token_advantages_are_averaged(tmp_path):
+def test_per_token_arrays_that_do_not_fit_are_refused_and_advantages_averaged(tmp_path):
+    for per_token, message in (({"entropy": [np.ones(3)]}, "entropy"), ({"entropies": []}, "0 arrays for 1 rollouts"),
+                               ({"entropies": [np.ones(2)]}, r"shape \(2,\) for 3 tokens")):
+        with pytest.raises(ValueError, match=message):
+            RunFolder(tmp_path).write_rollouts(0, 0, [group(rollout(0, 3))], per_token)
+    assert not list(tmp_path.rglob("*.parquet"))
     one = rollout(0, 4, reward=None, advantage=np.array([1.0, 2.0, 3.0, 100.0]))
     one.completion.loss_mask[3] = False
     run = RunFolder(tmp_path)
     run.write_rollouts(0, 0, [group(one)])
     row = run.rollouts().to_pylist()[0]
     assert row["reward"] is None and row["advantage"] == 2.0 and row["loss_mask"] == [True, True, True, False]
-
-
-@pytest.mark.parametrize("per_token, message", [
-    ({"entropy": [np.ones(3)]}, "entropy"),
-    ({"entropies": []}, "0 arrays for 1 rollouts"),
-    ({"entropies": [np.ones(2)]}, r"shape \(2,\) for 3 tokens"),
-])
-def test_per_token_arrays_that_do_not_fit_are_refused(tmp_path, per_token, message):
-    with pytest.raises(ValueError, match=message):
-        RunFolder(tmp_path).write_rollouts(0, 0, [group(rollout(0, 3))], per_token)
-    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_unreadable_and_newer_files_are_skipped_with_a_note(tmp_path):
@@ -166,7 +155,7 @@ def test_unreadable_and_newer_files_are_skipped_with_a_note(tmp_path):
     assert len(run.notes) == 3 and "newer" in run.notes[2] and "step-000002" in run.notes[0]
 
 
-def test_older_and_compacted_files_are_read(tmp_path):
+def test_older_and_compacted_files_are_read_with_turns_of_an_older_run(tmp_path):
     run = RunFolder(tmp_path)
     for step in (3, 4):
         run.write_rollouts(step, 0, [group(rollout(step, 2))])
@@ -176,28 +165,25 @@ def test_older_and_compacted_files_are_read(tmp_path):
     pq.write_table(both, tmp_path / "rollouts/steps-000000-000499.parquet")
     assert [run.rollouts(step)["index"].to_pylist() for step in (3, 4)] == [[3], [4]]
     assert run.rollouts()["entropies"].to_pylist() == [None, None]
+    names = ("start", "end", "role", "media")
+    turn = SCHEMA.field("turns").type.value_type
+    fields = {f.name: f for f in (turn.field(i) for i in range(turn.num_fields))}
+    old = pa.schema([pa.field("turns", pa.list_(pa.struct([fields[name] for name in names])))])
+    row = {"turns": [{"start": 0, "end": 3, "role": "assistant", "media": ["aa"]}]}
+    read = as_schema(pa.Table.from_pylist([row], old), [SCHEMA.field("turns"), SCHEMA.field("episode_id")])
+    (found,) = read.to_pylist()
+    assert found["turns"][0]["media"] == ["aa"] and found["turns"][0]["state"] is found["episode_id"] is None
 
 
-# --- metrics ----------------------------------------------------------------------------------------------------------
-
-
-def test_metrics_lines(tmp_path):
+def test_metrics_lines_of_which_a_half_written_one_is_left_out(tmp_path):
     run = RunFolder(tmp_path)
     run.append_metrics({"step": 0, "loss": float("nan"), "x": np.float32(0.5), "inf": float("inf"), "n": np.int64(3)})
-    run.append_metrics({"step": 1, "loss": 0.1})
-    assert run.metrics() == [{"step": 0, "loss": None, "x": 0.5, "inf": None, "n": 3}, {"step": 1, "loss": 0.1}]
-    assert run.evals() == [] and run.notes == []
-
-
-def test_a_half_written_line_is_left_out_and_does_not_spoil_the_next(tmp_path):
-    run = RunFolder(tmp_path)
-    run.append_metrics({"step": 0})
+    first = {"step": 0, "loss": None, "x": 0.5, "inf": None, "n": 3}
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 1, "lo')
-    assert run.metrics() == [{"step": 0}] and run.notes == []
-    run.append_metrics({"step": 1})
-    assert run.metrics() == [{"step": 0}, {"step": 1}]
-    assert "line 2" in run.notes[0]
+    assert run.metrics() == [first] and run.evals() == [] and run.notes == []
+    run.append_metrics({"step": 1, "loss": 0.1})
+    assert run.metrics() == [first, {"step": 1, "loss": 0.1}] and "line 2" in run.notes[0]
 
 
 @pytest.mark.parametrize("evaluated, evals", [(True, [0, 2]), (False, [0])])
@@ -230,18 +216,12 @@ def test_truncate_keeps_numbers_exactly(tmp_path):
     assert run.metrics() == []
 
 
-# --- media ------------------------------------------------------------------------------------------------------------
+def loaded(path):
+    return LoadedMedia(kind="image", frames=(Image.open(path).convert("RGB"),), path=path,
+                       sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def loaded(path, **more):
-    import hashlib
-
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return LoadedMedia(**{"kind": "image", "frames": (Image.open(path).convert("RGB"),), "path": path,
-                          "sha256": sha256} | more)
-
-
-def test_a_file_is_copied_once_byte_for_byte(tmp_path):
+def test_files_are_copied_byte_for_byte_linked_or_left_out(tmp_path):
     source = tmp_path / "Photo.JPG"
     picture().save(source)
     run, media = RunFolder(tmp_path / "run"), loaded(source)
@@ -249,6 +229,11 @@ def test_a_file_is_copied_once_byte_for_byte(tmp_path):
     assert name == f"media/{media.sha256}.jpg" and (run.path / name).read_bytes() == source.read_bytes()
     before = (run.path / name).stat().st_mtime_ns
     assert RunFolder(run.path).write_media(media) == name and (run.path / name).stat().st_mtime_ns == before
+    source = tmp_path / "photo.html"
+    picture("lime").save(source, format="PNG")
+    run = RunFolder(tmp_path / "other")
+    assert run.write_media(loaded(source)).endswith(".png")
+    assert len(list((run.path / "media").iterdir())) == 1
 
 
 def test_link_none_and_a_changed_file(tmp_path):
@@ -265,14 +250,6 @@ def test_link_none_and_a_changed_file(tmp_path):
         assert stored.format == "PNG" and stored.getpixel((0, 0)) == (0, 0, 255)
 
 
-def test_a_file_of_another_type_is_stored_from_its_pixels(tmp_path):
-    source = tmp_path / "photo.html"
-    picture("lime").save(source, format="PNG")
-    run = RunFolder(tmp_path / "run")
-    assert run.write_media(loaded(source)).endswith(".png")
-    assert len(list((run.path / "media").iterdir())) == 1
-
-
 def test_video_of_frames_is_stored_lossless(tmp_path):
     rng = np.random.default_rng(0)
     frames = tuple(Image.fromarray(rng.integers(0, 256, (8, 10, 3), np.uint8)) for _ in range(3))
@@ -285,31 +262,21 @@ def test_video_of_frames_is_stored_lossless(tmp_path):
             assert np.array_equal(np.asarray(stored.convert("RGB")), np.asarray(frame))
 
 
-# --- the folder -------------------------------------------------------------------------------------------------------
-
-
-def test_create_writes_config_and_environment(tmp_path):
+def test_config_environment_tokenizer_and_heartbeat(tmp_path):
     run = RunFolder(tmp_path / "runs/a")
+    assert run.last_heartbeat() == {}
     run.create("steps: 3\n", seed=7)
     assert (run.path / "config.yaml").read_text() == "steps: 3\n"
     env = json.loads((run.path / "env.json").read_text())
     assert env["seed"] == 7 and env["python"] == sys.version.split()[0] and "torch" in env["packages"]
     assert env["hardware"]["cpus"] == os.cpu_count()
-
-
-def test_the_tokenizer_is_written_once(tmp_path):
-    run, path = RunFolder(tmp_path), tmp_path / "tokenizer.json"
+    path = run.path / "tokenizer.json"
     run.write_tokenizer('{"ä": 1}')
     before = path.stat().st_mtime_ns
     run.write_tokenizer('{"ä": 1}')
     assert path.stat().st_mtime_ns == before and path.read_text() == '{"ä": 1}'
     run.write_tokenizer("{}")
     assert path.read_text() == "{}"
-
-
-def test_heartbeat(tmp_path):
-    run = RunFolder(tmp_path)
-    assert run.last_heartbeat() == {}
     run.heartbeat({"step": 3, "steps": 10, "state": "running", "reward": float("nan")})
     beat = run.last_heartbeat()
     assert (beat["step"], beat["pid"], beat["reward"]) == (3, os.getpid(), None) and beat["time"] > 1.7e9
@@ -349,14 +316,3 @@ def test_a_folder_that_hosts_do_not_share_is_found_out(tmp_path):
     with pytest.raises(RunError, match="is not the folder in which rank 0 wrote"):
         files.await_shared(tmp_path / "env.json", {**found, "host": "b"}, seconds=0.3)
     writer.join()
-
-
-def test_turns_of_an_older_run_are_read(tmp_path):
-    names = ("start", "end", "role", "media")
-    turn = SCHEMA.field("turns").type.value_type
-    fields = {f.name: f for f in (turn.field(i) for i in range(turn.num_fields))}
-    old = pa.schema([pa.field("turns", pa.list_(pa.struct([fields[name] for name in names])))])
-    row = {"turns": [{"start": 0, "end": 3, "role": "assistant", "media": ["aa"]}]}
-    read = as_schema(pa.Table.from_pylist([row], old), [SCHEMA.field("turns"), SCHEMA.field("episode_id")])
-    (found,) = read.to_pylist()
-    assert found["turns"][0]["media"] == ["aa"] and found["turns"][0]["state"] is found["episode_id"] is None

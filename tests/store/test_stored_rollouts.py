@@ -48,8 +48,6 @@ def names(buffer, step, count=100, seed=0, **more):
     return [g.rows[0]["group_id"] for g in buffer.draw(count, step, np.random.default_rng(seed), equal(1), **more)]
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
 BAD = {
     "lists of different lengths": [{"logprobs": [-0.5]}, {"loss_mask": [True, True, True]}, {"token_ids": [1, 2, 3]},
                        {"logprobs": []}],
@@ -71,27 +69,24 @@ BAD = {
                                           {"split": None}]}
 
 
-@pytest.mark.parametrize(("why", "change"), [(why, c) for why, changes in BAD.items() for c in changes])
-def test_a_row_that_does_not_fit_together_is_counted(tmp_path, why, change):
-    rows = [*group_of("g", 3), {**row("g", 3), **change}]
-    table, refused = read_stored(write(tmp_path, 0, rows), LIMITS, 100)
-    assert refused == {why: 1} and len(table) == 3
-    assert table["group_id"].to_pylist() == ["g"] * 3 and table["hashes"].to_pylist() == [["h"]] * 3
+def test_a_row_that_does_not_fit_together_is_counted(tmp_path):
+    for why, change in ((why, change) for why, changes in BAD.items() for change in changes):
+        rows = [*group_of("g", 3), {**row("g", 3), **change}]
+        table, refused = read_stored(write(tmp_path, 0, rows), LIMITS, 100)
+        assert refused == {why: 1} and len(table) == 3, (why, change)
+        assert table["group_id"].to_pylist() == ["g"] * 3 and table["hashes"].to_pylist() == [["h"]] * 3
 
 
-def test_log_probabilities_that_the_engine_did_not_know_are_the_trainers(tmp_path):
-    rows = [row("g", 0, logprobs=[float("nan"), -0.5]), row("g", 1)]
-    table, refused = read_stored(write(tmp_path, 0, rows), LIMITS, 100)
-    assert table["logprobs"].to_pylist()[0] == [-0.5, -0.5] and not refused
-
-
-def test_groups(tmp_path):
+def test_groups_and_log_probabilities_that_the_engine_did_not_know(tmp_path):
     rows = [row("b", 1), row("a", 0), row("b", 0), row("alone", 0), row("a", 1), row("b", 1), row("two", 0),
             row("two", 1, prompt="another"), row("twice", 0), row("twice", 0)]
     table, refused = read_stored(write(tmp_path, 0, rows), LIMITS, 100)
     assert [*zip(table["group_id"].to_pylist(), table["index"].to_pylist(), strict=True)] == [
         ("b", 0), ("b", 1), ("a", 0), ("a", 1)]
     assert refused == {"only row of its group": 2, "repeated row": 2, "group with several prompts": 2}
+    rows = [row("g", 0, logprobs=[float("nan"), -0.5]), row("g", 1)]
+    table, refused = read_stored(write(tmp_path, 0, rows), LIMITS, 100)
+    assert table["logprobs"].to_pylist()[0] == [-0.5, -0.5] and not refused
 
 
 def test_files_that_cannot_be_taken(tmp_path):
@@ -132,9 +127,6 @@ def test_no_row_is_an_error(lists, texts):
     if not why:
         found = {**base, **arrays}
         assert len(found["token_ids"]) == len(found["loss_mask"]) == len(found["logprobs"]) > 0
-
-
-# --- the buffer -------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_new_is_taken_once_and_drawn_with_its_age(tmp_path):
@@ -273,26 +265,23 @@ def test_a_resumed_run_reads_what_it_read_before(tmp_path):
     assert [one_step(later, 12)] == [names(again, 12, 3, seed=12)]
 
 
-def test_a_step_that_was_not_finished_is_looked_at_anew(tmp_path):
+def test_a_step_that_was_not_finished_is_looked_at_anew_and_a_copy_that_is_gone_ends_the_run(tmp_path):
+    def begun():
+        buffer = RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100)
+        buffer.take(0)
+        return buffer
+
     write(tmp_path / "other", 0, group_of("g"))
-    buffer = RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100)
-    buffer.take(0)
+    begun()
     taken = tmp_path / "stored" / "taken.jsonl"
     line = taken.read_text()
     taken.write_text(line[:len(line) // 2])
-    again = RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100)
-    again.take(0)
-    assert names(again, 0) == ["g"] and [json.loads(x)["step"] for x in taken.read_text().splitlines()[-1:]] == [0]
-
-
-def test_a_copy_that_is_gone_or_damaged_ends_the_run(tmp_path):
-    write(tmp_path / "other", 0, group_of("g"))
-    buffer = RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100)
-    buffer.take(0)
+    buffer = begun()
+    assert names(buffer, 0) == ["g"] and [json.loads(x)["step"] for x in taken.read_text().splitlines()[-1:]] == [0]
     (copy,) = (tmp_path / "stored").glob("*.arrow")
     copy.write_bytes(copy.read_bytes()[:200])
     with pytest.raises(RunError, match=r"\.arrow is missing or damaged .* restore it, or start over with resume=never"):
         names(buffer, 0)
     copy.unlink()
     with pytest.raises(RunError, match="is missing or damaged"):
-        RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100).take(0)
+        begun()

@@ -16,7 +16,7 @@ def failing():
     raise RunError("cannot write a.parquet: disk full")
 
 
-def test_writes_in_order_and_waits_for_room():
+def test_writes_in_order_and_no_error_is_lost():
     done, gate = [], threading.Event()
     with BackgroundWriter(most=2) as writer:
         writer.submit(lambda: gate.wait(10) and done.append(0))
@@ -30,9 +30,6 @@ def test_writes_in_order_and_waits_for_room():
         writer.flush()
         assert done == [0, 1, 2]
     assert not [t for t in threading.enumerate() if t.name.startswith("writer")]
-
-
-def test_an_error_is_raised_by_the_next_write_or_flush():
     writer = BackgroundWriter()
     writer.submit(failing)
     with pytest.raises(RunError, match="disk full"):

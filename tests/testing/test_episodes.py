@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from PIL import Image
 
+from tests.tables import each
 from vlrl import Environment, Media, Observation, Sample, Step, Task, testing
 from vlrl.testing import episodes
 
@@ -29,38 +30,20 @@ class Walk(Environment):
         return Step(self.shown(), {"arrived": float(self.place == self.goal)}, done=self.place == self.goal)
 
 
-class Fresh(Walk):
-    def shown(self):
-        return Observation(f"At {self.place}.", [Media(source=Image.new("RGB", (32, 32), (next(FRESH) % 256, 0, 0)))])
+def refuses(self, action):
+    if action == "null":
+        raise ValueError("no such way")
+    return Walk.step(self, action)
 
 
-class Raises(Walk):
-    def step(self, action):
-        if action == "null":
-            raise ValueError("no such way")
-        return super().step(action)
+def pays(self, action):
+    self.place = self.goal
+    return Walk.step(self, "")
 
 
-class Generous(Walk):
-    def step(self, action):
-        self.place = self.goal
-        return super().step("")
-
-
-class Leaves(Walk):
-    def reset(self, seed):
-        self.other = subprocess.Popen(["sleep", "60"])
-        return super().reset(seed)
-
-
-class CannotClose(Walk):
-    def close(self):
-        raise OSError("busy")
-
-
-class Unreadable(Walk):
-    def shown(self):
-        return Observation("", [Media(source="no/such.png")] if self.place else [])
+def leaves(self, seed):
+    self.other = subprocess.Popen(["sleep", "60"])
+    return Walk.reset(self, seed)
 
 
 class Walking(Task):
@@ -88,33 +71,31 @@ def test_a_sound_one_passes():
     assert not findings and "perfect episodes earn 1 on average over 3 samples, hostile actions at most 0" in notes
 
 
-@pytest.mark.parametrize("world, check, says", [
-    (Fresh, "deterministic", "gave another observation or reward the second time"),
-    (Raises, "environment", "step: "),
-    (Generous, "hostile", "hostile actions earn 1, not less than the perfect episode (1)"),
-    (Leaves, "close", "the process 'sleep' keeps running"), (CannotClose, "close", "close: "),
-    (Unreadable, "media", "an observation has media that cannot be read")])
-def test_broken_environments_are_found(world, check, says, monkeypatch):
+@each("changes check says", [
+    ({"shown": lambda self: Observation("", [Media(source=Image.new("RGB", (32, 32), (next(FRESH) % 256, 0, 0)))])},
+     "deterministic", "gave another observation or reward the second time"),
+    ({"step": refuses}, "environment", "step: "), ({"close": lambda self: 1 / 0}, "close", "close: "),
+    ({"step": pays}, "hostile", "hostile actions earn 1, not less than the perfect episode (1)"),
+    ({"reset": leaves}, "close", "the process 'sleep' keeps running"),
+    ({"shown": lambda self: Observation("", [Media(source="no/such.png")] if self.place else [])}, "media",
+     "an observation has media that cannot be read")])
+def test_broken_environments_are_found(changes, check, says, monkeypatch):
     monkeypatch.setattr(episodes, "_LEAVE_S", 0.2)
-    findings, _ = found(world)
+    findings, _ = found(type("Broken", (Walk,), changes))
     assert says in findings[check], findings
 
 
-@pytest.mark.parametrize("actions, says", [
-    (["left"], "the perfect episode earns 0"), (["right"] * 9, "of its 9 actions"),
-    ("right", "expected a list of strings"), ([], "expected a list of strings")])
-def test_wrong_perfect_episodes_are_found(actions, says):
-    findings, _ = found(oracle_actions=lambda self, sample: actions)
-    assert says in findings["oracle_actions"], findings
+def test_wrong_perfect_episodes_are_found():
+    for actions, says in ((["left"], "the perfect episode earns 0"), (["right"] * 9, "of its 9 actions"),
+                          ("right", "expected a list of strings"), ([], "expected a list of strings")):
+        findings, _ = found(oracle_actions=lambda self, sample, actions=actions: actions)
+        assert says in findings["oracle_actions"], findings
 
 
-def test_a_score_that_raises_is_found():
+def test_a_score_that_raises_is_found_also_without_perfect_episodes():
     findings, _ = found(score=lambda self, sample, answer: {"arrived": float(len(answer.turns[0].action) / 0)})
     assert "ZeroDivisionError" in findings["score"]
-
-
-def test_without_perfect_episodes_the_rest_is_checked():
-    findings, notes = found(Raises, oracle_actions=lambda self, sample: None)
+    findings, notes = found(type("Raises", (Walk,), {"step": refuses}), oracle_actions=lambda self, sample: None)
     assert "environment" in findings and any("oracle_actions returned None" in note for note in notes)
 
 
