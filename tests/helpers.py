@@ -1,5 +1,6 @@
 """Tasks and groups for tests; importable by scripts that torchrun starts."""
 
+import numpy as np
 from accelerate import Accelerator
 
 from tests.conftest import SAMPLES, kinds_of
@@ -16,6 +17,7 @@ from vlrl.task import Task
 from vlrl.task.scoring import score_all
 from vlrl.training.advantages import credit
 from vlrl.training.minibatch import make_minibatch
+from vlrl.types import Completion, Group, Prompt, Rollout, Sample
 
 MIXED = ("image", "two images", "text", "video", "image", "text")
 
@@ -61,6 +63,18 @@ def started(config, policy, encode, task=None, samples=(), engine=None, score=sc
     for method in algorithm.methods:
         method.start(Run(task, policy, encode, samples, engine, score))
     return algorithm
+
+
+def made_group(name, text="x", rewards=(0.5,), *, prompt="?", media=(), row=None, done=None, of=None, **group):
+    """A group without a model, of one rollout for each reward; `done` and `of` go to completions and rollouts."""
+    n = np.arange(3)
+    asked = Prompt(sample_id=name, text=prompt, ids=n, raw_ids=n, positions=n[None], media=media)
+    completion = Completion(tokens=n, logprobs=np.zeros(3, np.float32), loss_mask=np.ones(3, bool), text=text,
+                            finish_reason="stop", **(done or {}))
+    known = {"id": name, "task": "t", "split": "heldout", "weights": {"iou": 1.0}, **group}
+    rollouts = tuple(Rollout(group_id=known["id"], index=i, completion=completion, policy_step=0, reward=r,
+                             **{"parts": {"iou": r}, **(of or {})}) for i, r in enumerate(rewards))
+    return Group(**known, sample=Sample(id=name, row=row or {}), prompt=asked, rollouts=rollouts)
 
 
 def second_of(policy, part, config):

@@ -24,11 +24,18 @@ from pathlib import Path
 from typing import IO, Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "transformers", "vlrl.cli.main", "vlrl.cli.train", "vlrl.cli.evaluate",
-                                 "vlrl.training.loop",
-                                 "vlrl.training.session", "vlrl.training.build", "vlrl.engine.hf", "vlrl.evaluation",
-                                 "tests.e2e.preloaded", "tests.e2e.forked"])
 _SUBPROCESS_RUN = subprocess.run
+
+
+def preload(*first: str) -> None:
+    """Names modules to import before the others; of use until the first program is started."""
+    _CONTEXT.set_forkserver_preload([
+        *first, "torch", "transformers", "vlrl.cli.main", "vlrl.cli.train", "vlrl.cli.evaluate", "vlrl.training.loop",
+        "vlrl.training.session", "vlrl.training.build", "vlrl.engine.hf", "vlrl.evaluation", "tests.e2e.preloaded",
+        "tests.e2e.forked"])
+
+
+preload()
 
 
 class Process:

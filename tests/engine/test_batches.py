@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests import others
 from tests.conftest import SAMPLES, kinds_of
-from tests.engine.scripted import ScriptedEngine
 from tests.helpers import Vowels, load, settings
 from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine import capacity
@@ -29,7 +28,6 @@ from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.overlap import OverlappedWork
 from vlrl.tools.machine.plan import architecture
-from vlrl.types import Prompt
 
 SAMPLING = Sampling(max_new_tokens=5)
 
@@ -46,18 +44,12 @@ def tokens_of(answers):
     return [[c.tokens.tolist() for c in group] for group in answers]
 
 
-# --- capacity --------------------------------------------------------------------------------------------------------
-
-
-def test_bytes_of_qwen2_5_vl_3b():
+def test_what_fits():
+    """Two prompts of 10 tokens and four answers of 20, at 2 bytes a token and 5 for the logits of an answer."""
     text = architecture("Qwen/Qwen2.5-VL-3B-Instruct").get_text_config()
     assert capacity.token_bytes(text, 2, adapter=True) == 36 * 2 * 128 * (2 + 2) == 36_864
     assert capacity.token_bytes(text, 2, adapter=False) == 36 * 2 * 128 * (4 + 2)  # keys stay float32
     assert capacity.logit_bytes(text, 2) == 151936 * 14
-
-
-def test_what_fits():
-    """Two prompts of 10 tokens and four answers of 20, at 2 bytes a token and 5 for the logits of an answer."""
     shared, copied = (2 * (prompts * 10 + 4 * (20 + ROOM)) + 4 * 5 for prompts in (2, 2 + 4))
     for total, shares in ((shared, True), (copied, False)):
         enough = Capacity(rows=4, total=total, token=2, logits=5, shared=shares)
@@ -93,9 +85,6 @@ def test_memory_is_that_of_the_container_and_shared_by_its_processes(tmp_path, m
         monkeypatch.setattr(capacity, "_container_bytes", lambda held=held: held)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
         assert capacity.device_bytes(torch.device("cpu")) == gib * GIB
-
-
-# --- batches ---------------------------------------------------------------------------------------------------------
 
 
 def asked(widths, counts, longest) -> list[Any]:
@@ -174,9 +163,6 @@ def test_a_batch_too_large_for_the_memory_is_halved(parts, monkeypatch, caplog):
     tried.clear()
     engine.generate(requests)
     assert max(tried) == 2  # remembered
-
-
-def test_not_even_one_answer_fits(parts, monkeypatch):
     policy, _, requests = parts
     engine = HFEngine(policy, 0, 4)
     fails_above(engine, 0, monkeypatch)
@@ -184,38 +170,32 @@ def test_not_even_one_answer_fits(parts, monkeypatch):
         engine.generate(requests)
 
 
-# --- finished requests -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows, told", [(64, []), (7, [0, 1]), (4, [0]), (2, [0]), (1, [0, 1])])
-def test_requests_are_told_as_soon_as_they_are_whole(parts, rows, told):
+def test_requests_are_told_as_soon_as_they_are_whole(parts):
     """Of 3, 4 and 1 answers; those of the last batch are not told."""
     policy, _, requests = parts
-    engine, seen = HFEngine(policy, 0, rows), []
-    out = engine.generate(requests, lambda i, completions: seen.append((i, completions)))
-    assert [i for i, _ in seen] == told
-    assert all(completions is out[i] and len(completions) == requests[i].n for i, completions in seen)
+    for rows, told in ((64, []), (7, [0, 1]), (4, [0]), (2, [0]), (1, [0, 1])):
+        engine, seen = HFEngine(policy, 0, rows), []
+        out = engine.generate(requests, lambda *one, seen=seen: seen.append(one))
+        assert [i for i, _ in seen] == told, (rows, told)
+        assert all(completions is out[i] and len(completions) == requests[i].n for i, completions in seen), (rows, told)
 
 
-@pytest.mark.parametrize("rows", [64, 3])
-def test_watching_changes_no_answer(parts, rows):
-    """Not a bit of it, and what is watched are the answers up to some token."""
+def test_watching_changes_no_answer(parts):
+    """Not a bit of it, and what is watched are the answers up to some token; a watcher may end the generation."""
     policy, _, requests = parts
-    plain, seen = HFEngine(policy, 0, rows).generate(requests), []
-    watched = HFEngine(policy, 0, rows).generate(requests, watch=lambda so_far: seen.append(so_far()))
-    assert tokens_of(watched) == tokens_of(plain)
-    for a, b in zip(itertools.chain(*watched), itertools.chain(*plain), strict=True):
-        assert a.logprobs.tobytes() == b.logprobs.tobytes() and a.text == b.text
-    last = {name: text for texts in seen for name, text in texts.items()}
-    whole = {(i, k): c.text for i, group in enumerate(plain) for k, c in enumerate(group)}
-    assert {name: text.rstrip("\ufffd") for name, text in whole.items()} == last
-    assert all(whole[name].startswith(text) for texts in seen for name, text in texts.items())
-    assert len(seen) == sum(max(len(plain[i][k].tokens) for i, of in jobs for k in of)
-                            for jobs in batches(requests, Capacity(rows=rows).fits))
-
-
-def test_a_watcher_ends_the_generation(parts):
-    policy, _, requests = parts
+    for rows in (64, 3):
+        plain, seen = HFEngine(policy, 0, rows).generate(requests), []
+        watched = HFEngine(policy, 0, rows).generate(
+            requests, watch=lambda so_far, seen=seen: seen.append(so_far()))
+        assert tokens_of(watched) == tokens_of(plain), rows
+        for a, b in zip(itertools.chain(*watched), itertools.chain(*plain), strict=True):
+            assert a.logprobs.tobytes() == b.logprobs.tobytes() and a.text == b.text, rows
+        last = {name: text for texts in seen for name, text in texts.items()}
+        whole = {(i, k): c.text for i, group in enumerate(plain) for k, c in enumerate(group)}
+        assert {name: text.rstrip("\ufffd") for name, text in whole.items()} == last, rows
+        assert all(whole[name].startswith(text) for texts in seen for name, text in texts.items()), rows
+        assert len(seen) == sum(max(len(plain[i][k].tokens) for i, of in jobs for k in of)
+                                for jobs in batches(requests, Capacity(rows=rows).fits))
     engine = HFEngine(policy, 0, 64)
 
     def stop(so_far):
@@ -277,12 +257,9 @@ class Broken(Where):
         raise TaskError(f"task 'where' is broken at {sample.id}")
 
 
-def test_the_first_error_of_scoring_is_raised(parts):
+def test_the_first_error_of_scoring_is_raised_and_ends_the_work(parts):
     with pytest.raises(TaskError, match="broken at text"):
         next_groups(parts, 6, task=Broken())
-
-
-def test_an_error_ends_the_work():
     ran = []
 
     def work(i, value):
@@ -315,11 +292,3 @@ def test_work_ahead_counts_as_its_own_phase():
     passed = time.perf_counter() - start
     assert clock.seconds["score"] >= ahead._spent >= 0.015
     assert clock.seconds["rollout"] >= 0 and sum(clock.seconds.values()) <= passed
-
-
-def test_a_scripted_engine_tells_all_but_the_last():
-    prompt = Prompt(sample_id="a", text="a", ids=np.arange(3), raw_ids=np.arange(3), positions=np.arange(3)[None])
-    seen = []
-    ScriptedEngine(lambda prompt, i: "x").generate([Request(prompt=prompt, n=2, sampling=SAMPLING)] * 3,
-                                                   lambda i, completions: seen.append((i, len(completions))))
-    assert seen == [(0, 2), (1, 2)]

@@ -72,35 +72,26 @@ def test_sampler_and_trainer_agree(parts):
 
 
 def test_one_copy_of_a_prompt_is_as_good_as_many(parts):
-    """Over rows of different length that leave one by one, and prompts that are done before others."""
+    """Over rows of different length that leave one by one, and prompts that are done before others or one by one."""
     policy, prompts = parts
     requests = [request(p, n=n, length=length, key=(0, i)) for i, (p, n, length) in
                 enumerate(zip(prompts.values(), (1, 5, 2, 3), (3, 25, 9, 25), strict=False))]
     held = []
 
-    def generate(shared):
+    def generate(shared, prefill=10**6):
         def choose(*args):
             held.append(answer_rows(*args[:-1], shared))
             return held[-1]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("vlrl.engine.hf.answer_rows", choose)
-            return [c for group in HFEngine(policy, 7, 64).generate(requests) for c in group]
+            return [c for group in HFEngine(policy, 7, 64, prefill).generate(requests) for c in group]
 
-    for one, many in zip(generate(True), generate(False), strict=True):
-        assert one.tokens.tolist() == many.tokens.tolist()
-        assert np.abs(one.logprobs - many.logprobs).max() < 2e-5
-    assert [type(h) for h in held] == [SharedRows, CopiedRows]
-
-
-def test_prompts_may_be_computed_in_parts(parts):
-    """Caches of prompts of different length, computed one by one, side by side."""
-    policy, prompts = parts
-    requests = [request(p, n=2, length=6, key=(0, i)) for i, p in enumerate(prompts.values())]
-    whole, single = (HFEngine(policy, 7, 64, most).generate(requests) for most in (10**6, 1))
-    for a, b in zip([c for group in whole for c in group], [c for group in single for c in group], strict=True):
-        assert a.tokens.tolist() == b.tokens.tolist()
-        assert np.abs(a.logprobs - b.logprobs).max() < 2e-5
+    for one, *others in zip(generate(True), generate(False), generate(False, 1), strict=True):
+        for other in others:
+            assert one.tokens.tolist() == other.tokens.tolist()
+            assert np.abs(one.logprobs - other.logprobs).max() < 2e-5
+    assert [type(h) for h in held] == [SharedRows, CopiedRows, CopiedRows]
 
 
 def test_streams_do_not_depend_on_the_batch(parts):
@@ -142,22 +133,18 @@ def test_vision_tokens_are_never_sampled(parts):
 
 
 def test_pick_follows_the_distribution():
-    logits = torch.log(torch.tensor([0.5, 0.0, 0.3, 0.2]))
-    draws = torch.arange(1000) / 1000 + 5e-4
-    token, logp = sample_tokens(logits.expand(1000, 4), torch.ones(1000), draws, torch.tensor([], dtype=torch.long))
-    assert torch.bincount(token, minlength=4).tolist() == [500, 0, 300, 200]
-    assert logp[0].item() == pytest.approx(np.log(0.5), abs=1e-6)
-    hot, _ = sample_tokens(logits.expand(1000, 4), torch.full((1000,), 0.5), draws, torch.tensor([], dtype=torch.long))
-    expected = [1000 * 25 / 38, 0, 1000 * 9 / 38, 1000 * 4 / 38]
-    assert torch.bincount(hot, minlength=4).tolist() == pytest.approx(expected, abs=1)
-    edge, _ = sample_tokens(logits.expand(2, 4), torch.ones(2), torch.tensor([0.0, 1.0]),
-                            torch.tensor([], dtype=torch.long))
-    assert edge.tolist() == [0, 3]
-
-
-def test_top_p_keeps_the_smallest_set_that_holds_so_much():
     logits, draws = torch.log(torch.tensor([0.5, 0.0, 0.3, 0.2])), torch.arange(1000) / 1000 + 5e-4
     none = torch.tensor([], dtype=torch.long)
+    token, logp = sample_tokens(logits.expand(1000, 4), torch.ones(1000), draws, none)
+    assert torch.bincount(token, minlength=4).tolist() == [500, 0, 300, 200]
+    assert logp[0].item() == pytest.approx(np.log(0.5), abs=1e-6)
+    hot, _ = sample_tokens(logits.expand(1000, 4), torch.full((1000,), 0.5), draws, none)
+    expected = [1000 * 25 / 38, 0, 1000 * 9 / 38, 1000 * 4 / 38]
+    assert torch.bincount(hot, minlength=4).tolist() == pytest.approx(expected, abs=1)
+    edge, _ = sample_tokens(logits.expand(2, 4), torch.ones(2), torch.tensor([0.0, 1.0]), none)
+    assert edge.tolist() == [0, 3]
+    token, logp = sample_tokens(logits[None], torch.ones(1), torch.zeros(1), torch.tensor([0]))  # the first is banned
+    assert token.tolist() == [2] and logp.item() == pytest.approx(np.log(0.6), abs=1e-6)
     for top_p, kept in ((1.0, [0.5, 0, 0.3, 0.2]), (0.81, [0.5, 0, 0.3, 0.2]), (0.7, [0.625, 0, 0.375, 0]),
                         (0.4, [1, 0, 0, 0]), (1e-6, [1, 0, 0, 0])):
         token, logp = sample_tokens(logits.expand(1000, 4), torch.ones(1000), draws, none, None,
@@ -167,12 +154,6 @@ def test_top_p_keeps_the_smallest_set_that_holds_so_much():
     mixed, _ = sample_tokens(logits.expand(2, 4), torch.ones(2), torch.full((2,), 0.99), none, None,
                              torch.tensor([0.4, 1.0]))
     assert mixed.tolist() == [0, 3]
-
-
-def test_a_draw_of_0_picks_no_token_that_cannot_be():
-    logits = torch.log(torch.tensor([[0.5, 0.0, 0.3, 0.2]]))
-    token, logp = sample_tokens(logits, torch.ones(1), torch.zeros(1), torch.tensor([0]))  # the first is banned
-    assert token.tolist() == [2] and logp.item() == pytest.approx(np.log(0.6), abs=1e-6)
 
 
 def test_the_end_token_is_no_part_of_the_text():
@@ -192,9 +173,6 @@ def test_every_answer_of_every_request_has_a_stream_of_its_own():
     own = [draws(seed, (step, i), k) for seed in (0, 1) for step in (0, 1) for i in (2, 3) for k in (0, 1)]
     assert len({tuple(d) for d in own}) == 16
     assert own[0] == draws(0, (0, 2), 0) == draws(0, (0, 2), 0, 9)[:4]
-
-
-def test_large_groups_are_spread_over_batches():
     requests = [request((), n=n) for n in (3, 5, 1)]
     assert list(batches(requests, Capacity(rows=4).fits)) == [
         [(0, [0, 1, 2]), (1, [0])], [(1, [1, 2, 3, 4])], [(2, [0])]]

@@ -160,24 +160,6 @@ def test_who_gets_a_request_by_hand():
     assert run._load == {a: 0, b: 0} and run._attempts == {}
 
 
-def test_a_request_goes_where_fewest_answers_are_outstanding(stubs):
-    free = threading.Event()
-    slow, quick = stubs(lambda body: free.wait(PATIENT) and (200, {"echo": body})), stubs()
-    both = pool(slow, quick)
-    both.admit_all()
-
-    def tasks():
-        yield asking("heavy", weight=8)
-        yield from (asking(i) for i in range(6))
-
-    def note(number, _):
-        if len(quick.seen) == 6:
-            free.set()
-
-    assert both.run(tasks(), note) == ["heavy", *range(6)]
-    assert slow.seen == ["heavy"]
-
-
 def test_no_server_gets_more_answers_at_once_than_allowed(stubs):
     most, at_once, guard = [0], [0], threading.Lock()
 
@@ -194,6 +176,21 @@ def test_no_server_gets_more_answers_at_once_than_allowed(stubs):
     assert pool(one, most=12).run([asking(i, weight=4) for i in range(20)]) == [*range(20)]
     assert most[0] <= 12
     assert pool(one, most=2).run([asking(1, weight=4)]) == [1]  # a group that is too large goes alone
+    free = threading.Event()
+    slow, quick = stubs(lambda body: free.wait(PATIENT) and (200, {"echo": body})), stubs()
+    both = pool(slow, quick)
+    both.admit_all()
+
+    def tasks():
+        yield asking("heavy", weight=8)
+        yield from (asking(i) for i in range(6))
+
+    def note(number, _):
+        if len(quick.seen) == 6:
+            free.set()
+
+    assert both.run(tasks(), note) == ["heavy", *range(6)]
+    assert slow.seen == ["heavy"]
 
 
 def test_a_task_may_take_several_steps(stubs):
@@ -286,32 +283,31 @@ def _until(true):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("status", [500, 503, 409, 429])
-def test_an_error_of_the_server_is_tried_again_elsewhere(stubs, status):
-    bad, good = stubs(lambda body: (status, {"error": "not now"})), stubs()
-    both = pool(bad, good, retries=4)
-    both.admit_all()
-    assert both.run([asking(i) for i in range(4)]) == [*range(4)]
-    assert Counter(good.seen) == Counter(range(4)) and bad.seen
+def test_an_error_of_the_server_is_tried_again_elsewhere(stubs):
+    for status in (500, 503, 409, 429):
+        bad, good = stubs(lambda body, status=status: (status, {"error": "not now"})), stubs()
+        both = pool(bad, good, retries=4)
+        both.admit_all()
+        assert both.run([asking(i) for i in range(4)]) == [*range(4)], status
+        assert Counter(good.seen) == Counter(range(4)) and bad.seen, status
 
 
-def test_a_request_that_fails_everywhere_ends_the_run(stubs):
+def test_requests_that_end_the_run(stubs):
     bad = [stubs(lambda body: (500, {"error": "out of order"})) for _ in range(2)]
     with pytest.raises(TrainingError, match=r"failed 3 times.*500 out of order.*engine\.retries"):
         pool(*bad, retries=2).run([asking(1)])
     assert sum(len(b.seen) for b in bad) == 3
-
-
-def test_what_no_server_will_take_is_not_tried_again(stubs):
     one = stubs(lambda body: (400, {"error": "the prompt is too long"}))
     with pytest.raises(TrainingError, match="too long"):
         pool(one).run([asking(1)])
     assert one.seen == [1]
     with pytest.raises(ConfigError, match=r"engine\.key_file"):
         pool(one, key="another").run([asking(1)])
+    def admit(address):
+        raise ConfigError("engine.dtype differs")
 
-
-def test_without_any_server_the_run_ends_with_their_problems(stubs):
+    with pytest.raises(ConfigError, match="dtype differs"):
+        pool(stubs(), admit=admit).run([asking(1)])
     gone = stubs()
     gone.kill()
     with pytest.raises(TrainingError, match=rf"no server.*{gone.port}.*[Cc]onnect.*vlrl serve"):
@@ -339,16 +335,6 @@ def test_a_server_that_is_being_brought_up_to_date_is_there(stubs):
     with pytest.raises(TrainingError, match=r"0\.2 s \(.*no room for the weights\)"):  # it says why, and asks no more
         pool(one, admit=fail, wait_s=0.2).admit_all()
     assert len(calls) == 1
-
-
-def test_a_server_that_is_up_later_is_waited_for(stubs):
-    gone = stubs()
-    gone.kill()
-    alone = pool(gone)
-    timer = threading.Timer(0.3, lambda: stubs(port=gone.port))
-    timer.start()
-    assert alone.run([asking(1)]) == [1]
-    timer.join()
 
 
 @pytest.mark.slow
@@ -392,7 +378,7 @@ def _deaf(address, silent):
         raise Unavailable("deaf")
 
 
-def test_doubt_lets_no_server_work_before_it_is_admitted_again(stubs):
+def test_doubt_and_a_server_that_is_up_later(stubs):
     one, seen = stubs(), []
     alone = pool(one, admit=seen.append)
     assert [r.address for r in alone.admit_all()] == [one.address] and len(seen) == 1
@@ -401,6 +387,13 @@ def test_doubt_lets_no_server_work_before_it_is_admitted_again(stubs):
     alone.invalidate()
     alone.run([asking(1)])
     assert len(seen) == 2
+    gone = stubs()
+    gone.kill()
+    alone = pool(gone)
+    timer = threading.Timer(0.3, lambda: stubs(port=gone.port))
+    timer.start()
+    assert alone.run([asking(1)]) == [1]
+    timer.join()
 
 
 def test_a_server_that_takes_longer_to_load_than_a_run_lasts_is_admitted(stubs):
@@ -533,18 +526,7 @@ def test_a_run_in_another_thread_can_be_given_up(stubs):
     free.set()
 
 
-def test_what_admit_finds_wrong_ends_the_run(stubs):
-    def admit(address):
-        raise ConfigError("engine.dtype differs")
-
-    with pytest.raises(ConfigError, match="dtype differs"):
-        pool(stubs(), admit=admit).run([asking(1)])
-
-
-# --- what travels -----------------------------------------------------------------------------------------------------
-
-
-def test_prompts_travel_without_loss():
+def test_prompts_travel_without_loss_and_keys_come_from_a_file(monkeypatch, tmp_path, caplog):
     image = noise(1, 30, 20)
     frames = np.stack([np.asarray(noise(i, 16, 8)) for i in range(4)])
     sent = {"prompt_token_ids": [1, 2], "multi_modal_data": {"image": [image], "video": [(frames, {"fps": 2.5, "at":
@@ -560,9 +542,6 @@ def test_prompts_travel_without_loss():
     assert found["floats"].dtype == np.float32 and found["floats"].tolist() == [0, 1, 2]
     with pytest.raises(TypeError, match="Lock"):
         vllm_wire.pack({"x": asyncio.Lock()})
-
-
-def test_the_key_comes_from_a_file_or_the_environment(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("VLRL_ENGINE_KEY", "of the environment")
     assert read_key("") == "of the environment"
     (tmp_path / "key").write_text("of the file\n")

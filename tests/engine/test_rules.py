@@ -41,9 +41,6 @@ def generate(parts, *samplings, n=6, rows=64):
     return HFEngine(policy, 2, rows).generate([Request(prompt=prompt, n=n, sampling=s) for s in samplings])
 
 
-# --- stop strings ----------------------------------------------------------------------------------------------------
-
-
 def cut_at(texts, tokens, stops):
     """How many tokens there are up to the one that completes a stop string, by the whole text; all without one."""
     counts = (t for t in range(1, len(tokens) + 1) if any(stop in texts.decode(tokens[:t]) for stop in stops))
@@ -101,51 +98,41 @@ def test_a_stop_string_may_be_written_letter_by_letter(parts):
     ended = [bool(rules.stopped(torch.tensor([t]), row, live, tokens)) for t in range(len(written))]
     assert ended == [False] * (len(written) - 1) + [True]
     assert not rules.stopped(torch.tensor([len(written) - 1]), row, ~live, tokens)
-
-
-def test_few_tokens_are_looked_at(parts):
-    _, _, texts = parts
     may = texts.ending(("</answer>",)).nonzero()[:, 0].tolist()
     pieces = [texts.decode([i]) for i in may]
     assert len(may) < len(texts.tokenizer) / 2
     assert all("\ufffd" in p or p[:1] in "</answer>" or "</answer>" in p for p in pieces)
 
 
-# --- the thinking budget ---------------------------------------------------------------------------------------------
+def test_thinking_over_budget_is_ended(parts):
+    for end in ("\n</think>\n", "</think><answer>"):
+        policy, prompt, texts = parts
+        closing = texts.ids(end).tolist()
+        (plain,) = generate(parts, PLAIN)
+        (found,) = generate(parts, dataclasses.replace(PLAIN, thinking_budget=5, thinking_end=end))
+        forced = slice(5, 5 + len(closing))
+        for c, free in zip(found, plain, strict=True):
+            assert c.tokens[:5].tolist() == free.tokens[:5].tolist(), end
+            if len(free.tokens) <= 5:  # ended by itself
+                assert c.tokens.tolist() == free.tokens.tolist() and c.loss_mask.all(), end
+                continue
+            assert c.tokens[forced].tolist() == closing and end in c.text, end
+            assert np.flatnonzero(~c.loss_mask).tolist() == list(range(forced.start, forced.stop)), end
+            assert len(c.tokens) <= 24 and c.text == texts.decode([t for t in c.tokens if int(t) not in policy.eos])
+        assert any(len(c.tokens) > forced.stop for c in found), end
+        (batch,) = pack(pieces_of([prompt] * len(found), [c.tokens for c in found], 10**6), 10**6)
+        with torch.no_grad():
+            trainer = policy.logprobs(batch, 1.0).logprobs.numpy()  # of forced tokens too: the model's own
+        assert np.abs(trainer - np.concatenate([c.logprobs for c in found])).max() < 2e-5, end
 
 
-@pytest.mark.parametrize("end", ["\n</think>\n", "</think><answer>"])
-def test_thinking_over_budget_is_ended(parts, end):
-    policy, prompt, texts = parts
-    closing = texts.ids(end).tolist()
-    (plain,) = generate(parts, PLAIN)
-    (found,) = generate(parts, dataclasses.replace(PLAIN, thinking_budget=5, thinking_end=end))
-    forced = slice(5, 5 + len(closing))
-    for c, free in zip(found, plain, strict=True):
-        assert c.tokens[:5].tolist() == free.tokens[:5].tolist()
-        if len(free.tokens) <= 5:  # ended by itself
-            assert c.tokens.tolist() == free.tokens.tolist() and c.loss_mask.all()
-            continue
-        assert c.tokens[forced].tolist() == closing and end in c.text
-        assert np.flatnonzero(~c.loss_mask).tolist() == list(range(forced.start, forced.stop))
-        assert len(c.tokens) <= 24 and c.text == texts.decode([t for t in c.tokens if int(t) not in policy.eos])
-    assert any(len(c.tokens) > forced.stop for c in found)
-    (batch,) = pack(pieces_of([prompt] * len(found), [c.tokens for c in found], 10**6), 10**6)
-    with torch.no_grad():
-        trainer = policy.logprobs(batch, 1.0).logprobs.numpy()  # of forced tokens too: the model's own
-    assert np.abs(trainer - np.concatenate([c.logprobs for c in found])).max() < 2e-5
-
-
-def test_the_closing_text_counts_towards_the_length(parts):
+def test_the_closing_text_counts_towards_the_length_and_may_stop_the_answer(parts):
     _, _, texts = parts
     short = Sampling(max_new_tokens=7, thinking_budget=5)
     (found,) = generate(parts, short)
     cut = [c for c in found if len(c.tokens) == 7]
     assert cut and all(c.tokens[5:].tolist() == texts.ids("\n</think>\n")[:2].tolist() for c in cut)
     assert all(c.loss_mask.tolist() == [True] * 5 + [False] * 2 and c.finish_reason == "length" for c in cut)
-
-
-def test_a_stop_string_in_the_closing_text_ends_the_answer(parts):
     (found,) = generate(parts, dataclasses.replace(PLAIN, thinking_budget=2, stop=("</think>",)))
     assert all(c.finish_reason == "stop" and c.text.rstrip("\n").endswith("</think>") for c in found
                if not c.loss_mask.all())
@@ -180,25 +167,17 @@ def test_nothing_runs_without_rules(parts):
         assert (writing._rules is not None) == some
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rollout, says", [
-    ({"thinking_budget": 512}, r"thinking_budget=512 is not below rollout\.max_new_tokens=512.*lower it"),
-    ({"thinking_end": "enough"}, r"thinking_end='enough' does not contain </think>.*add it"),
-    ({"stop": [""]}, r"rollout\.stop")])
-def test_settings_that_cannot_work_are_named(rollout, says):
-    with pytest.raises(ConfigError, match=says):
-        validate({"task": "x", "model": {"name": "x"}, "rollout": rollout})
-
-
-@pytest.mark.parametrize("rows", ["many", 0, 1.5])
-def test_a_batch_is_a_number_or_auto(rows):
-    with pytest.raises(ConfigError, match=r"^engine\.batch_rollouts=\S+: give a whole number of at least 1, or auto$"):
-        validate({"task": "x", "model": {"name": "x"}, "engine": {"batch_rollouts": rows}})
-
-
-def test_a_vision_token_in_the_closing_text_is_named(parts):
+def test_settings_that_cannot_work_are_named(parts):
+    for rollout, says in (
+            ({"thinking_budget": 512}, r"thinking_budget=512 is not below rollout\.max_new_tokens=512.*lower it"),
+            ({"thinking_end": "enough"}, r"thinking_end='enough' does not contain </think>.*add it"),
+            ({"stop": [""]}, r"rollout\.stop")):
+        with pytest.raises(ConfigError, match=says):
+            validate({"task": "x", "model": {"name": "x"}, "rollout": rollout})
+    said = r"^engine\.batch_rollouts=\S+: give a whole number of at least 1, or auto$"
+    for rows in ("many", 0, 1.5):
+        with pytest.raises(ConfigError, match=said):
+            validate({"task": "x", "model": {"name": "x"}, "engine": {"batch_rollouts": rows}})
     ends = dataclasses.replace(PLAIN, thinking_budget=1, thinking_end="<|image_pad|></think>")
     with pytest.raises(ConfigError, match=r"rollout\.thinking_end='<\|image_pad\|></think>'.*remove it"):
         generate(parts, ends)

@@ -86,7 +86,6 @@ class Server:
         state = SimpleNamespace(engine_client=self.engine, vllm_config=None)
         scope = {"type": "http", "method": method, "path": path, "app": SimpleNamespace(state=state),
                  "headers": [(b"authorization", b"Bearer " + key), *headers]}
-
         async def receive():
             if chunks:
                 return {"type": "http.request", "body": chunks.pop(), "more_body": False}
@@ -124,7 +123,6 @@ def writing(routes, version):
     """Answers are being written, as a task that may be cancelled."""
     async def write():
         await asyncio.Event().wait()
-
     task = asyncio.ensure_future(write())
     routes._running[task] = version
     try:
@@ -132,9 +130,6 @@ def writing(routes, version):
     finally:
         del routes._running[task]
         task.cancel()
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_load_whose_trainer_was_killed_ends_before_the_next_begins(server):
@@ -171,7 +166,6 @@ async def test_a_load_that_only_waits_ends_with_its_trainer(server):
 
 async def test_weights_that_could_not_be_taken_leave_no_version(server):
     assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-
     async def fail(*args, **kwargs):
         raise RuntimeError("no memory")
 
@@ -181,6 +175,9 @@ async def test_weights_that_could_not_be_taken_leave_no_version(server):
     server.engine.collective_rpc = working
     assert (await server.ask("/vlrl/load", server.load("a-1", base=["a-1", server.folder("a-1")])))[0] == 200
     assert len(server.engine.calls) == 2  # whole weights are taken anew
+    asked = {"version": "a-1", "base": server.folder("a-1"), "adapter": None}
+    assert await server.ask("/vlrl/compare", asked) == (200, {"compared": 3, "differing": [["w", 1.0, 2.0]]})
+    assert (await server.ask("/vlrl/compare", asked | {"version": "a-2"}))[0] == 409
 
 
 async def test_what_a_version_chooses_from_comes_with_it(server):
@@ -209,7 +206,7 @@ def test_a_worker_computes_with_what_is_chosen_from():
     assert model.compute_logits([[1.0, 2.0, 3.0]]).dtype == torch.bfloat16
 
 
-async def test_two_runs_at_one_server_take_turns(server):
+async def test_two_runs_take_turns_and_newer_weights_end_what_was_written_before(server):
     assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
     with writing(server.routes, "a-1") as task:
         status, said = await server.ask("/vlrl/load", server.load("b-1"))
@@ -219,6 +216,9 @@ async def test_two_runs_at_one_server_take_turns(server):
     body = {"version": "a-1", "input": {}, "options": {}}
     status, said = await server.ask("/vlrl/generate", body)
     assert status == 409 and "another run uses this server" in said["error"]
+    with writing(server.routes, "b-1") as task:
+        assert (await server.ask("/vlrl/load", server.load("b-2")))[0] == 200
+        assert task.cancelled()
 
 
 async def test_pictures_for_other_weights_are_not_decoded(server, monkeypatch):
@@ -228,13 +228,6 @@ async def test_pictures_for_other_weights_are_not_decoded(server, monkeypatch):
     body = json.loads(vllm_wire.pack({"version": "a-2", "input": {"image": picture}, "options": {}}))
     status, said = await server.ask("/vlrl/generate", body)
     assert status == 409 and "not 'a-2'" in said["error"]
-
-
-async def test_newer_weights_of_a_run_end_what_it_wrote_before(server):
-    assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-    with writing(server.routes, "a-1") as task:
-        assert (await server.ask("/vlrl/load", server.load("a-2")))[0] == 200
-        assert task.cancelled()
 
 
 async def test_a_request_whose_pictures_are_decoded_while_weights_come_is_refused(server, monkeypatch):
@@ -272,14 +265,7 @@ async def test_an_engine_that_dies_over_weights_is_said_to(server, monkeypatch):
     assert status == 503 and "EngineDeadError" in said["error"] and not server.routes.version
 
 
-async def test_only_current_weights_are_compared(server):
-    assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-    asked = {"version": "a-1", "base": server.folder("a-1"), "adapter": None}
-    assert await server.ask("/vlrl/compare", asked) == (200, {"compared": 3, "differing": [["w", 1.0, 2.0]]})
-    assert (await server.ask("/vlrl/compare", asked | {"version": "a-2"}))[0] == 409
-
-
-async def test_no_file_from_outside_and_no_pickle(server, tmp_path):
+async def test_weights_come_from_given_folders_alone_and_no_pickle(server, tmp_path):
     (tmp_path / "secret.safetensors").touch()
     (server.root / "linked").mkdir()
     (server.root / "linked" / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
@@ -294,9 +280,6 @@ async def test_no_file_from_outside_and_no_pickle(server, tmp_path):
     bare = server.folder("bare", "model.bin")
     assert (await server.ask("/vlrl/load", server.load("a-1", base=["a-1", bare])))[0] == 400
     assert not server.engine.calls and server.routes.version == ""
-
-
-async def test_weights_come_from_given_folders_alone(server, tmp_path):
     (tmp_path / "theirs").mkdir()
     (server.root / "link").symlink_to(tmp_path / "theirs")
     for where, code, why in (("/etc", 403, "none of the folders"), ("../theirs", 403, "none of the folders"),
@@ -305,24 +288,12 @@ async def test_weights_come_from_given_folders_alone(server, tmp_path):
         assert status == code and why in said["error"], where
 
 
-# --- requests ---------------------------------------------------------------------------------------------------------
-
-
-async def test_a_server_wants_its_key_on_every_path(server):
+async def test_a_server_wants_its_key_on_every_path_and_a_fresh_one_answers_nothing(server):
     for path in ("/collective_rpc", "/v1/models", "/vlrl/load", "/vlrl/state", "/"):
         for wrong in (b"", b"secret2", b"Secret"):
             assert (await server.ask(path, b"{}", key=wrong))[0] == 401, path
     assert await server.ask("/health", b"{}", method="GET", key=b"") == (200, "vllm")
     assert await server.ask("/v1/models", b"{}", method="GET") == (200, "vllm")
-
-
-def test_a_server_without_a_key_does_not_start(monkeypatch):
-    monkeypatch.delenv(KEY, raising=False)
-    with pytest.raises(ValueError, match=KEY):
-        Routes(None)
-
-
-async def test_a_fresh_server_answers_nothing(server):
     for version in ("", "run-1"):
         status, said = await server.ask("/vlrl/generate", {"version": version, "input": {}, "options": {}})
         assert status == 409 and "version" in said["error"]
@@ -331,18 +302,15 @@ async def test_a_fresh_server_answers_nothing(server):
 MALFORMED = [b"", b"\xff", b"[]", b"null", b"7", b"{}", b"[" * 100_000, b'{"version": 1}']
 
 
-@pytest.mark.parametrize("path", ["/vlrl/generate", "/vlrl/load", "/vlrl/compare"])
-async def test_malformed_requests_are_refused(server, path):
-    for body in MALFORMED:
-        status, said = await server.ask(path, body)
-        assert status == 400 or (path, body) == ("/vlrl/generate", MALFORMED[-1]), (body[:20], status, said)
-
-
-@pytest.mark.parametrize("more", [{"base": []}, {"base": "/etc"}, {"base": [1, 2]}, {"base": ["a", "\0"]},
-                                  {"version": ""}, {"version": ["a-1"]}, {"adapter": {"a": 1}}])
-def test_malformed_loads_are_refused(server, more):
-    status, _ = asyncio.run(server.ask("/vlrl/load", server.load("a-1") | more))
-    assert status == 400 and not server.engine.calls
+async def test_malformed_requests_and_loads_are_refused(server):
+    for path in ("/vlrl/generate", "/vlrl/load", "/vlrl/compare"):
+        for body in MALFORMED:
+            status, said = await server.ask(path, body)
+            assert status == 400 or (path, body) == ("/vlrl/generate", MALFORMED[-1]), (body[:20], status, said)
+    for more in ({"base": []}, {"base": "/etc"}, {"base": [1, 2]}, {"base": ["a", "\0"]}, {"version": ""},
+                 {"version": ["a-1"]}, {"adapter": {"a": 1}}):
+        status, _ = await server.ask("/vlrl/load", server.load("a-1") | more)
+        assert status == 400 and not server.engine.calls, more
 
 
 async def test_too_large_a_request_is_not_read(server, monkeypatch):
@@ -356,17 +324,13 @@ async def test_too_large_a_request_is_not_read(server, monkeypatch):
     assert (await server.ask("/vlrl/load", b"{", headers=[length], key=b"other"))[0] == 401
 
 
-@pytest.mark.parametrize("sent", [
-    b'{"$image": "AAAA"}', b'{"$image": 5}', b'{"$frames": []}', b'{"$frames": ["AAAA"]}', b"[" * 100_000,
-    b'{"$array": "AAAA", "dtype": "O", "shape": [1]}', b'{"$array": "AAAA", "dtype": "float32"}',
-    b'{"$array": "AAAA", "dtype": "float32", "shape": [7]}', b'{"$array": "!", "dtype": "V1", "shape": [1]}',
-    b'{"$pairs": [[[1], 2]]}', b'{"$pairs": [1]}', b'{"$tuple": 3}'])
-def test_damaged_prompts_are_value_errors(sent):
-    with pytest.raises(ValueError):
-        vllm_wire.unpack(sent)
-
-
-def test_an_image_like_a_bomb_is_a_value_error(monkeypatch):
+def test_damaged_prompts_are_value_errors(monkeypatch):
+    for sent in (b'{"$image": "AAAA"}', b'{"$image": 5}', b'{"$frames": []}', b'{"$frames": ["AAAA"]}', b"[" * 100_000,
+            b'{"$array": "AAAA", "dtype": "O", "shape": [1]}', b'{"$array": "AAAA", "dtype": "float32"}',
+            b'{"$array": "AAAA", "dtype": "float32", "shape": [7]}', b'{"$array": "!", "dtype": "V1", "shape": [1]}',
+            b'{"$pairs": [[[1], 2]]}', b'{"$pairs": [1]}', b'{"$tuple": 3}'):
+        with pytest.raises(ValueError):
+            vllm_wire.unpack(sent)
     sent = vllm_wire.pack({"i": vllm_wire.Image.fromarray(np.zeros((64, 64, 3), dtype=np.uint8))})
     monkeypatch.setattr(vllm_wire.Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ValueError, match="damaged"):
@@ -394,10 +358,7 @@ async def test_an_engine_that_stands_still_is_said_to(server):
     assert (await alive())[0] == 503
 
 
-# --- vlrl serve -------------------------------------------------------------------------------------------------------
-
-
-def test_the_key_outlives_the_servers(tmp_path):
+def test_the_key_outlives_the_servers(tmp_path, monkeypatch):
     path = vllm_launch.write_key(tmp_path / "key")
     key = path.read_text()
     assert len(key) > 30 and path.stat().st_mode & 0o777 == 0o600
@@ -412,6 +373,9 @@ def test_the_key_outlives_the_servers(tmp_path):
     (tmp_path / "own").write_text("\n")
     with pytest.raises(ConfigError, match=r"engine\.key_file.*is empty"):
         vllm_launch._key_of(tmp_path / "own")
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(ValueError, match=KEY):
+        Routes(None)
 
 
 def test_a_folder_belongs_to_one_serve(tmp_path):
@@ -450,9 +414,6 @@ def test_what_cannot_be_served_is_said_before_a_model_is_read(tmp_path, monkeypa
         vllm_launch._devices(cpu, config.engine, 4, {})
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert len(vllm_launch._devices(cpu, config.engine, 4, {})) == 4
-
-
-def test_a_server_for_all_hosts_is_watched_from_this_one(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "a-name-that-only-others-know")
     assert vllm_launch._reached("0.0.0.0") == "a-name-that-only-others-know"
     assert vllm_launch._reached("0.0.0.0", here=True) == "127.0.0.1"

@@ -27,31 +27,27 @@ def load(*words: str, path: Any = QUICK) -> config.Config:
     return config.load(path, words)
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("words", "says"), [
-    (("engine.memory=0.5",), r"engine\.memory=0\.5 is a setting of engine\.name=vllm or vllm_server, but here "
-     r"engine\.name=hf: leave engine\.memory out, or set engine\.name=vllm"),
-    (("engine=vllm", "engine.batch_rollouts=8"), r"engine\.batch_rollouts=8 is a setting of engine\.name=hf"),
-    (("engine=vllm", "engine.servers=[http://a:1]"), r"engine\.servers=\[http://a:1\] is a setting of .*=vllm_server"),
-    (("engine=vllm_server", "engine.sleep=false"), r"engine\.sleep=False is a setting of engine\.name=vllm,"),
-    (("engine=vlm",), r"'hf', 'vllm' or 'vllm_server'"),
-    (("engine=vllm", "engine.memorry=0.5"), r"unknown setting 'engine\.memorry'.*Did you mean 'memory'\?"),
-    (("engine=vllm", "engine.top_k=0"), r"engine\.top_k=0: no token would be left"),
-    (("engine=vllm", "engine.top_p=0"), r"engine\.top_p=0"),
-    (("engine=vllm", "engine.memory=yes"), "give a number, not true or false"),
-    (("engine=vllm", "engine.dtype=float64"), r"engine\.dtype"),
-    (("engine=vllm", "engine.max_model_len=24"), r"engine\.max_model_len=24 leaves no room for a prompt in "
-     r"addition to rollout\.max_new_tokens=24"),
-    (("engine=vllm_server", "engine.servers=[localhost]"), r"'localhost' is not the address of a server; write http://"),
-    (("engine=vllm_server", "engine.servers=[http://a:99999]"), "not the address of a server"),
-    (("engine=vllm_server", "engine.servers=[http://a:1, http://a:1/]"), "http://a:1 is given twice"),
-    (("engine=vllm_server", "engine.timeout_s=0"), r"engine\.timeout_s=0"),
-])
-def test_what_cannot_be_is_refused_with_the_way_out(words, says):
-    with pytest.raises(ConfigError, match=says):
-        load(*words)
+def test_what_cannot_be_is_refused_with_the_way_out():
+    ours, theirs = ("engine=vllm",), ("engine=vllm_server",)
+    for words, says in (
+            (("engine.memory=0.5",), r"engine\.memory=0\.5 is a setting of engine\.name=vllm or vllm_server, but here "
+             r"engine\.name=hf: leave engine\.memory out, or set engine\.name=vllm"),
+            ((*ours, "engine.batch_rollouts=8"), r"engine\.batch_rollouts=8 is a setting of engine\.name=hf"),
+            ((*ours, "engine.servers=[http://a:1]"), r"engine\.servers=\[http://a:1\] is a setting of .*=vllm_server"),
+            ((*theirs, "engine.sleep=false"), r"engine\.sleep=False is a setting of engine\.name=vllm,"),
+            (("engine=vlm",), r"'hf', 'vllm' or 'vllm_server'"),
+            ((*ours, "engine.memorry=0.5"), r"unknown setting 'engine\.memorry'.*Did you mean 'memory'\?"),
+            ((*ours, "engine.top_k=0"), r"engine\.top_k=0: no token would be left"),
+            ((*ours, "engine.top_p=0"), r"engine\.top_p=0"), ((*ours, "engine.dtype=float64"), r"engine\.dtype"),
+            ((*ours, "engine.memory=yes"), "give a number, not true or false"),
+            ((*ours, "engine.max_model_len=24"), r"engine\.max_model_len=24 leaves no room for a prompt in "
+             r"addition to rollout\.max_new_tokens=24"),
+            ((*theirs, "engine.servers=[localhost]"), r"'localhost' is not the address of a server; write http://"),
+            ((*theirs, "engine.servers=[http://a:99999]"), "not the address of a server"),
+            ((*theirs, "engine.servers=[http://a:1, http://a:1/]"), "http://a:1 is given twice"),
+            ((*theirs, "engine.timeout_s=0"), r"engine\.timeout_s=0")):
+        with pytest.raises(ConfigError, match=says):
+            load(*words)
 
 
 def test_a_name_is_the_whole_change():
@@ -60,36 +56,31 @@ def test_a_name_is_the_whole_change():
     one = load("engine=vllm_server", "engine.servers=https://a.b:1/").engine
     assert one.servers == ("https://a.b:1",) == load("engine=vllm_server", "engine.servers=[https://a.b:1]"
                                                      ).engine.servers
-
-
-@pytest.mark.parametrize("word", ["engine=vllm", "engine.name=vllm"])
-def test_another_engine_drops_the_settings_of_the_old_one(word, tmp_path):
-    assert load(word, path="configs/laptop.yaml").engine == EngineSettings(name="vllm")
-    assert load("engine.memory=0.5", word).engine == EngineSettings(name="vllm", memory=0.5)  # in any order
-    assert load(word, "engine.batch_rollouts=auto").engine.name == "vllm"  # a default is no setting of another engine
-    (tmp_path / "a.yaml").write_text(f"extends: {Path(QUICK).absolute()}\nengine: {{name: vllm_server, memory: 0.5, "
-                                     "servers: ['http://a:1']}\n")
-    assert load(word, path=tmp_path / "a.yaml").engine == EngineSettings(name="vllm", memory=0.5)
-    assert load("engine=hf", path=tmp_path / "a.yaml").engine == EngineSettings()
-    assert load("engine.memory=0.4", path=tmp_path / "a.yaml").engine.servers == ("http://a:1",)
-
-
-@pytest.mark.parametrize("preset", sorted(Path("configs/engines").iterdir()), ids=lambda path: path.stem)
-def test_presets_lie_on_any_config(preset):
-    for path in (QUICK, "configs/laptop.yaml"):
-        found = load(f"extends=engines/{preset.name}", path=path)
-        assert found.engine.name in ("vllm", "vllm_server") and found.task_name == load(path=path).task_name
-
-
-def test_every_setting_belongs_to_an_engine():
+    for word in ("engine=hf", "engine=vllm", "engine=vllm_server"):
+        found = load(word)
+        assert config.validate(yaml.safe_load(config.dump(found))) == found
     assert frozenset().union(*OWN.values()) == EngineSettings.model_fields.keys() - {"name"}
     assert {*PLACES} <= EngineSettings.model_fields.keys()
 
 
-def test_a_saved_config_is_read_again():
-    for word in ("engine=hf", "engine=vllm", "engine=vllm_server"):
-        found = load(word)
-        assert config.validate(yaml.safe_load(config.dump(found))) == found
+def test_another_engine_drops_the_settings_of_the_old_one(tmp_path):
+    own = tmp_path / "a.yaml"
+    own.write_text(f"extends: {Path(QUICK).absolute()}\nengine: {{name: vllm_server, memory: 0.5, "
+                   "servers: ['http://a:1']}\n")
+    for word in ("engine=vllm", "engine.name=vllm"):
+        assert load(word, path="configs/laptop.yaml").engine == EngineSettings(name="vllm")
+        assert load("engine.memory=0.5", word).engine == EngineSettings(name="vllm", memory=0.5)  # in any order
+        assert load(word, "engine.batch_rollouts=auto").engine.name == "vllm"  # a default is nobody's setting
+        assert load(word, path=own).engine == EngineSettings(name="vllm", memory=0.5)
+    assert load("engine=hf", path=own).engine == EngineSettings()
+    assert load("engine.memory=0.4", path=own).engine.servers == ("http://a:1",)
+
+
+def test_presets_lie_on_any_config():
+    for preset in sorted(Path("configs/engines").iterdir()):
+        for path in (QUICK, "configs/laptop.yaml"):
+            found = load(f"extends=engines/{preset.name}", path=path)
+            assert found.engine.name in ("vllm", "vllm_server") and found.task_name == load(path=path).task_name, preset
 
 
 def test_what_may_change_on_resume():
@@ -103,9 +94,6 @@ def test_what_may_change_on_resume():
     assert config.differences(load(), load("engine=vllm")) == ["engine.name: 'hf' -> 'vllm'"]
     assert resumable("eval.every") and resumable("engine.servers") and not resumable("engine.server")
     assert not resumable("engine") and not resumable("evaluation.every")
-
-
-def test_a_measurement_goes_on_with_the_same_engine_alone():
     def known(*words: str) -> dict[str, Any]:
         settings = load(*words)
         return facts(settings, ModelChoice(name="m", config=settings), MeasurementScope())
@@ -114,13 +102,9 @@ def test_a_measurement_goes_on_with_the_same_engine_alone():
     assert known("engine=vllm") == known("engine=vllm", "engine.proof=0.1") != known("engine=vllm", "engine.top_k=5")
 
 
-# --- the engine of a run ----------------------------------------------------------------------------------------------
-
-
 def test_engines_are_made_by_name(monkeypatch, tmp_path, caplog):
     from vlrl.engine.vllm import engine as vllm
     from vlrl.engine.vllm import server as vllm_server
-
     for module, name in ((vllm, "VLLMEngine"), (vllm_server, "ServerEngine")):
         monkeypatch.setattr(module, name, lambda *given, name=name: (name, *given))
     model: Any = SimpleNamespace(device=SimpleNamespace(type="cpu"))
@@ -211,19 +195,14 @@ def test_a_run_syncs_before_it_generates_and_closes_at_the_end(recorded, tiny_mo
     assert recorded == ["sync 2", "generate", "sync 3", "generate", "close"]
 
 
-def test_the_engine_is_closed_after_an_error(recorded, tiny_models, tmp_path):
+def test_the_engine_is_closed_after_an_error_and_when_a_later_part_fails(recorded, monkeypatch, tiny_models, tmp_path):
+    settings = small(tmp_path, tiny_models["qwen3_vl"], "run.checks=warn")
+    (tmp_path / "shades.py").write_text((tmp_path / "shades.py").read_text().replace("float(len", "fload(len"))
     with pytest.raises(TrainingError, match="failed to score"):
-        settings = small(tmp_path, tiny_models["qwen3_vl"], "run.checks=warn")
-        (tmp_path / "shades.py").write_text((tmp_path / "shades.py").read_text().replace("float(len", "fload(len"))
         loop.train(settings)
     assert recorded[-1] == "close" and not (tmp_path / "run" / "engine").exists()
     recorded.clear()
-    with pytest.raises(ConfigError):  # while the parts are made that come after the engine
-        loop.train(small(tmp_path, tiny_models["qwen3_vl"], "algo.advantage={name: grpo, no_such_option: 1}"))
-    assert recorded in ([], ["close"])
 
-
-def test_the_engine_is_closed_when_a_later_part_fails(recorded, monkeypatch, tiny_models, tmp_path):
     def fails(*_):
         raise TrainingError("no optimizer")
 
@@ -241,17 +220,11 @@ def test_supervised_training_needs_no_engine(recorded, tiny_models, tmp_path, mo
     assert seen == [EngineSettings(), EngineSettings(batch_rollouts=4)]
 
 
-# --- tests of vLLM ----------------------------------------------------------------------------------------------------
-
-
 def test_tests_that_need_vllm_lie_where_make_looks_for_them():
     root = Path(__file__).parents[1]
     marked = {path.relative_to(root).parts[0] for path in root.rglob("test_*.py")
               if "pytest.mark.vllm" in path.read_text(encoding="utf-8") and path != Path(__file__)}
     assert marked == {"vllm"} and "tests/vllm || test" in (root.parent / "Makefile").read_text(encoding="utf-8")
-
-
-# --- doctor -----------------------------------------------------------------------------------------------------------
 
 
 def test_doctor_names_either_build_of_vllm(monkeypatch):

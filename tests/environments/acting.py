@@ -23,6 +23,9 @@ from vlrl.types import Variant
 class Lamps(Environment):
     """Shows a lamp, then after each action another; the third action ends it. The second touches the file `mark`."""
 
+    faulty = "train-1"
+    """The sample whose second action has the fault."""
+
     def __init__(self, sample, fault, mark="", said=""):
         self.sample, self.fault, self.mark, self.said, self.turn = sample, fault, mark, said, 0
 
@@ -42,7 +45,7 @@ class Lamps(Environment):
         self.turn += 1
         if self.mark and self.turn == 2:
             pathlib.Path(self.mark).touch()
-        faulty = self.fault and self.sample.id == "train-1" and self.turn == 2
+        faulty = self.fault and self.sample.id == self.faulty and self.turn == 2
         if faulty and self.fault == "hang":
             time.sleep(600)
         if faulty and self.fault == "die":

@@ -30,7 +30,6 @@ class Waiting(Acting):
 @pytest.mark.parametrize("order", ["arrival", "fixed"])
 def test_with_arrival_a_slow_environment_holds_up_no_other(tiny_models, tmp_path, order):
     from tests.environments.test_episodes import actions, run
-
     limit = "60" if order == "arrival" else "3"
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", f"environment.order={order}",
                  "environment.workers=4", f"environment.step_s={limit}", name=f"{__file__}:Waiting",

@@ -74,23 +74,18 @@ def test_branches_share_turns_and_their_world(tiny, history):
     assert 0.1 < told["branch/reused_frac"] < 1
 
 
-def test_log_probabilities_are_those_of_the_trainer(tiny, monkeypatch):
+def test_log_probabilities_are_those_of_the_trainer_and_drawn_again_alike(tiny, monkeypatch):
     monkeypatch.setattr(prefix_tree, "SHORTEST", 1)
-    groups, _ = drawn(tiny)
-    for group in groups:
+    groups, again = drawn(tiny)[0], drawn(tiny)[0]
+    for group, other in zip(groups, again, strict=True):
         done = [r.completion for r in group.rollouts]
+        assert [c.tokens.tolist() for c in done] == [r.completion.tokens.tolist() for r in other.rollouts]
         batch = make_batch(pieces_of([group.prompt] * 5, [c.tokens for c in done], 10**6, [c.shown for c in done]))
         with torch.no_grad():
             found = tiny[0].logprobs(batch, 1.0).logprobs.numpy()
         mask = np.concatenate([c.loss_mask for c in done])
         assert np.abs(found - np.concatenate([c.logprobs for c in done]))[mask].max() < 1e-5
         assert batch.tokens < len(group.prompt) + sum(len(c.tokens) for c in done)
-
-
-def test_they_are_drawn_again_alike(tiny):
-    one, two = drawn(tiny)[0], drawn(tiny)[0]
-    assert all(a.completion.tokens.tolist() == b.completion.tokens.tolist()
-               for g, h in zip(one, two, strict=True) for a, b in zip(g.rollouts, h.rollouts, strict=True))
 
 
 class Moody(Lamps):
@@ -156,15 +151,12 @@ def episode(*lowest, error=None):
                       text="", finish_reason="stop", turns=tuple(turns), episode_id="e", error=error)
 
 
-def test_places_of_an_episode_are_its_actions_after_the_first():
+def test_places_and_beginnings_of_an_episode():
     done = episode(-2.0, -3.0, -9.0, -5.0)
     assert Leaf(done, 1).places.tolist() == [3, 6, 9] and Leaf(done, 4).places.tolist() == [6, 9]
     assert Leaf(episode(-1.0, -2.0, error="lost"), 1).places.tolist() == []
     rng = np.random.default_rng(0)
     assert [surprise(done, np.array([3, 6, 9]), k, rng) for k in range(4)] == [6, 9, 3, 6]
-
-
-def test_a_beginning_has_the_turns_that_it_holds():
     cut = _cut(episode(-2.0, -3.0, -9.0), 6)
     assert cut.tokens.tolist() == [0, 1, 2, 3, 4, 5] and [t.text for t in cut.actions] == ["0", "1"]
     assert len(cut.turns) == 4 and cut.episode_id

@@ -24,6 +24,7 @@ from vlrl.training import loop
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train
 from vlrl.training.update import update
+from vlrl.types import Sample
 
 TASK = "tests/environments/acting.py:Acting"
 
@@ -184,12 +185,9 @@ def test_commands_play_episodes_as_the_run_does(ran, tmp_path):
     assert [len(m.rewards) for m in found] == [2, 2] and len({r for m in found for r in m.rewards}) > 1
 
 
-def test_stored_episodes_are_scored_again(ran):
+def test_stored_episodes_are_scored_again_and_measured(ran):
     found = compare(make_task(configs.load(str(ran.path / "config.yaml"))), ran)
     assert found.rollouts == 8 and not found.changed and not found.errors, found
-
-
-def test_metrics_and_evaluation(ran):
     line = ran.metrics()[-1]
     assert line["episode/turns_mean"] == 3 and line["episode/limit_frac"] == 0 and line["environment/errors"] == 0
     assert line["time/environment_s"] > 0 and line["grad_norm"] > 0
@@ -245,20 +243,35 @@ def test_an_environment_helps_in_a_stage_and_never_in_evaluations(tiny_models, t
     assert not any("Say a" in r["prompt"] for r in folder.rollouts(split="heldout").to_pylist())
 
 
+FAULTS = {"hang": "step: no result within 2 s", "die": "step: its process ended", "raise": "KeyError: 'lost'", "":
+          None, "long": "a text of 200000 characters", "nan": "the part 'vowels' is 'nan'", "broken": "no/such.png"}
+
+
+class Broken(Acting):
+    """Each environment has another fault; one has none."""
+
+    def samples(self, split):
+        return [Sample(id=f"{split}-{i}", row={"id": i}) for i in range(len(FAULTS))]
+
+    def environment(self, sample):
+        lamps = Lamps(sample, [*FAULTS][sample["id"]])
+        lamps.faulty = sample.id
+        return lamps
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("fault, message", [
-    ("hang", "step: no result within 2 s"), ("die", "step: its process ended"), ("raise", "KeyError: 'lost'"),
-    ("long", "a text of 200000 characters"), ("nan", "the part 'vowels' is 'nan'"), ("broken", "no/such.png"),
-    ("unlike", "must be the same for the same seed")])
-def test_a_broken_environment_is_counted_and_not_paid(tiny_models, tmp_path, fault, message):
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", "environment.step_s=2",
-                 fault=fault)
-    rows = folder.rollouts().to_pylist()
-    broken = [r for r in rows if fault == "unlike" or r["sample_id"] == "train-1"]
-    for row in broken:
-        assert row["reward"] is None and message in row["error"], row["error"]
-    assert all(r["error"] is None and r["reward"] is not None and len(actions(r)) == 3 for r in rows if r not in broken)
-    assert folder.metrics()[-1]["environment/errors"] == len(broken) >= 2
+def test_a_broken_environment_is_counted_and_not_paid(tiny_models, tmp_path):
+    words = ("steps=1", "eval.samples=0", "environment.step_s=2")
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], *words, "rollout.prompts_per_step=7",
+                 name="tests/environments/test_episodes.py:Broken")
+    for row, message in ((r, [*FAULTS.values()][json.loads(r["sample"])["id"]]) for r in folder.rollouts().to_pylist()):
+        if message:
+            assert row["reward"] is None and message in row["error"], row["error"]
+        else:
+            assert row["error"] is None and row["reward"] is not None and len(actions(row)) == 3
+    assert folder.metrics()[-1]["environment/errors"] == 2 * 6
+    unlike = run(tmp_path / "unlike", tiny_models["qwen3_vl"], *words, fault="unlike").rollouts().to_pylist()
+    assert all(r["reward"] is None and "must be the same for the same seed" in r["error"] for r in unlike)
 
 
 @pytest.mark.slow
@@ -302,12 +315,9 @@ def test_commands_go_on_where_a_reset_fails(tiny_models, tmp_path):
 
 
 @pytest.mark.slow
-def test_too_many_errors_stop_the_run(tiny_models, tmp_path):
+def test_too_many_errors_stop_the_run_and_what_episodes_do_not_go_with_is_refused(tiny_models, tmp_path):
     with pytest.raises(Exception, match="2 of 4 episodes ended with an error of their environment, more than"):
         run(tmp_path / "run", tiny_models["qwen3_vl"], "limits.environment_errors=0.2", "eval.samples=0", fault="raise")
-
-
-def test_what_episodes_do_not_go_with_is_refused():
     config = configs.validate({"task": TASK, "model": {"name": "x"}, "rollout": {"step_tokens": 4}})
     with pytest.raises(ConfigError, match=r"has an environment.*docs/write-an-environment"):
         refuse_episodes(config, make_task(config))

@@ -167,7 +167,6 @@ def test_a_window_over_everything_is_the_whole_history(tiny_models):
 @pytest.mark.slow
 def test_a_run_stores_one_line_for_each_episode(tiny_models, tmp_path):
     from tests.environments.test_episodes import run
-
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "episode.history=last:1")
     assert isinstance(folder, RunFolder)
     rows = folder.rollouts().to_pylist()
@@ -182,16 +181,6 @@ def test_a_run_stores_one_line_for_each_episode(tiny_models, tmp_path):
     assert line["completion/length_mean"] == np.mean(lengths) and len(lengths) == 4
     state = load_state(folder.path / "checkpoints" / "step-000002")["source"]["history"]
     assert sum(state["visits"]) == 4 and all(e["n"] == 2 for e in folder.evals())
-
-
-def test_a_history_is_full_or_the_last_k():
-    for wrong in ("last:0", "last", "first:2", "last:-1"):
-        with pytest.raises(ConfigError, match=f"episode.history='{wrong}'"):
-            settings("x", episode={"history": wrong})
-    assert settings("x").episode.last is None and settings("x", **LAST).episode.last == 1
-
-
-# --- what reads tokens sees actions alone ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["last:1", pytest.param("full", marks=pytest.mark.slow)])
@@ -213,6 +202,10 @@ def test_the_reference_reads_episodes_as_they_were_played(moved):
     credit = Credit(Algorithm(config), config, policy)
     credit(groups, 0)
     assert abs(credit.metrics()["kl"]) < 1e-5
+    for wrong in ("last:0", "last", "first:2", "last:-1"):
+        with pytest.raises(ConfigError, match=f"episode.history='{wrong}'"):
+            settings("x", episode={"history": wrong})
+    assert settings("x").episode.last is None and settings("x", **LAST).episode.last == 1
 
 
 @pytest.mark.slow

@@ -70,15 +70,12 @@ def test_its_tools_are_called_and_its_images_seen(server, over):
     assert children() == before  # a command ends with its environment
 
 
-def test_what_several_calls_of_an_action_pay(closing):
+def test_what_several_calls_of_an_action_pay_in_one_time(closing):
     """Their rewards add up; what one of them ended and reached stays so."""
     environment = closing(McpEnvironment(COMMAND, parts=("return", "success", "progress"), **PATIENT))
     environment.reset(1)
     step = environment.step(call("guess", number=2) + call("fault", kind="pay"))
     assert step.done and step.parts == {"return": 1.5, "success": 1, "progress": 0.25} and step.state == "paid"
-
-
-def test_the_calls_of_an_action_have_one_time(closing):
     environment = closing(McpEnvironment(COMMAND, parts=PARTS, step_s=3, reset_s=200))
     environment.reset(1)
     with pytest.raises(ProtocolError, match="no answer within 3 s"):
@@ -141,25 +138,22 @@ def test_lies_about_types(tmp_path, listed, called, closing):
     file.write_text(LIAR.replace("LISTED", repr({"tools": listed})).replace("CALLED", repr(called))
                     .replace("inf", "float('inf')"))
     # what is no message of the protocol is no answer either, so some of these take step_s
-    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=20, reset_s=200))
+    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=5, reset_s=200))
     with pytest.raises(ProtocolError):
         environment.reset(1)
         environment.step(call("look") if called is not None else "")
 
 
-def test_tools_on_pages_without_an_end(tmp_path, closing):
-    file = tmp_path / "liar.py"
-    file.write_text(LIAR.replace("LISTED", repr({"tools": [], "nextCursor": "more"})).replace("CALLED", "None"))
-    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, **PATIENT))
-    with pytest.raises(ProtocolError, match="more than 100 tools, or an endless list of tools"):
-        environment.reset(1)
-
-
-def test_opening_has_its_own_time(tmp_path, closing):
+def test_opening_has_its_own_time_and_tools_end(tmp_path, closing):
     file = tmp_path / "silent.py"
     file.write_text("import time; time.sleep(600)")
     environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=500, reset_s=2))
     with pytest.raises(ProtocolError, match=r"no answer within (2|1\.\d+) s"):
+        environment.reset(1)
+    file = tmp_path / "liar.py"
+    file.write_text(LIAR.replace("LISTED", repr({"tools": [], "nextCursor": "more"})).replace("CALLED", "None"))
+    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, **PATIENT))
+    with pytest.raises(ProtocolError, match="more than 100 tools, or an endless list of tools"):
         environment.reset(1)
 
 
@@ -217,16 +211,16 @@ def test_a_server_that_does_not_let_go_is_left(monkeypatch):
         Clinging.over.set()
 
 
-@pytest.mark.parametrize("arguments, why", [({}, "the response has more than 67108864 bytes"),
-                                            ({"packed": True}, "the response is compressed")], ids=["long", "packed"])
-def test_an_answer_without_an_end_is_not_read(arguments, why):
-    with http_server(Endless) as (url, _):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with contextlib.closing(McpEnvironment(f"{url}/mcp", parts=PARTS, **PATIENT)) as environment:
-            environment.reset(1)
-            with pytest.raises(ProtocolError, match=why):
-                environment.step(call("look", **arguments))
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB
+def test_an_answer_without_an_end_is_not_read():
+    for arguments, why in (({}, "the response has more than 67108864 bytes"),
+            ({"packed": True}, "the response is compressed")):
+        with http_server(Endless) as (url, _):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with contextlib.closing(McpEnvironment(f"{url}/mcp", parts=PARTS, **PATIENT)) as environment:
+                environment.reset(1)
+                with pytest.raises(ProtocolError, match=why):
+                    environment.step(call("look", **arguments))
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB
 
 
 class Doors(Task):
@@ -242,13 +236,13 @@ def hosted(name, **settings):
 def test_slow_and_killed_in_a_host(server):
     """Over HTTP with another server beside it, which takes its episodes."""
     other = Serving("mcp_server.py")
-    task, host = hosted([f"mcp:{server.url}/mcp", f"mcp:{other.url}/mcp"], step_s=40, reset_s=400)
+    task, host = hosted([f"mcp:{server.url}/mcp", f"mcp:{other.url}/mcp"], step_s=16, reset_s=400)
     try:
         assert "open_door" in [s["function"]["name"] for s in schemas(task, Sample(id="a"))]
         one, two = (host.open(Sample(id=str(i)), 3) for i in range(2))
         assert all(isinstance(found, Observation) for found in host.reset([one, two]))
         slow, well = host.step([one, two], [call("fault", kind="sleep"), call("open_door", number=1)])
-        assert isinstance(slow, EnvironmentFailure) and "no answer within 30 s" in slow.reason
+        assert isinstance(slow, EnvironmentFailure) and "no answer within 12 s" in slow.reason
         assert isinstance(well, Step) and well.parts == {"tool_success": 1} and host.restarts == 0
         other.kill()
         server.kill()
@@ -282,16 +276,7 @@ def test_a_command_ends_with_the_process_of_its_environment():
         host.close()
 
 
-def test_a_variable_that_is_not_set_is_refused():
-    for make in (McpEnvironment, mcp_tools):
-        with pytest.raises(ConfigError, match="names 'VLRL_NEVER_SET', which is not set here"):
-            make(COMMAND, environment=["VLRL_NEVER_SET"])
-        for wrong in ({"environment": "HOME"}, {"tools": "look"}):
-            with pytest.raises(ConfigError, match="must be a list"):
-                make(COMMAND, **wrong)
-
-
-def test_a_command_sees_few_variables(monkeypatch):
+def test_a_command_sees_few_variables_and_no_shell(monkeypatch, tmp_path):
     monkeypatch.setenv("VLRL_SECRET", "x")
     monkeypatch.setenv("VLRL_WANTED", "y")
     environment = McpEnvironment(COMMAND, environment=["VLRL_WANTED"], parts=PARTS, **PATIENT)
@@ -300,9 +285,6 @@ def test_a_command_sees_few_variables(monkeypatch):
     environment.close()
     assert "VLRL_WANTED" in names and "VLRL_SECRET" not in names
     assert {*names} <= {"VLRL_WANTED", "HOME", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
-
-
-def test_no_shell_reads_a_command(tmp_path):
     mark = tmp_path / "mark"
     environment = McpEnvironment(f"{COMMAND} ; touch {mark}", parts=PARTS, **PATIENT)
     with pytest.raises(ProtocolError):  # the server takes ; for a port
@@ -311,16 +293,18 @@ def test_no_shell_reads_a_command(tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("addresses, why", [(["'open"], "No closing quotation"), ([""], "it is empty"),
-                                            (["a", "b"], "must all be URLs"), (["ws://a"], "must look like"),
-                                            (["HTTP://me:x@a"], "has a user name or password")])
-def test_what_is_no_address(addresses, why):
-    with pytest.raises(ConfigError, match=why):
-        checked_addresses(addresses)
-
-
-def test_an_address_in_capitals():
+def test_addresses_and_variables():
+    for addresses, why in ((["'open"], "No closing quotation"), ([""], "it is empty"), (["a", "b"], "must all be URLs"),
+            (["ws://a"], "must look like"), (["HTTP://me:x@a"], "has a user name or password")):
+        with pytest.raises(ConfigError, match=why):
+            checked_addresses(addresses)
     assert checked_addresses(["HTTP://a/MCP?x=1"]) == ["http://a/MCP?x=1"]
+    for make in (McpEnvironment, mcp_tools):
+        with pytest.raises(ConfigError, match="names 'VLRL_NEVER_SET', which is not set here"):
+            make(COMMAND, environment=["VLRL_NEVER_SET"])
+        for wrong in ({"environment": "HOME"}, {"tools": "look"}):
+            with pytest.raises(ConfigError, match="must be a list"):
+                make(COMMAND, **wrong)
 
 
 def test_a_tasks_own_two_lines():

@@ -40,44 +40,40 @@ def loaded(*words):
     return make_task(config.load(config.shipped("tiny.yaml"), list(words)))
 
 
-@pytest.mark.parametrize("name, options, why", [
-    ("gym:", {}, "has no address after gym:"),
-    ("gym:FrozenLake-v77", {}, "gym:FrozenLake-v77': VersionNotFound"),
-    ("gym:no_package_of_anyone:X-v0", {}, "No module named 'no_package_of_anyone'"),
-    ("FrozenLake-v1", {}, "is not known. Known: gym:, openenv:, mcp:"),
-    ("jim:FrozenLake-v1", {}, "No module named 'jim'"),
-    ("no/such/file.py:World", {}, "does not exist"),
-    ("openenv:localhost:8000", {}, "must look like http://127.0.0.1:8000"),
-    ("openenv:http://127.0.0.1:8000", {"feild": "x"}, "options.feild='x' is not known. Did you mean 'field'"),
-    ("openenv:http://127.0.0.1:8000", {"step_s": 5}, "environment.options.step_s=5 is not known"),
-    ("mcp:'open", {}, "No closing quotation"), ("mcp:a b", {"tool": []}, "Did you mean 'tools'"),
-    (("mcp:a", "mcp:b"), {}, "must all be URLs"),
-    ("gym:FrozenLake-v1", {"actions": "left"}, "environment.options.actions='left' must be a list: "),
-    ("gym:FrozenLake-v1", {"actions": [False]}, "environment.options.actions: False is not a name"),
-    ("gym:FrozenLake-v1", {"parts": ["return"]}, "options.parts=['return'] is not an option: the parts"),
-    ("openenv:http://127.0.0.1:8000", {"images": "screen"}, "environment.options.images='screen' must be a list"),
-    ("mcp:a", {"tools": "look"}, "environment.options.tools='look' must be a list"),
-    ("mcp:a", {"environment": "HOME"}, "environment.options.environment='HOME' must be a list"),
-    ("mcp:a", {"environment": ["VLRL_NEVER_SET"]}, "names 'VLRL_NEVER_SET', which is not set here"),
-    (("gym:FrozenLake-v1", "gym:Taxi-v4"), {}, "must all be servers of one kind"),
-    (("mcp:http://a/mcp", "openenv:http://b"), {}, "must all be servers of one kind"),
-    (("a.py:B", "a.py:C"), {}, "only servers can have several addresses")])
-def test_names_that_cannot_act(name, options, why):
-    with pytest.raises(ConfigError) as error:
-        resolved(settings(name, options=options))
-    assert why in str(error.value)
+def test_names_that_cannot_act_and_passwords_that_are_never_told():
+    for name, options, why in (("gym:", {}, "has no address after gym:"),
+            ("gym:FrozenLake-v77", {}, "gym:FrozenLake-v77': VersionNotFound"),
+            ("gym:no_package_of_anyone:X-v0", {}, "No module named 'no_package_of_anyone'"),
+            ("FrozenLake-v1", {}, "is not known. Known: gym:, openenv:, mcp:"),
+            ("jim:FrozenLake-v1", {}, "No module named 'jim'"), ("no/such/file.py:World", {}, "does not exist"),
+            ("openenv:localhost:8000", {}, "must look like http://127.0.0.1:8000"), ("openenv:http://127.0.0.1:8000",
+            {"feild": "x"}, "options.feild='x' is not known. Did you mean 'field'"),
+            ("openenv:http://127.0.0.1:8000", {"step_s": 5}, "environment.options.step_s=5 is not known"),
+            ("mcp:'open", {}, "No closing quotation"), ("mcp:a b", {"tool": []}, "Did you mean 'tools'"),
+            (("mcp:a", "mcp:b"), {}, "must all be URLs"),
+            ("gym:FrozenLake-v1", {"actions": "left"}, "environment.options.actions='left' must be a list: "),
+            ("gym:FrozenLake-v1", {"actions": [False]}, "environment.options.actions: False is not a name"),
+            ("gym:FrozenLake-v1", {"parts": ["return"]}, "options.parts=['return'] is not an option: the parts"),
+            ("openenv:http://127.0.0.1:8000", {"images": "screen"},
+            "environment.options.images='screen' must be a list"),
+            ("mcp:a", {"tools": "look"}, "environment.options.tools='look' must be a list"),
+            ("mcp:a", {"environment": "HOME"}, "environment.options.environment='HOME' must be a list"),
+            ("mcp:a", {"environment": ["VLRL_NEVER_SET"]}, "names 'VLRL_NEVER_SET', which is not set here"),
+            (("gym:FrozenLake-v1", "gym:Taxi-v4"), {}, "must all be servers of one kind"),
+            (("mcp:http://a/mcp", "openenv:http://b"), {}, "must all be servers of one kind"),
+            (("a.py:B", "a.py:C"), {}, "only servers can have several addresses")):
+        with pytest.raises(ConfigError) as error:
+            resolved(settings(name, options=options))
+        assert why in str(error.value), (name, options, why)
+    for name in ("mcp:http://me:secret@a/mcp", "openenv:http://me:secret@a", "mcp:HTTP://secret@a",
+            ("mcp:http://a", "openenv:http://me:secret@a"), "other:http://me:secret@a",
+            ("mcp:a", "mcp:http://me:secret@a")):
+        with pytest.raises(ConfigError) as error:
+            resolved(settings(name))
+        assert "secret" not in str(error.value), name
 
 
-@pytest.mark.parametrize("name", ["mcp:http://me:secret@a/mcp", "openenv:http://me:secret@a", "mcp:HTTP://secret@a",
-                                  ("mcp:http://a", "openenv:http://me:secret@a"), "other:http://me:secret@a",
-                                  ("mcp:a", "mcp:http://me:secret@a")])
-def test_a_password_is_never_told(name):
-    with pytest.raises(ConfigError) as error:
-        resolved(settings(name))
-    assert "secret" not in str(error.value)
-
-
-def test_what_it_does_not_go_with():
+def test_what_it_does_not_go_with(monkeypatch):
     with pytest.raises(ConfigError, match=r"'gym:FrozenLake-v1': task '' has its own environment or tools"):
         attach(Own(), settings("gym:FrozenLake-v1"))
     with pytest.raises(ConfigError, match="several tasks"):
@@ -90,9 +86,6 @@ def test_what_it_does_not_go_with():
         loaded("task=world")
     with pytest.raises(ConfigError, match="one of the names is empty"):
         config.load(config.shipped("tiny.yaml"), ["environment.name=['gym:Taxi-v4', '']"])
-
-
-def test_a_package_that_is_not_there(monkeypatch):
     monkeypatch.setattr(named.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"'mcp:a' needs the package mcp: pip install 'vlrl\[mcp\]'"):
         resolved(settings("mcp:a"))
@@ -149,7 +142,7 @@ def test_the_perfect_way_earns_one_and_a_wrong_one_none():
         host.close()
 
 
-def test_seeds_of_the_splits_are_apart():
+def test_seeds_of_the_splits_are_apart_and_rows_of_a_file(tmp_path):
     task = load("world", {"count": 50})
     seeds = {split: {sample["seed"] for sample in task.samples(split)} for split in ("train", "heldout")}
     assert all(len(found) == 50 for found in seeds.values()) and not seeds["train"] & seeds["heldout"]
@@ -157,9 +150,6 @@ def test_seeds_of_the_splits_are_apart():
     assert not {sample["seed"] for sample in task.samples("train")} & seeds["train"]
     with pytest.raises(ConfigError, match="split 'other'"):
         task.samples("other")
-
-
-def test_rows_of_a_file(tmp_path):
     rows = [{"id": "a", "seed": 4, "instruction": "Climb."}, {"id": "b", "answer": "7"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = loaded("task=world", "environment.name=gym:FrozenLake-v1", f"data.train={tmp_path}/rows.jsonl",

@@ -37,6 +37,18 @@ def test_the_schema_is_that_of_the_signature():
                 "box": {"type": "array", "prefixItems": [number] * 4, "minItems": 4, "maxItems": 4,
                         "description": "left, top, right, bottom."},
                 "schema": {"type": "string", "default": "a"}, "times": {"type": "number", "default": 1.0}}}}}
+    results = [("yes", "yes", 0), (RED, "", 1), (Media(source=RED), "", 1), ([RED, "two", RED], "two", 2),
+               (Observation("a", [Media(source=RED)]), "a", 1), ({"a": [1, None]}, '{"a": [1, null]}', 0),
+               (None, "null", 0), ([], "[]", 0), (["a", 1], '["a", 1]', 0)]
+
+    def look(i: int):
+        """Looks."""
+        return results[i][0]
+
+    for i, (_, text, media) in enumerate(results):
+        step = ToolEnvironment([Tool(look)]).step(call("look", i=i))
+        assert step.info["calls"][0]["error"] is None, text
+        assert (step.observation.text, len(step.observation.media)) == (text, media)
 
 
 def test_calls_are_run_in_order_and_the_others_refused():
@@ -52,7 +64,7 @@ def test_calls_are_run_in_order_and_the_others_refused():
     assert end.done and end.info == {"calls": []} and not end.observation.results
 
 
-def test_a_sample_with_tools_is_played_by_them():
+def test_a_sample_with_tools_is_played_by_them_and_told_whether_calls_succeeded():
     class Zooming(Task):
         def tools(self, sample):
             return [zoom, lambda: RED] if sample.id == "bad" else [zoom] if sample.id else []
@@ -61,64 +73,33 @@ def test_a_sample_with_tools_is_played_by_them():
     assert environment_of(Zooming(), Sample(id="")) is None
     with pytest.raises(Exception, match=r"tool '<lambda>': a model cannot write this name"):
         environment_of(Zooming(), Sample(id="bad"))
-
-
-def test_a_task_whose_rewards_name_it_is_told_whether_calls_succeeded():
-    class Zooming(Task):
-        rewards = {"correct": 1.0, "tool_success": 0.0}
-
-        def tools(self, sample):
-            return [zoom]
-
+    Zooming.rewards = {"correct": 1.0, "tool_success": 0.0}
     played, good, bad = environment_of(Zooming(), Sample(id="a")), call("zoom", box=[1, 2, 3, 4]), call("zoom")
     assert [played.step(text).parts for text in (good, good + bad, bad, "red")] == [
         {"tool_success": 1.0}, {"tool_success": 0.0}, {"tool_success": 0.0}, {}]
     assert ToolEnvironment([Tool(zoom)]).step(good).parts == {}
 
 
-@pytest.mark.parametrize("returned, text, media", [
-    ("yes", "yes", 0), (RED, "", 1), (Media(source=RED), "", 1), (Observation("a", [Media(source=RED)]), "a", 1),
-    ([RED, "two", RED], "two", 2), ({"a": [1, None]}, '{"a": [1, null]}', 0), (None, "null", 0), ([], "[]", 0),
-    (["a", 1], '["a", 1]', 0)])
-def test_results(returned, text, media):
-    def look():
-        """Looks."""
-        return returned
-
-    step = ToolEnvironment([Tool(look)]).step(call("look"))
-    assert step.info["calls"][0]["error"] is None
-    assert (step.observation.text, len(step.observation.media)) == (text, media)
-
-
-# --- what goes wrong --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arguments, says", [
-    ({"box": ["3", 1, 1, 1]}, "zoom: box.0: Input should be a valid integer"),
-    ({"box": [1, 2, 3]}, "zoom: box.3: Field required"), ({}, "zoom: box: Field required"),
-    ({"box": [1, 2, 3, 4], "x": 1}, "zoom: x: Extra inputs are not permitted"),
-    ({"box": [1, 2, 3, 4], "schema": None}, "zoom: schema: Input should be a valid string"),
-    ({"box": [True, 2, 3, 4]}, "zoom: box.0: Input should be a valid integer")])
-def test_wrong_arguments_are_named_to_the_model(arguments, says):
-    step = ToolEnvironment([Tool(zoom)]).step(call("zoom", **arguments))
-    assert step.info["calls"] == [{"name": "zoom", "arguments": arguments, "error": says}]
-    assert step.observation.text == f"Error: {says}" and not step.done
-
-
-@pytest.mark.parametrize("text, says", [
-    ("", "no JSON"), ('{"name": "zoom", "arguments": {"box": NaN}}', "NaN is no finite number"),
-    ('{"name": "zoom", "arguments": {"box": [1e999]}}', "1e999 is no finite number"),
-    ('{"name": "zoom", "arguments": {"box": ' + "9" * 5000 + "}}", "no JSON"), ("[" * 19_000, "no JSON"),
-    ('{"name": "zoom", "arguments": {"box": ' + "[" * 30 + "]" * 30 + "}}", "nest deeper than 20 levels"),
-    ("x" * 10_000_000, "10000000 characters; at most 20000"), ('{"name": 1}', "must hold name and arguments"),
-    ("[]", "must hold name and arguments"), ('{"name": "zoom", "arguments": "box"}', "must be an object"),
-    ('{"name": "zoom", "arguments": {}, "id": 1}', "must hold name and arguments"),
-    ('{"name": "zoomx"}', "no tool 'zoomx'; there are zoom"), ("<tool_call>{}", "a call is not closed")],
-    ids=lambda x: str(x)[:20])
-def test_calls_that_are_none_are_named_to_the_model(text, says):
-    step = ToolEnvironment([Tool(zoom)]).step(f"<tool_call>{text}</tool_call>")
-    assert says in step.info["calls"][0]["error"] and not step.done
-    assert step.observation.text.startswith("Error: ") and len(step.observation.text) < 1200
+def test_wrong_arguments_and_calls_that_are_none_are_named_to_the_model():
+    for arguments, says in (({"box": ["3", 1, 1, 1]}, "zoom: box.0: Input should be a valid integer"),
+            ({"box": [1, 2, 3]}, "zoom: box.3: Field required"), ({}, "zoom: box: Field required"),
+            ({"box": [1, 2, 3, 4], "x": 1}, "zoom: x: Extra inputs are not permitted"),
+            ({"box": [1, 2, 3, 4], "schema": None}, "zoom: schema: Input should be a valid string"),
+            ({"box": [True, 2, 3, 4]}, "zoom: box.0: Input should be a valid integer")):
+        step = ToolEnvironment([Tool(zoom)]).step(call("zoom", **arguments))
+        assert step.info["calls"] == [{"name": "zoom", "arguments": arguments, "error": says}], says
+        assert step.observation.text == f"Error: {says}" and not step.done
+    for text, says in (("", "no JSON"), ('{"name": "zoom", "arguments": {"box": NaN}}', "NaN is no finite number"),
+            ('{"name": "zoom", "arguments": {"box": [1e999]}}', "1e999 is no finite number"),
+            ('{"name": "zoom", "arguments": {"box": ' + "9" * 5000 + "}}", "no JSON"), ("[" * 19_000, "no JSON"),
+            ('{"name": "zoom", "arguments": {"box": ' + "[" * 30 + "]" * 30 + "}}", "nest deeper than 20 levels"),
+            ("x" * 10_000_000, "10000000 characters; at most 20000"), ('{"name": 1}', "must hold name and arguments"),
+            ("[]", "must hold name and arguments"), ('{"name": "zoom", "arguments": "box"}', "must be an object"),
+            ('{"name": "zoom", "arguments": {}, "id": 1}', "must hold name and arguments"),
+            ('{"name": "zoomx"}', "no tool 'zoomx'; there are zoom"), ("<tool_call>{}", "a call is not closed")):
+        step = ToolEnvironment([Tool(zoom)]).step(f"<tool_call>{text}</tool_call>")
+        assert says in step.info["calls"][0]["error"] and not step.done, says
+        assert step.observation.text.startswith("Error: ") and len(step.observation.text) < 1200, says
 
 
 def test_a_tool_that_fails_or_returns_what_cannot_be_shown():
@@ -161,15 +142,12 @@ def pictured(box: Image.Image):
     """Takes what JSON cannot hold."""
 
 
-@pytest.mark.parametrize("function, says", [
-    (untyped, "'untyped': its argument 'box' has no type"), (undocumented, "'undocumented' has no docstring"),
-    (starred, "'starred': its argument 'box' cannot be passed by name"), (pictured, "tool 'pictured': ")])
-def test_functions_that_are_no_tools(function, says):
-    with pytest.raises(TaskError, match=re.escape(says)):
-        Tool(function)
-
-
-def test_names_are_there_once():
+def test_functions_that_are_no_tools_and_names_there_twice():
+    for function, says in ((untyped, "'untyped': its argument 'box' has no type"),
+            (undocumented, "'undocumented' has no docstring"),
+            (starred, "'starred': its argument 'box' cannot be passed by name"), (pictured, "tool 'pictured': ")):
+        with pytest.raises(TaskError, match=re.escape(says)):
+            Tool(function)
     class Twice(Task):
         def tools(self, sample):
             return [zoom, Tool(zoom)]

@@ -66,6 +66,17 @@ def test_greedy_answers_are_those_of_a_run(tmp_path):
         assert (metric.mean, metric.low, metric.high) == tuple(
             record[key] for key in (name, f"{name}/ci95_low", f"{name}/ci95_high"))
     assert found.n == record["n"] == 10 and {"reward/mean", "correct_frac", "right"} < found.metrics.keys()
+    class Words(Number):
+        prompts = ("a {n}", "b {n}")
+
+    seen = []
+    r = ready(task=Words())
+    r.prefetch.encode = lambda task, sample: seen.append(sample.prompt) or encode(task, sample)
+    asked(r, tmp_path / "a.jsonl", Grid(wordings=2))
+    assert seen == ["a {n}"] * 10 + ["b {n}"] * 10
+    seen.clear()
+    asked(r, tmp_path / "b.jsonl")
+    assert seen == ["a {n}", "b {n}"] * 5
 
 
 class Acting(Noting):
@@ -87,21 +98,20 @@ def test_turns_of_episodes_are_counted(tmp_path):
 
 
 def test_rows_say_what_was_asked_and_how_it_went(tmp_path):
-    file, *_ = asked(ready(), tmp_path / "a.jsonl", Grid(answers=2, seeds=(3, 4)))
-    rows = file.rows()
+    r = ready()
+    rows = asked(r, tmp_path / "a.jsonl", Grid(answers=2, seeds=(3, 4)))[0].rows()
     assert len(rows) == 10 * 2 * 2
     first, second = rows[:2]
     assert first["answer"] == first["parsed"] == first["target"] == "0" and second["answer"] == "wrong"
     assert (first["correct"], second["correct"]) == (True, False) and first["parts"] == {"right": 1.0}
     assert first["content"] == second["content"] != rows[2]["content"] and first["cluster"] == first["content"]
     assert first["prompt"] != rows[2]["prompt"] and first["sample"] == "heldout-0" and second["tokens"] == 5
-
-
-def test_seeds_have_streams_of_their_own(tmp_path):
-    r = ready()
-    asked(r, tmp_path / "a.jsonl", Grid(seeds=(3, 4)))
     keys = [key for key, *_ in r.engine.asked]
     assert len(set(keys)) == 20 and all(len(key) == 3 for key in keys[:10]) and keys[10] == (*keys[0], 4)
+    assert all(isinstance(row["tokens"], int) and np.isfinite(row["reward"]) for row in rows)
+    assert {row["confidence"] for row in rows} == {None}
+    file, *_ = asked(ready(lambda prompt, i: f"{prompt.text} <confidence>0.7</confidence>"), tmp_path / "b.jsonl")
+    assert {row["confidence"] for row in file.rows()} == {0.7}
 
 
 def test_what_is_there_is_not_asked_again(tmp_path):
@@ -124,20 +134,6 @@ def test_what_is_there_is_not_asked_again(tmp_path):
     r = ready()
     asked(r, path, Grid(answers=2))
     assert r.engine.asked == []
-
-
-def test_wordings_are_asked_of_every_sample(tmp_path):
-    class Words(Number):
-        prompts = ("a {n}", "b {n}")
-
-    seen = []
-    r = ready(task=Words())
-    r.prefetch.encode = lambda task, sample: seen.append(sample.prompt) or encode(task, sample)
-    asked(r, tmp_path / "a.jsonl", Grid(wordings=2))
-    assert seen == ["a {n}"] * 10 + ["b {n}"] * 10
-    seen.clear()
-    asked(r, tmp_path / "b.jsonl")
-    assert seen == ["a {n}", "b {n}"] * 5
 
 
 def test_samples_that_cannot_be_asked_are_left_out(tmp_path):
@@ -173,7 +169,7 @@ class Failing(Noting):
 def test_answers_that_a_server_did_not_give_count_as_nothing_and_are_asked_again(tmp_path):
     r = ready(remote=True)
     engine = Failing(r.engine.script)
-    r = EvalRuntime(config=r.config, task=r.task, prefetch=r.prefetch, engine=engine, remote=True)
+    r = replace(r, engine=engine)
     file, (setting,), _ = asked(r, tmp_path / "a.jsonl", Grid(answers=2))
     found = summarise(r.task, file.rows(), setting, "heldout", first_samples(r.task, "heldout", 10))
     assert found.unanswered == 2 and found.unscorable == 0 and found.n == 10
@@ -182,12 +178,3 @@ def test_answers_that_a_server_did_not_give_count_as_nothing_and_are_asked_again
     engine.asked, engine.failing = [], ()
     file, *_ = asked(r, tmp_path / "a.jsonl", Grid(answers=2))
     assert len(engine.asked) == 2 and not any(row.get("unanswered") for row in file.rows()) and len(file.rows()) == 20
-
-
-def test_confidences_are_read_from_answers(tmp_path):
-    said = "{} <confidence>0.7</confidence>"
-    file, *_ = asked(ready(lambda prompt, i: said.format(prompt.text)), tmp_path / "a.jsonl")
-    assert {row["confidence"] for row in file.rows()} == {0.7}
-    file, *_ = asked(ready(lambda prompt, i: prompt.text), tmp_path / "b.jsonl")
-    assert {row["confidence"] for row in file.rows()} == {None}
-    assert all(isinstance(row["tokens"], int) for row in file.rows()) and np.isfinite(file.rows()[0]["reward"])

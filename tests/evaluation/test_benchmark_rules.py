@@ -30,7 +30,7 @@ def values(records, name):
     return [record["metrics"].get(name) for record in records]
 
 
-def test_a_place_is_compared_in_shares_of_the_screen():
+def test_steps_and_places_of_gui_benchmarks():
     task = load("gui", {"recipe": "click", "benchmark": "screenspot"})
     task.coordinates = make("norm1")
     row = {**STEP, "width": 997, "box": [33, 20, 55, 40]}
@@ -38,9 +38,6 @@ def test_a_place_is_compared_in_shares_of_the_screen():
     records = records_of(task, [row] * 5, texts)
     assert values(records, "screenspot_acc") == [1, 1, 0, 1, 0]
     assert values(records, "click_acc")[1] == 0  # without a bracket it is no place here
-
-
-def test_steps_by_name():
     click = {**STEP, "action": {"type": "click", "point": [500, 1000]}, "box": [0, 900, 600, 1100]}
     typed = {**STEP, "action": {"type": "type", "text": "milk bread"}}
     rows = [click, click, click, typed, typed, {**STEP, "action": {"type": "press_back"}}]
@@ -55,18 +52,7 @@ def test_steps_by_name():
     assert values(found["gui_odyssey"], "step_success") == [0, 1, 0, 1, 1, 1]  # the task's own
 
 
-def test_episodes_of_gui_odyssey_are_right_where_all_steps_are():
-    rows = [{**STEP, "action": {"type": "press_back"}, "episode": name, "steps": count, "category": kind}
-            for name, count, kind in (("a", 2, "x"), ("a", 2, "x"), ("b", 1, "y"), ("c", 3, "y"), ("d", 1, "x"))]
-    task = load("gui", {"recipe": "gui_r1", "benchmark": "gui_odyssey"})
-    texts = [act("press_back"), act("press_back"), act("wait"), act("press_back"), act("press_back")]
-    split = task.summarize(records_of(task, rows, texts))
-    assert split["gui_odyssey_sr"] == pytest.approx(2 / 3)  # of a, b and d; of c two steps are missing
-    assert split["gui_odyssey_sr/categories"] == pytest.approx((1 + 0) / 2)
-    assert split["gui_odyssey_step/categories"] == pytest.approx((1 + 1 / 2) / 2)
-
-
-def test_elements_of_gui_act():
+def test_elements_of_gui_act_and_episodes_of_gui_odyssey():
     task = load("gui", {"recipe": "gui_r1", "benchmark": "gui_act"})
     elements = [[0, 0, 100, 100], [100, 0, 200, 100]]
     row = {**STEP, "action": {"type": "click"}, "box": [100, 0, 200, 100], "elements": elements}
@@ -79,6 +65,14 @@ def test_elements_of_gui_act():
         task.sample_from_row({"id": "1", **row, "elements": None})
     with pytest.raises(DataError, match="select_text"):
         task.sample_from_row({"id": "1", **STEP, "action": {"type": "select_text"}})
+    rows = [{**STEP, "action": {"type": "press_back"}, "episode": name, "steps": count, "category": kind}
+            for name, count, kind in (("a", 2, "x"), ("a", 2, "x"), ("b", 1, "y"), ("c", 3, "y"), ("d", 1, "x"))]
+    task = load("gui", {"recipe": "gui_r1", "benchmark": "gui_odyssey"})
+    texts = [act("press_back"), act("press_back"), act("wait"), act("press_back"), act("press_back")]
+    split = task.summarize(records_of(task, rows, texts))
+    assert split["gui_odyssey_sr"] == pytest.approx(2 / 3)  # of a, b and d; of c two steps are missing
+    assert split["gui_odyssey_sr/categories"] == pytest.approx((1 + 0) / 2)
+    assert split["gui_odyssey_step/categories"] == pytest.approx((1 + 1 / 2) / 2)
 
 
 SPANS = {  # of [10, 20]: what Time-R1's own reading and IoU give
@@ -87,15 +81,12 @@ SPANS = {  # of [10, 20]: what Time-R1's own reading and IoU give
     "1.10 to 20": 10 / 18.9, "10 to 20 to 30": 1, "<answer>10  to 20</answer>": 0, "v10 to 20x": 1}
 
 
-def test_time_r1_takes_the_last_span_of_all_that_is_said():
+def test_rules_of_video_benchmarks():
     task = load("video", {"recipe": "time_r1", "benchmark": "time_r1"})
     row = {"video": "a.mp4", "question": "when?", "answer_type": "span", "duration": 40.0, "spans": [[10, 20]]}
     records = records_of(task, [row] * len(SPANS), [*SPANS])
     assert values(records, "time_r1_miou") == pytest.approx([*SPANS.values()], abs=1e-9)
     assert values(records, "time_r1_r1@0.7") == [float(v >= 0.7) for v in SPANS.values()]
-
-
-def test_activitynet_qa_compares_to_the_letter_by_its_types():
     task = load("video", {"recipe": "direct", "benchmark": "activitynet_qa"})
     rows = [{"video": "a.mp4", "question": "?", "answer_type": "text", "answer": "yes", "type": kind}
             for kind in (0, 3, 3, 8)]
@@ -123,17 +114,16 @@ def test_refcoco_in_single_precision_and_by_whole_pixels():
 ENTRY = "{'Position': [100, 100, 200, 200], 'Confidence': 0.9}"
 
 
-@pytest.mark.parametrize(("text", "found"), [
-    (f"<answer>[{ENTRY}]</answer>", 1), (f"<answer>[[{ENTRY}]]</answer>", 1), (f"[{ENTRY}]", 1), ("No Objects", 0),
-    (f"<answer>[{ENTRY}, {{'Position': [1, 2", 0), (f"[{ENTRY}, {{'Position': [1, 2", 1),
-    (f"<answer>[{ENTRY}, {ENTRY.replace('0.9', '0.8')}]</answer>", 1),  # the first of equal places
-    (f"<answer>[{{'Position': [1, 2, 3, 4]}}, {ENTRY}]</answer>", 0), (f"<answer>[{ENTRY}, ...]</answer>", 1),
-    (f"<answer>{ENTRY}</answer>", 0), ("<answer>[]</answer>", 0),
-    (f"<answer>[{ENTRY}, {{'Confidence': 1}}]</answer>", 0)])
-def test_visual_rft_repairs_lists(text, found):
+def test_visual_rft_repairs_lists():
     task = load("grounding", {"recipe": "visual_rft_detection", "benchmark": "visual_rft"})
     row = {"width": 1000, "height": 500, "expression": "mug", "boxes": [{"box": [100, 50, 200, 100]}]}
-    assert task.summarize(records_of(task, [row], [text]))["visual_rft_map"] == pytest.approx(found)
+    for text, found in ((f"<answer>[{ENTRY}]</answer>", 1), (f"<answer>[[{ENTRY}]]</answer>", 1), (f"[{ENTRY}]", 1),
+                        (f"<answer>[{ENTRY}, {{'Position': [1, 2", 0), (f"[{ENTRY}, {{'Position': [1, 2", 1),
+                        (f"<answer>[{ENTRY}, {ENTRY.replace('0.9', '0.8')}]</answer>", 1),  # the first of equal places
+                        (f"<answer>[{{'Position': [1, 2, 3, 4]}}, {ENTRY}]</answer>", 0), ("<answer>[]</answer>", 0),
+                        (f"<answer>[{ENTRY}, ...]</answer>", 1), (f"<answer>{ENTRY}</answer>", 0),
+                        ("No Objects", 0), (f"<answer>[{ENTRY}, {{'Confidence': 1}}]</answer>", 0)):
+        assert task.summarize(records_of(task, [row], [text]))["visual_rft_map"] == pytest.approx(found), text
 
 
 def test_a_split_of_coco_has_its_crowds_and_goes_by_number():
@@ -149,9 +139,6 @@ def test_a_split_of_coco_has_its_crowds_and_goes_by_number():
     split = task.summarize(records_of(task, [{**rows[0], **crowd}, rows[1]], said[::-1]))
     # of three objects the first image's is found; the wrong one of 9 comes first: precision 1/2 up to a recall of 1/3
     assert split["map"] == pytest.approx(34 * 0.5 / 101)
-
-
-def test_labels_may_be_compared_to_the_letter():
     row = {"id": "1", "width": 100, "height": 100, "labels": ["mug"],
            "boxes": [{"box": [0, 0, 10, 10], "label": "mug"}]}
     said = json.dumps([{"bbox_2d": [0, 0, 10, 10], "label": "MUG"}])

@@ -68,9 +68,6 @@ def test_screenspot_is_the_share_of_points_in_the_element_by_cell():
     for (platform, kind), own in cells.items():
         assert split[f"click_acc/{platform}/{kind}"] == pytest.approx(sum(own) / len(own))
     assert split["click_acc/macro"] == pytest.approx(sum(sum(own) / len(own) for own in cells.values()) / 6)
-
-
-def test_screenspot_pro_goes_by_group():
     rows = [{"id": str(i), "width": 200, "height": 100, "instruction": "x", "box": [0, 0, 10, 10], "category": group,
              "platform": "windows", "element_type": kind} for i, (group, kind) in enumerate(
                  (("CAD", "icon"), ("CAD", "text"), ("Office", "text")))]
@@ -93,12 +90,7 @@ def test_charades_sta_is_recall_at_three_ious_and_their_mean():
     for record, overlap in zip(records, overlaps, strict=True):
         expected = {"miou": overlap, **{f"r1@{bar}": float(overlap >= bar) for bar in (0.3, 0.5, 0.7)}}
         assert {name: record["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-9)
-
-
-def test_charades_sta_counts_an_iou_that_is_exactly_at_the_bar():
-    """Of [2.9, 15.9] and [2.9, 12] it is 9.1 / 13 = .7, as differences of the ends have it in floating point."""
-    rows = [{"id": "a", "video": "a.mp4", "question": "when?", "answer_type": "span", "duration": 40.0,
-             "spans": [[2.9, 15.9]]}]
+    rows = [{**rows[0], "spans": [[2.9, 15.9]]}]  # 9.1 / 13 is .7 only roughly in floating point
     thought = "<think>x</think><answer>2.9 to 12.0</answer>"
     for recipe, text in (("videochat_r1_span", thought), ("span", "2.9 to 12.0")):
         records, _ = measured(load("video", {"recipe": recipe}), rows, [text])
@@ -123,11 +115,7 @@ def test_next_gqa_takes_the_true_span_that_is_best_for_the_answer():
     for record, want in zip(records, expected, strict=True):
         assert {name: record["metrics"][name] for name in want} == pytest.approx(want, abs=1e-9)
     assert 10 < sum(want["gqa_acc"] for want in expected) < 50
-
-
-def test_next_gqa_compares_several_answered_spans_as_unions():
-    row = {"id": "a", "video": "a.mp4", "question": "why?", "answer_type": "span+choice", "options": ["a cat", "a dog"],
-           "answer": "A", "spans": [[0, 10], [20, 30]], "duration": 30.0}
+    row = {**rows[0], "answer": "A", "spans": [[0, 10], [20, 30]]}
     records, _ = measured(load("video", {"recipe": "videochat_r1_gqa"}), [row], [
         "<think>x</think><answer>A</answer><glue>[(0, 10), (20, 30)]</glue>"])
     assert records[0]["metrics"]["miou"] == records[0]["metrics"]["miop"] == 1
@@ -151,7 +139,7 @@ def test_got_10k_leaves_out_the_first_frame_and_what_lies_outside_the_picture():
     assert (split["ao/frames"], split["sr/frames"]) == pytest.approx((5.5 / 8, 5 / 8))
 
 
-def test_video_mme_and_mvbench_are_the_share_of_right_letters_by_category():
+def test_letters_and_base_to_new():
     rng = random.Random(3)
     rows = [{"id": str(i), "video": "a.mp4", "question": "what?", "answer_type": "choice", "duration": 9.0,
              "options": ["one", "two", "three", "four"], "answer": rng.choice("ABCD"),
@@ -163,9 +151,6 @@ def test_video_mme_and_mvbench_are_the_share_of_right_letters_by_category():
     for name in ("short", "medium", "long"):
         own = [value for value, row in zip(right, rows, strict=True) if row["category"] == name]
         assert split[f"accuracy/{name}"] == pytest.approx(sum(own) / len(own))
-
-
-def test_base_to_new_is_the_harmonic_mean():
     rng = random.Random(4)
     records = [{"sample": {"half": rng.choice(["base", "new"])}, "parts": {"accuracy": float(rng.random() < 0.6)},
                 "metrics": {}} for _ in range(50)]
@@ -228,15 +213,14 @@ def test_mathvista_is_the_authors_rule_for_each_kind_of_row(tmp_path):
     task = make_task(validate({"task": {"name": "qa", "recipe": "thinking"}, "model": {"name": "x"},
                                "data": {"heldout": str(file)}}))
     rows = [sample.row for sample in task.samples("heldout")]
-    records_of, _ = measured(task, rows,
-                             [f"<think>x</think><answer>{text}</answer>" for text in said])
+    records_of, _ = measured(task, rows, [f"<think>x</think><answer>{text}</answer>" for text in said])
     expected = [authors_mathvista(text, r["choices"], r["question_type"], r["answer_type"], r["precision"], r["answer"])
                 for text, r in zip(said, records, strict=True)]
     assert [r["metrics"]["mathvista_acc"] == 1 for r in records_of] == expected and 10 < sum(expected) < 30
 
 
 def test_android_control_is_the_share_of_right_types_and_of_right_steps():
-    """A click in the element's box, a text or an app as it is written, a direction; every action of the dataset."""
+    """A click in the element's box or near its point, a text or an app as it is written, a direction; every action."""
     rng = random.Random(5)
     rows, texts, expected = [], [], []
     for i in range(200):
@@ -260,10 +244,7 @@ def test_android_control_is_the_share_of_right_types_and_of_right_steps():
     records, _ = measured(load("gui", {"recipe": "gui_r1"}), rows, texts)
     assert [r["metrics"] for r in records] == expected
     assert 30 < sum(e["step_success"] for e in expected) < sum(e["type_acc"] for e in expected) < 195
-
-
-def test_android_control_reaches_14_percent_of_the_screen_around_a_point():
-    """Rows without a box: 151 of 1,080 pixels across, 336 of 2,400 down."""
+    # rows without a box: 151 of 1,080 pixels across, 336 of 2,400 down
     row = {"width": 1080, "height": 2400, "instruction": "x", "action": {"type": "click", "point": [500, 1200]}}
     cases = {(500, 1200): 1, (650, 1200): 1, (652, 1200): 0, (500, 1535): 1, (500, 1537): 0, (600, 1400): 1,
              (620, 1450): 0}
@@ -282,17 +263,17 @@ LETTERS = {  # answer to a row whose option C is right: MVBench's own rule, Vide
     "**C**": (0, 1), "C,": (0, 1), "none": (0, None), "C\nas it moos": (1, 1), "I think C": (0, 1), "'C'": (0, 1)}
 
 
-@pytest.mark.parametrize(("name", "place"), [("mvbench", 0), ("video_mme", 1)])
-def test_letters_are_read_as_the_authors_read_them(name, place):
+def test_letters_are_read_as_the_authors_read_them():
     """The values are those that the authors' functions give, called on these answers."""
-    row = {"id": "1", "video": "a.mp4", "question": "what?", "answer_type": "choice", "duration": 9.0,
-           "category": "short", "options": ["a cat", "a dog", "a cow", "a hen"], "answer": "C"}
-    task = load("video", {"recipe": "direct", "benchmark": name})
-    records, split = measured(task, [row] * len(LETTERS), [*LETTERS])
-    found = [record["metrics"].get(f"{name}_acc") for record in records]
-    assert dict(zip(LETTERS, found, strict=True)) == {text: values[place] for text, values in LETTERS.items()}
-    counted = [value for value in found if value is not None]
-    assert split[f"{name}_acc/short"] == pytest.approx(sum(counted) / len(counted), abs=1e-12)
-    assert not load("video", {"recipe": "direct"}).metrics(task.sample_from_row(row), parse_answer("C"), {})
-    with pytest.raises(ConfigError, match=r"task.benchmark='mvbanch'.*mvbench"):
-        load("video", {"benchmark": "mvbanch"})
+    for name, place in (("mvbench", 0), ("video_mme", 1)):
+        row = {"id": "1", "video": "a.mp4", "question": "what?", "answer_type": "choice", "duration": 9.0,
+               "category": "short", "options": ["a cat", "a dog", "a cow", "a hen"], "answer": "C"}
+        task = load("video", {"recipe": "direct", "benchmark": name})
+        records, split = measured(task, [row] * len(LETTERS), [*LETTERS])
+        found = [record["metrics"].get(f"{name}_acc") for record in records]
+        assert dict(zip(LETTERS, found, strict=True)) == {text: values[place] for text, values in LETTERS.items()}
+        counted = [value for value in found if value is not None]
+        assert split[f"{name}_acc/short"] == pytest.approx(sum(counted) / len(counted), abs=1e-12), (name, place)
+        assert not load("video", {"recipe": "direct"}).metrics(task.sample_from_row(row), parse_answer("C"), {})
+        with pytest.raises(ConfigError, match=r"task.benchmark='mvbanch'.*mvbench"):
+            load("video", {"benchmark": "mvbanch"})

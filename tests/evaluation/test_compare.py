@@ -30,7 +30,8 @@ def run(capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_a_comparison_by_hand(two):
+def test_a_comparison_by_hand(two, capsys):
+    """As an object, as JSON and in words."""
     found = compare([parse_side(two[0])], [parse_side(two[1])])
     assert (found.wins, found.losses, found.ties, found.unpaired) == (3, 1, 1, 0)
     assert [s.id for s in found.samples] == ["3", "0", "4", "1", "2"]
@@ -41,33 +42,33 @@ def test_a_comparison_by_hand(two):
     assert m.effect == pytest.approx(apart.mean() / apart.std(ddof=1), abs=1e-9)
     assert found.metrics["iou"].difference == m.difference and "completion/length_mean" in found.metrics
     assert found.verdict.startswith("no difference shown: reward/mean on 5 samples of heldout, b - a is +0.200 [")
-
-
-def test_json_is_as_promised(two, capsys):
     code, out = run(capsys, *two, "--json", "--metric", "iou")
     found = json.loads(out.out)
     assert code == 0 and found["unpaired"] == 0 and found["metric"] == next(iter(found["metrics"])) == "iou"
     assert {"a", "b", "difference", "low", "high", "n"} <= found["metrics"]["reward/mean"].keys()
     assert found["samples"][0] == {"id": "3", "other": "3", "a": 0.0, "b": 1.0} and len(found["samples"]) == 5
     assert (found["wins"], found["losses"], found["ties"]) == (3, 1, 1)
-
-
-def test_words_name_wins_losses_and_the_verdict(two, capsys):
     code, out = run(capsys, *two, "--show", "1")
     text = out.out
     assert code == 0 and "b wins 3, loses 1, ties 1" in text and "no difference shown" in text
     assert "win  3: 0.000 -> 1.000   'x' -> 'x'" in text and "loss 2: 1.000 -> 0.000" in text and "win  0" not in text
 
 
-def test_a_real_gain_is_told(tmp_path, capsys):
+def test_a_real_gain_is_told_and_hostile_texts_do_not_steer_the_terminal(tmp_path, capsys):
     rng = np.random.default_rng(0)
     low = rng.random(16) * 0.1
     a, b = write(tmp_path / "a", low), write(tmp_path / "b", low + 0.5 + rng.random(16) * 0.1)
     assert "b is higher than a: reward/mean on 16 samples of heldout" in run(capsys, a, b)[1].out
     assert "b is lower than a" in run(capsys, b, a)[1].out
+    a, b = RunFolder(tmp_path / "a\x1b[2J"), RunFolder(tmp_path / "c")
+    for folder, reward in ((a, 0.0), (b, 1.0)):
+        folder.write_rollouts(0, 0, [group("\x1b[31m[red]id", rewards=(reward,)), group("2", "bb", rewards=(0.0,))],
+                              split="heldout")
+    code, out = run(capsys, str(a.path), str(b.path))
+    assert code == 0 and "\x1b" not in out.out and "[red]id" in out.out
 
 
-def test_equal_ids_of_other_pictures_are_left_out(tmp_path, capsys):
+def test_samples_that_are_left_out(tmp_path, capsys):
     a = write(tmp_path / "a", [0.0, 0.0, 1.0], pictures="abc")
     b = write(tmp_path / "b", [1.0, 1.0, 1.0], pictures="bad")
     found = compare([parse_side(a)], [parse_side(b)])
@@ -76,6 +77,13 @@ def test_equal_ids_of_other_pictures_are_left_out(tmp_path, capsys):
     other = write(tmp_path / "c", [1.0] * 3, pictures="def")
     code, out = run(capsys, a, other)
     assert code == 1 and "no sample of 'heldout' is in all of" in out.err and "data.seed" in out.err
+    a, b, c = (write(tmp_path / name, [0.0] * n) for name, n in (("f", 4), ("g", 3), ("h", 4)))
+    found = compare([parse_side(a), parse_side(b)], [parse_side(c)])
+    assert found.metrics["iou"].n == 3 and found.unpaired == 2
+    a, b = write(tmp_path / "d", [0.0, 0.5, None]), write(tmp_path / "e", [1.0, 0.5, 1.0])
+    found = compare([parse_side(a)], [parse_side(b)])
+    assert found.metrics["reward/mean"].n == 2 and len(found.samples) == 2
+    assert found.metrics["completion/length_mean"].n == 3
 
 
 def test_steps_of_a_run(tmp_path, capsys):
@@ -110,42 +118,15 @@ def test_several_seeds_a_side(tmp_path, capsys):
     assert noted == ["one side has a single run, so the intervals do not include the variation between seeds"]
 
 
-def test_a_sample_missing_in_one_seed_is_in_none(tmp_path):
-    a, b, c = (write(tmp_path / name, [0.0] * n) for name, n in (("a", 4), ("b", 3), ("c", 4)))
-    found = compare([parse_side(a), parse_side(b)], [parse_side(c)])
-    assert found.metrics["iou"].n == 3 and found.unpaired == 2
-
-
-def test_an_answer_without_a_reward_is_left_out_of_the_metric(tmp_path):
-    a, b = write(tmp_path / "a", [0.0, 0.5, None]), write(tmp_path / "b", [1.0, 0.5, 1.0])
-    found = compare([parse_side(a)], [parse_side(b)])
-    assert found.metrics["reward/mean"].n == 2 and len(found.samples) == 2
-    assert found.metrics["completion/length_mean"].n == 3
-
-
-@pytest.mark.parametrize("words, said", [
-    (["A"], "name two sides"), (["A", "B", "A"], "name two sides"), (["A", "vs"], "name two sides"),
-    (["A", "nowhere"], "holds no evaluated answers"), (["A@7x", "B"], "@7x is not a step"),
-    (["A", "B", "--split", "train"], "has no answers to 'train'"),
-    (["A", "B", "--metric", "iuo"], "Did you mean 'iou'"),
-])
-def test_errors_name_the_way_out(two, capsys, words, said):
-    places = dict(zip("AB", two, strict=True))
-    code, out = run(capsys, *(places.get(w.split("@")[0], w.split("@")[0]) + w[len(w.split("@")[0]):] for w in words))
-    assert code in (1, 2) and said in " ".join(out.err.replace("│", " ").split())
-
-
-def test_a_file_that_cannot_be_read_ends_it(two):
+def test_errors_name_the_way_out(two, capsys):
+    for words, said in ((["A"], "name two sides"), (["A", "B", "A"], "name two sides"), (["A", "vs"], "name two sides"),
+            (["A", "./nowhere"], "holds no evaluated answers"), (["A@7x", "B"], "@7x is not a step"),
+            (["A", "B", "--split", "train"], "has no answers to 'train'"),
+            (["A", "B", "--metric", "iuo"], "Did you mean 'iou'")):
+        places = dict(zip("AB", two, strict=True))
+        code, out = run(capsys, *(places.get(w[0], w[0]) + w[1:] for w in words))
+        assert code in (1, 2) and said in " ".join(out.err.replace("│", " ").split())
     (file,) = (RunFolder(two[0]).path / "eval-rollouts").iterdir()
     file.write_bytes(b"PAR1 no")
     with pytest.raises(RunError, match="would cover other samples"):
         compare([parse_side(two[0])], [parse_side(two[1])])
-
-
-def test_hostile_texts_do_not_steer_the_terminal(tmp_path, capsys):
-    a, b = RunFolder(tmp_path / "a\x1b[2J"), RunFolder(tmp_path / "b")
-    for folder, reward in ((a, 0.0), (b, 1.0)):
-        folder.write_rollouts(0, 0, [group("\x1b[31m[red]id", rewards=(reward,)), group("2", "bb", rewards=(0.0,))],
-                              split="heldout")
-    code, out = run(capsys, str(a.path), str(b.path))
-    assert code == 0 and "\x1b" not in out.out and "[red]id" in out.out

@@ -42,7 +42,7 @@ def texts(found):
     return [[c.text for c in row] for row in found]
 
 
-def test_requests_and_answers():
+def test_requests_and_answers(monkeypatch):
     found, server = answers(lambda body, _: f"{body['messages'][0]['content']}!",
                             [request("a", 2, temperature=0.5, top_p=0.9, stop=("x",)), request("b", key=(1, 3))],
                             key="k")
@@ -54,41 +54,36 @@ def test_requests_and_answers():
     assert {k: bodies[0][k] for k in ("model", "temperature", "top_p", "max_tokens", "stop")} == {
         "model": "m", "temperature": 0.5, "top_p": 0.9, "max_tokens": 5, "stop": ["x"]}
     assert len({body["seed"] for body in bodies}) == 3 and "top_p" not in bodies[2] and "stop" not in bodies[2]
-
-
-def test_no_key_is_sent_unless_one_is_given(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     _, server = answers(lambda *_: "x")
     assert "Authorization" not in server.asked[0][1] and "secret" not in json.dumps(server.asked)
+    with served(lambda *_: "elsewhere") as other:
+        found, _ = answers(lambda *_: lambda h: h.send(307, b"", Location=f"{other.url}/chat/completions"))
+        assert found[0][0].error and not other.asked
 
 
-@pytest.mark.parametrize("bad", [500, 503, 429, 408, b"<html>", b'{"choices": []}', b"[]", b"null",
-                                 b'{"choices": [{"message": 3}]}', b"\xff\xfe", b"[" * 100_000],
-                         ids=lambda bad: str(bad)[:20])
-def test_what_another_try_may_mend(bad):
-    found, server = answers(lambda _, number: bad if number < 2 else "good")
-    assert texts(found) == [["good"]] and len(server.asked) == 3
-    found, server = answers(lambda *_: bad)
-    assert found[0][0].error.startswith("not answered") and len(server.asked) == 3
+def test_what_another_try_may_mend():
+    for bad in (500, 503, 429, 408, b"<html>", b'{"choices": []}', b"[]", b"null", b'{"choices": [{"message": 3}]}',
+                b"\xff\xfe", b"[" * 100_000):
+        found, server = answers(lambda _, number, bad=bad: bad if number < 2 else "good")
+        assert texts(found) == [["good"]] and len(server.asked) == 3, bad
+        found, server = answers(lambda *_, bad=bad: bad)
+        assert found[0][0].error.startswith("not answered") and len(server.asked) == 3, bad
 
 
-@pytest.mark.parametrize("bad", [400, 413, 422, 301, reply("x") | {"choices": [
-    {"message": {"content": "x"}, "finish_reason": "content_filter"}]}], ids=["400", "413", "422", "301", "filter"])
-def test_what_no_try_will_mend(bad):
-    found, server = answers(lambda *_: bad)
-    assert found[0][0].error and not found[0][0].text and len(server.asked) == 1
+def test_what_no_try_will_mend():
+    filtered = reply("x") | {"choices": [{"message": {"content": "x"}, "finish_reason": "content_filter"}]}
+    for bad in (400, 413, 422, 301, filtered):
+        found, server = answers(lambda *_, bad=bad: bad)
+        assert found[0][0].error and not found[0][0].text and len(server.asked) == 1, bad
+    for status, said in ((401, "refuses the key"), (403, "refuses the key"), (404, "path or the model")):
+        with pytest.raises(ConfigError, match=said) as error:  # the user must mend it
+            answers(lambda *_, status=status: status, key="very-secret")
+        assert "very-secret" not in str(error.value) and "--endpoint" in str(error.value)
 
 
-@pytest.mark.parametrize("status, said", [(401, "refuses the key"), (403, "refuses the key"),
-                                          (404, "path or the model")])
-def test_what_the_user_must_mend_ends_it(status, said):
-    with pytest.raises(ConfigError, match=said) as error:
-        answers(lambda *_: status, key="very-secret")
-    assert "very-secret" not in str(error.value) and "--endpoint" in str(error.value)
-
-
-def test_an_answer_that_breaks_off_or_comes_too_slowly():
+def test_slow_and_endless_answers(monkeypatch):
     found, server = answers(lambda _, n: (lambda h: h.send(200, b'{"choi', length=500)) if n == 0 else "good")
     assert texts(found) == [["good"]] and len(server.asked) == 2
     held = threading.Event()
@@ -104,6 +99,13 @@ def test_an_answer_that_breaks_off_or_comes_too_slowly():
     found, _ = answers(lambda *_: slow, timeout_s=0.2, retries=0)
     held.set()
     assert "0.2 s" in found[0][0].error
+    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    found, server = answers(lambda *_: "x" * 5000)
+    assert "more than 1,000 bytes" in found[0][0].error and len(server.asked) == 1
+    with pytest.raises(TrainingError, match="none of 16 requests"):
+        answers(lambda *_: 400, [request(n=20)])
+    found, _ = answers(lambda _, n: 400 if n else "one", [request(n=6)], concurrency=1)
+    assert sum(c.error is not None for c in found[0]) == 5
 
 
 def test_the_server_says_how_long_to_wait(monkeypatch):
@@ -117,19 +119,6 @@ def test_the_server_says_how_long_to_wait(monkeypatch):
     assert 60.0 in waits and 99999.0 not in waits
 
 
-def test_an_answer_without_end(monkeypatch):
-    monkeypatch.setattr(module, "MOST_BYTES", 1000)
-    found, server = answers(lambda *_: "x" * 5000)
-    assert "more than 1,000 bytes" in found[0][0].error and len(server.asked) == 1
-
-
-def test_a_server_that_answers_nothing_ends_it():
-    with pytest.raises(TrainingError, match="none of 16 requests"):
-        answers(lambda *_: 400, [request(n=20)])
-    found, _ = answers(lambda _, n: 400 if n else "one", [request(n=6)], concurrency=1)
-    assert sum(c.error is not None for c in found[0]) == 5
-
-
 def test_what_answers_may_look_like():
     bodies = [reply([{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]), reply(None),
               {"choices": [{"message": {"content": "4", "reasoning_content": "2+2"}, "finish_reason": "length"}],
@@ -138,9 +127,6 @@ def test_what_answers_may_look_like():
     found, _ = answers(lambda _, n: bodies[n], [request(key=(i,)) for i in range(4)], concurrency=1)
     assert texts(found) == [["ab"], [""], ["<think>2+2</think>4"], ["<think>x</think>4"]]
     assert found[2][0].truncated and len(found[2][0].tokens) == len(found[3][0].tokens) == 0
-
-
-def test_newer_models_name_the_limit_otherwise_which_costs_no_try():
     def script(body, _):
         if "max_tokens" in body:
             return lambda h: h.send(400, b'{"error": "use max_completion_tokens instead"}')
@@ -150,38 +136,22 @@ def test_newer_models_name_the_limit_otherwise_which_costs_no_try():
     assert texts(found) == [["5"], ["5"]] and len(server.asked) == 3
 
 
-def test_the_one_model_of_a_server_need_not_be_named():
+def test_addresses_and_the_one_model_of_a_server():
     with served(lambda body, _: body["model"]) as server, contextlib.closing(Endpoint(server.url, None)) as engine:
         assert texts(engine.generate([request()])) == [["only"]]
     with served(lambda *_: "", models=("a", "b")) as server, pytest.raises(ConfigError, match=r"\(a, b\).*--model"):
         Endpoint(server.url, None)
     with pytest.raises(ConfigError, match="does not list"):
         Endpoint("http://127.0.0.1:1/v1", None)
-
-
-def test_redirects_are_not_followed():
-    with served(lambda *_: "elsewhere") as other:
-        found, _ = answers(lambda *_: lambda h: h.send(307, b"", Location=f"{other.url}/chat/completions"))
-        assert found[0][0].error and not other.asked
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "file:///etc/passwd", "http://", "ftp://a/v1", "http://[::1",
-                                 "http://h:99999/"])
-def test_addresses(url):
-    with pytest.raises(ConfigError, match="is not the address"):
-        address_of(url)
+    for url in ("127.0.0.1:8000", "file:///etc/passwd", "http://", "ftp://a/v1", "http://[::1", "http://h:99999/"):
+        with pytest.raises(ConfigError, match="is not the address"):
+            address_of(url)
     assert address_of("https://h:1/v1/chat/completions") == address_of("https://h:1/v1/") == "https://h:1/v1"
-
-
-@pytest.mark.parametrize("url", ["http://me:s3cret@h/v1", "http://:s3cret@h/v1", "http://h/v1?key=s3cret",
-                                 "http://h/v1#s3cret"])
-def test_an_address_that_would_be_stored_with_a_secret_is_refused_without_it(url):
-    with pytest.raises(ConfigError, match=r"--endpoint http://h/v1: the address must not have .*--key-env") as error:
-        address_of(url)
-    assert "s3cret" not in str(error.value)
-
-
-# --- prompts ----------------------------------------------------------------------------------------------------------
+    said = r"--endpoint http://h/v1: the address must not have .*--key-env"
+    for url in ("http://me:s3cret@h/v1", "http://:s3cret@h/v1", "http://h/v1?key=s3cret", "http://h/v1#s3cret"):
+        with pytest.raises(ConfigError, match=said) as error:
+            address_of(url)
+        assert "s3cret" not in str(error.value), url
 
 
 class Look(Task):
@@ -194,7 +164,7 @@ def pixels(url):
     return head, np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
 
 
-def test_prompts_show_the_pixels_of_images_and_frames():
+def test_prompts_show_the_pixels_of_images_and_frames(monkeypatch):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3), np.uint8))
     frames = [Image.new("RGB", (32, 32), (i * 40, 0, 0)) for i in range(4)]
     sample = Sample(id="s", row={"id": "it"}, media=(Media(source=image), Media(kind="video", source=frames, fps=2.0)))
@@ -211,9 +181,6 @@ def test_prompts_show_the_pixels_of_images_and_frames():
         encode.prompt(sample, [], [{"name": "zoom"}])
     with pytest.raises(DataError, match="fewer images"):
         encode.prompt(sample, [{"role": "user", "content": "no place"}])
-
-
-def test_large_pictures_are_sent_as_jpeg(monkeypatch):
     monkeypatch.setattr("vlrl.services.chat.MOST_PNG", 100)
     loaded = LoadedMedia(kind="image", frames=(Image.new("RGB", (64, 64), (10, 200, 30)),), sha256="x")
     head, shown = pixels(data_urls(loaded)[0])
@@ -228,19 +195,19 @@ def repeating(status, before=""):
     return lambda *_: lambda h: h.send(status, json.dumps({"error": before + h.headers["Authorization"]}).encode())
 
 
-@pytest.mark.parametrize("before", ["", "x" * 275], ids=["whole", "where the message is cut"])
-def test_a_key_that_a_server_repeats_is_neither_printed_nor_stored(before):
-    with pytest.raises(ConfigError, match="refuses the key") as error:
-        answers(repeating(401, before), key=KEY)
-    assert KEY[:8] not in str(error.value)
-    for status in (400, 500, 200):  # 200: no chat completion
-        found, _ = answers(repeating(status, before), key=KEY, retries=0)
-        assert found[0][0].error and KEY[:8] not in found[0][0].error
-    found, _ = answers(lambda *_: f"<p>{before[:60]}{KEY}</p>".encode(), key=KEY, retries=0)
-    assert "not JSON" in found[0][0].error and KEY[:8] not in found[0][0].error
-    with pytest.raises(TrainingError, match="none of 16") as ended:
-        answers(repeating(400, before), [request(n=20)], key=KEY)
-    assert KEY[:8] not in str(ended.value)
-    with served(lambda *_: "", models=("a", f"b {KEY}")) as server, pytest.raises(ConfigError) as several:
-        Endpoint(server.url, None, key=KEY)
-    assert KEY not in str(several.value)
+def test_a_key_that_a_server_repeats_is_neither_printed_nor_stored():
+    for before in ("", "x" * 275):
+        with pytest.raises(ConfigError, match="refuses the key") as error:
+            answers(repeating(401, before), key=KEY)
+        assert KEY[:8] not in str(error.value), before
+        for status in (400, 500, 200):  # 200: no chat completion
+            found, _ = answers(repeating(status, before), key=KEY, retries=0)
+            assert found[0][0].error and KEY[:8] not in found[0][0].error, before
+        found, _ = answers(lambda *_, page=f"<p>{before[:60]}{KEY}</p>": page.encode(), key=KEY, retries=0)
+        assert "not JSON" in found[0][0].error and KEY[:8] not in found[0][0].error, before
+        with pytest.raises(TrainingError, match="none of 16") as ended:
+            answers(repeating(400, before), [request(n=20)], key=KEY)
+        assert KEY[:8] not in str(ended.value), before
+        with served(lambda *_: "", models=("a", f"b {KEY}")) as server, pytest.raises(ConfigError) as several:
+            Endpoint(server.url, None, key=KEY)
+        assert KEY not in str(several.value), before

@@ -17,27 +17,24 @@ from vlrl.store import RunFolder
 from vlrl.tools.experiments.forms import Forms, form, forms_over_steps, most_frequent
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>", "<think>a.</think><answer>[0, 0]</answer>"),
-    ("[1,-2,+3,4.5]", "[0,0,0,0]"), ("click(3, 4)", "a(0, 0)"), ("", ""), ("The  answer\nis 4.", "a."),
-    ('{"bbox_2d": [1, 2], "label": "red car"}', '{"a": [0, 0], "a": "a"}'), ("abc3", "a"),
-    ("42<|im_end|>", "0<|im_end|>"),
-    ("ACCELERATE, STRAIGHT", "a"), ("3 < 4", "0 < 0"), ("日本 3 語", "a"), ("(a" * 100, "(a" * 58 + "(...")])
-def test_by_hand(text, expected):
-    assert form(text) == expected
+def test_forms_of_answers():
+    for text, expected in (("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>",
+            "<think>a.</think><answer>[0, 0]</answer>"), ("[1,-2,+3,4.5]", "[0,0,0,0]"), ("click(3, 4)", "a(0, 0)"),
+            ("", ""), ("The  answer\nis 4.", "a."),
+            ('{"bbox_2d": [1, 2], "label": "red car"}', '{"a": [0, 0], "a": "a"}'), ("abc3", "a"),
+            ("42<|im_end|>", "0<|im_end|>"), ("ACCELERATE, STRAIGHT", "a"), ("3 < 4", "0 < 0"), ("日本 3 語", "a"),
+            ("(a" * 100, "(a" * 58 + "(...")):
+        assert form(text) == expected, (text, expected)
+    for piece in ("a ", "<", "a-", "1.", "<a", "a,", "<|", "a_", "+"):
+        before = time.process_time()
+        form(piece * 100_000)
+        assert time.process_time() - before < 2, piece
 
 
 @given(st.text(max_size=300))
 def test_no_text_breaks_it(text):
     found = form(text)
     assert len(found) <= 120 and not any(c.isdecimal() and c != "0" for c in found.split("<")[0])
-
-
-@pytest.mark.parametrize("piece", ["a ", "<", "a-", "1.", "<a", "a,", "<|", "a_", "+"])
-def test_long_texts_are_quick(piece):
-    before = time.process_time()
-    form(piece * 100_000)
-    assert time.process_time() - before < 2
 
 
 def test_shares_and_entropy():
@@ -64,13 +61,10 @@ def run(tmp_path):
     return folder
 
 
-def test_over_the_evaluations_of_a_run(run):
+def test_over_the_evaluations_of_a_run(run, capsys, tmp_path):
     first, last = forms_over_steps(run)
     assert (first.step, last.step) == (0, 8)
     assert first.forms == {"[0, 0]": 1, "a": 3} and last.forms == {"[0, 0]": 3, "a": 1}
-
-
-def test_the_command_shows_them(run, capsys):
     assert main(["compare", "--forms", str(run.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)[str(run.path)]
     assert [(p["step"], p["answers"], p["forms"]) for p in found] == [
@@ -78,19 +72,12 @@ def test_the_command_shows_them(run, capsys):
     assert main(["compare", "--forms", str(run.path)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["[0,", "0]", "25.0%", "75.0%"] in rows and ["different", "forms", "2", "2"] in rows
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (["--weights"], "--forms"), (["--metric", "iou"], "--metric"), (["--seeds", "3"], "--seeds"),
-    (["--sequential"], "--sequential")])
-def test_options_that_cannot_act_are_refused(run, capsys, words, said):
-    assert main(["compare", "--forms", str(run.path), *words]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_what_holds_no_answers_says_so(run, tmp_path, capsys):
     with pytest.raises(RunError, match="no evaluated answers of split 'heldout'"):
         forms_over_steps(RunFolder(tmp_path))
     with pytest.raises(RunError, match=r"of split 'other'.* there are: heldout"):
         forms_over_steps(run, "other")
     assert main(["compare", "--forms", str(run.path), "vs", str(run.path)]) == 2
+    for words, said in ((["--weights"], "--forms"), (["--metric", "iou"], "--metric"), (["--seeds", "3"], "--seeds"),
+            (["--sequential"], "--sequential")):
+        assert main(["compare", "--forms", str(run.path), *words]) == 2, (words, said)
+        assert said in capsys.readouterr().err, (words, said)

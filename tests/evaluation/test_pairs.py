@@ -1,18 +1,16 @@
 """tools/experiments/pairs.py: which answers of two evaluations are of the same sample."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.helpers import made_group
 from vlrl.store import RunFolder
 from vlrl.tools.experiments.pairs import COLUMNS, Item, items, pair
-from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
+from vlrl.types import LoadedMedia, Turn
 
 
 def picture(name):
@@ -21,17 +19,10 @@ def picture(name):
 
 def group(sample, shown="aa", prompt="Where?", target=1, rewards=(1.0,), later=(), **row):
     """A group of the evaluation, asked about the picture `shown`; an episode that showed the pictures `later`."""
-    media = tuple(map(picture, [shown] if shown else []))
     turns = tuple(Turn(start=1, end=2, role="observation", media=(name * 32,)) for name in later)
-    done = [Completion(tokens=np.arange(3), logprobs=np.zeros(3, np.float32), loss_mask=np.ones(3, bool), text="x",
-                       finish_reason="stop", turns=(Turn(start=0, end=1), *turns) if turns else (),
-                       episode_id="e" if turns else "", observed_media=tuple(map(picture, later))) for _ in rewards]
-    asked = Prompt(sample_id=sample, text=prompt, ids=np.arange(2), raw_ids=np.arange(2),
-                   positions=np.arange(2)[None], media=media)
-    rollouts = [Rollout(group_id=sample, index=i, completion=c, policy_step=0, parts={"iou": r}, reward=r)
-                for i, (c, r) in enumerate(zip(done, rewards, strict=True))]
-    return Group(id=sample, task="t", split="heldout", sample=Sample(id=sample, row={"id": sample, **row}),
-                 prompt=asked, rollouts=tuple(rollouts), weights={"iou": 1.0}, target=target)
+    done = {"turns": (Turn(start=0, end=1), *turns), "episode_id": "e", "observed_media": tuple(map(picture, later))}
+    return made_group(sample, rewards=rewards, prompt=prompt, media=tuple(map(picture, [shown] if shown else [])),
+                      row={"id": sample, **row}, target=target, done=done if later else None)
 
 
 def stored(folder, *groups):
@@ -49,14 +40,21 @@ def reasons(left):
     return {one.item.id: one.reason for one in left}
 
 
-def test_where_a_row_comes_from_is_no_part_of_its_content(tmp_path):
-    """Paths, sizes, and the columns that `vlrl data difficulty` writes."""
+def test_which_samples_are_the_same(tmp_path):
+    """Paths, sizes and columns of measurements do not count; words of texts and clips of a video do."""
     a = stored(tmp_path / "a", group("1", question="q", image="photos/a.png", processed_size=[28, 28]))
     b = stored(tmp_path / "b", group("9", question="q", image="other/b.png", processed_size=[56, 56], difficulty=0.2,
                                      difficulty_given=0.7, pass_at_k=0.8))
     assert paired(pair(a, b)) == [("1", "9")] and a[0].row == b[0].row == '{"question": "q"}'
     other = stored(tmp_path / "c", group("9", question="how many cats?"))
     assert a[0].row != other[0].row
+    a = stored(tmp_path / "d", group("1", "", "2+2?", target=4), group("2", "", "2+3?", target=5))
+    b = stored(tmp_path / "e", group("1", "", "2+3?", target=5), group("2", "", "2+4?", target=6))
+    assert paired(pair(a, b)) == [("2", "1")]
+    cut = [{"video_start": 0, "video_end": 5}, {"video_start": 5, "video_end": 9}]
+    a = stored(tmp_path / "f", *(group(str(i), **row) for i, row in enumerate(cut)))
+    b = stored(tmp_path / "g", *(group(str(i), **row) for i, row in enumerate(reversed(cut))))
+    assert paired(pair(a, b)) == [("0", "1"), ("1", "0")]
 
 
 def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
@@ -75,14 +73,10 @@ def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
     assert "data.seed" in said
 
 
-def test_answers_of_one_sample_are_one_item(tmp_path):
-    (one,) = stored(tmp_path, group("1", rewards=(0.0, 0.5, 1.0)))
+def test_answers_of_one_sample_are_one_item_and_a_copy_counts_once(tmp_path):
+    (one,) = stored(tmp_path / "one", group("1", rewards=(0.0, 0.5, 1.0)))
     assert [row["reward"] for row in one.value] == [0, 0.5, 1]
     assert (one.id, one.media, one.prompt, one.target, one.episode) == ("1", ("aa" * 32,), "Where?", "1", False)
-
-
-def test_a_copy_of_a_sample_counts_once(tmp_path):
-    """The id that both sides have is the one that counts."""
     a = stored(tmp_path / "a", group("copy"), group("1"), group("2", "bb"))
     b = stored(tmp_path / "b", group("1"), group("again"), group("2", "bb"), group("third"))
     found = pair(a, b)
@@ -100,28 +94,12 @@ def test_other_words_for_the_same_row_are_paired_and_counted(tmp_path):
     assert found.first[0].differs == ("prompt", "row") and "2 pairs were worded differently" in found.notes()[-1]
 
 
-def test_texts_without_pictures_are_told_apart_by_their_words(tmp_path):
-    a = stored(tmp_path / "a", group("1", "", "2+2?", target=4), group("2", "", "2+3?", target=5))
-    b = stored(tmp_path / "b", group("1", "", "2+3?", target=5), group("2", "", "2+4?", target=6))
-    assert paired(pair(a, b)) == [("2", "1")]
-
-
-def test_clips_of_one_video_are_different_samples(tmp_path):
-    cut = [{"video_start": 0, "video_end": 5}, {"video_start": 5, "video_end": 9}]
-    a = stored(tmp_path / "a", *(group(str(i), **row) for i, row in enumerate(cut)))
-    b = stored(tmp_path / "b", *(group(str(i), **row) for i, row in enumerate(reversed(cut))))
-    assert paired(pair(a, b)) == [("0", "1"), ("1", "0")]
-
-
-def test_of_an_episode_the_id_counts_and_later_pictures_do_not(tmp_path):
+def test_episodes_and_rows_that_cannot_be_read(tmp_path):
     a = stored(tmp_path / "a", group("1", later=("bb", "cc")), group("2", later=("dd",)))
     b = stored(tmp_path / "b", group("1", later=("ee",)), group("3", later=("dd",)))
     assert a[0].media == b[0].media == ("aa" * 32,) and a[0].episode
     found = pair(a, b)
     assert paired(found) == [("1", "1")] and reasons(found.second) == {"3": "missing"}
-
-
-def test_rows_that_cannot_be_read_have_no_row_content():
     row = {"sample_id": "1", "prompt": None, "target": None, "sample": "{" * 9, "media": None, "turns": None,
            "episode_id": None}
     other = {**row, "sample": "[1]", "media": ["aa"]}
@@ -153,25 +131,12 @@ def test_every_item_is_in_one_pair_or_left_out_once(first, second):
     assert [one for one, _ in both.pairs] == [other for _, other in both.pairs] and both.reworded == 0
 
 
-def test_order_of_the_other_side_changes_nothing():
+def test_each_piece_of_the_content_counts_and_the_order_of_the_other_side_does_not(tmp_path):
+    a = stored(tmp_path / "a", group("1"))
+    for field, value in (("shown", "ff"), ("prompt", "Other?"), ("target", 7)):
+        assert pair(a, stored(tmp_path / field, group("2", **{field: value}))).pairs == (), field
+    assert pair(a, [a[0]._replace(id="other")]).pairs
     rng = np.random.default_rng(0)
     first = [Item(str(i), (str(i // 2),), "p", row=json.dumps({"q": i % 2})) for i in range(20)]
     second = [first[i]._replace(id=str(i + 100 * (i % 3 == 0))) for i in rng.permutation(20)]
     assert {(a.id, b.row) for a, b in pair(first, second).pairs} == {(i.id, i.row) for i in first}
-
-
-@pytest.mark.slow
-def test_it_loads_no_torch():
-    code = "import sys, vlrl.tools.experiments.pairs; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize("field, value", [("shown", "ff"), ("prompt", "Other?"), ("target", 7)])
-def test_each_piece_of_the_content_counts(tmp_path, field, value):
-    a = stored(tmp_path / "a", group("1"))
-    b = stored(tmp_path / "b", group("2", **{field: value}))
-    assert pair(a, b).pairs == () and pair(a, [replaced(a[0])]).pairs
-
-
-def replaced(item):
-    return item._replace(id="other")

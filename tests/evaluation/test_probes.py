@@ -24,7 +24,8 @@ def sample(question="", *sources, **row):
                   media=tuple(Media(source=s) for s in sources))
 
 
-def test_blank_pictures_keep_their_size_and_mean_colour():
+def test_blank_and_other_pictures():
+    """Blank ones keep size and mean colour; others are those of the next sample that fits."""
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (7, 5, 3), np.uint8))
     asked = probe("blank_media", [sample("Where?", picture)], 0)
     limits = validate({"task": "x", "model": {"name": "x"}}).limits
@@ -34,9 +35,6 @@ def test_blank_pictures_keep_their_size_and_mean_colour():
     assert np.abs(shown[0] - np.asarray(picture).mean(axis=(0, 1))).max() <= 0.5
     with pytest.raises(NotApplicable, match="no image"):
         probe("blank_media", [sample("Where?")], 0)
-
-
-def test_other_pictures_are_those_of_the_next_sample_that_fits():
     a, b = Path("a.png"), Path("b.png")
     samples = [sample("1", a), sample("2", Path("a.png")), sample("3", a, b), sample("4", b), sample("5")]
     assert probe("other_media", samples, 0).media[0].source == b
@@ -46,26 +44,17 @@ def test_other_pictures_are_those_of_the_next_sample_that_fits():
         probe("other_media", samples, 2)
 
 
-@pytest.mark.parametrize("row, expected", [
-    ({"question": "Ann has 3 cats. They are old. How many legs have they?"}, "They are old. How many legs have they?"),
-    ({"question": "It is a dog. Who owns it?"}, "Who owns it?"),
-    ({"question": "What is 2.5 + 4?"}, "What is some + 4?"),
-    ({"instruction": "Open page 7"}, "Open page some"),
-    ({"question": "How many of 3?", "without_premise": "How many?"}, "How many?")])
-def test_premises_that_are_left_out(row, expected):
-    asked = probe("no_premise", [Sample(id="s", row={**row, "answer": "x"})], 0)
-    assert expected in asked.row.values() and asked.row["answer"] == "x"
-
-
-@pytest.mark.parametrize("row, expected", [
-    ({"question": "How many cats?"}, "I would like to know this, please: how many cats"),
-    ({"expression": "USB port."}, "I would like to know this, please: USB port"),
-    ({"question": "How?", "paraphrases": ["In what way?", "x"]}, "In what way?")])
-def test_other_words(row, expected):
-    assert expected in probe("reworded", [Sample(id="s", row=row)], 0).row.values()
-
-
-def test_rows_without_a_question():
+def test_premises_and_words_that_are_replaced():
+    for row, expected in (({"question": "Ann has 3 cats. They are old. How many legs have they?"},
+            "They are old. How many legs have they?"), ({"question": "It is a dog. Who owns it?"}, "Who owns it?"),
+            ({"question": "What is 2.5 + 4?"}, "What is some + 4?"), ({"instruction": "Open page 7"}, "Open page some"),
+            ({"question": "How many of 3?", "without_premise": "How many?"}, "How many?")):
+        asked = probe("no_premise", [Sample(id="s", row={**row, "answer": "x"})], 0)
+        assert expected in asked.row.values() and asked.row["answer"] == "x", (row, expected)
+    for row, expected in (({"question": "How many cats?"}, "I would like to know this, please: how many cats"),
+            ({"expression": "USB port."}, "I would like to know this, please: USB port"),
+            ({"question": "How?", "paraphrases": ["In what way?", "x"]}, "In what way?")):
+        assert expected in probe("reworded", [Sample(id="s", row=row)], 0).row.values(), (row, expected)
     for name in ("no_premise", "reworded"):
         with pytest.raises(NotApplicable, match="none of the fields"):
             probe(name, [sample(label="cat")], 0)
@@ -73,16 +62,13 @@ def test_rows_without_a_question():
         probe("no_premise", [sample("What is this?")], 0)
 
 
-@pytest.mark.parametrize("text, says", [
-    ("It cannot be determined.", True), ("I can't tell from this.", True), ("There is not enough information", True),
-    ("unknown", True), ("No image was given, so the number is not known", True), ("The image is blank.", True),
-    ("4", False), ("There is no cat; the answer is 0", False), ("<think>not enough? no.</think>12", False),
-    ("an unknown man in a hat", False)])
-def test_what_abstains(text, says):
-    assert abstains(text, text) == says and abstains(text, None)
-
-
-def test_what_is_the_same_answer():
+def test_what_abstains_and_what_is_the_same_answer():
+    for text, says in (("It cannot be determined.", True), ("I can't tell from this.", True),
+            ("There is not enough information", True), ("unknown", True),
+            ("No image was given, so the number is not known", True), ("The image is blank.", True), ("4", False),
+            ("There is no cat; the answer is 0", False), ("<think>not enough? no.</think>12", False),
+            ("an unknown man in a hat", False)):
+        assert abstains(text, text) == says and abstains(text, None), (text, says)
     assert same_answer("12", 12.0) and same_answer("A cat.", "a cat")
     assert not same_answer("12", "13") and not same_answer(None, None)
     assert same_answer([0, 0, 10, 10], [0, 0, 10, 8]) and not same_answer([0, 0, 10, 10], [0, 0, 10, 4])
@@ -118,10 +104,7 @@ def test_a_model_that_does_not_read_its_premise(sums, tmp_path, capsys):  # noqa
     assert without["probe/correct_change"]["mean"] == -1 and without["probe/length_ratio"]["mean"] == 1
     rows = read_rows(tmp_path / "out" / "answers.jsonl")
     assert {r["setting"] for r in rows} == {"greedy", "greedy, no_premise", "greedy, reworded"}
-
-
-def test_samples_without_a_picture_are_left_out_of_a_probe(sums, tmp_path, capsys):  # noqa: F811
-    with served(worked_out) as server:
-        words = ["eval", *sums, "--endpoint", server.url, "--probe", "blank_media", "-o", tmp_path / "out", "--json"]
+    with served(worked_out) as server:  # samples without a picture
+        words = ["eval", *sums, "--endpoint", server.url, "--probe", "blank_media", "-o", tmp_path / "blank", "--json"]
         plain, blank = json.loads(call(capsys, *words)[0])["results"]
     assert (plain["n"], plain["left_out"], blank["n"], blank["left_out"]) == (12, 0, 0, 12) and not blank["metrics"]

@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vlrl.tools.experiments.profiles import (
-    iqm,
-    optimality_gap,
-    performance_profile,
-    probability_of_improvement,
-    sensitivities,
-    stratified,
-)
+from vlrl.tools.experiments import profiles
+from vlrl.tools.experiments.profiles import iqm, optimality_gap, performance_profile, probability_of_improvement
 
 TABLES = arrays.arrays(np.float64, arrays.array_shapes(min_dims=2, max_dims=2, max_side=6),
                        elements=st.floats(-1, 2, width=16))
@@ -25,6 +19,11 @@ def test_by_hand():
     assert optimality_gap(scores) == pytest.approx(1 - (0 + 0.2 + 0.4 + 0.6 + 0.8 + 1 + 0.9 + 0.1) / 8, abs=1e-12)
     assert performance_profile(scores, [0, 0.4, 1]).tolist() == [7 / 8, 4 / 8, 1 / 8]
     assert probability_of_improvement([[1.0], [2.0]], [[1.0], [0.0], [3.0]]) == pytest.approx(3.5 / 6, abs=1e-12)
+    for table in ([], [1.0], [[np.nan]], [[]]):
+        with pytest.raises(ValueError, match="must be a finite array"):
+            iqm(table)
+        with pytest.raises(ValueError, match="1 tasks cannot be compared with scores of 2"):
+            probability_of_improvement([[1.0]], [[1.0, 2.0]])
 
 
 @given(TABLES)
@@ -60,33 +59,19 @@ def test_equal_to_rliable():
 
 def test_runs_are_resampled_within_each_task():
     """Tasks of unequal level: what differs between tasks is not in the interval."""
-    rng = np.random.default_rng(1)
-    scores = np.array([0.1, 0.9]) + rng.normal(0, 0.02, (20, 2))
-    found = stratified(lambda x: float(x.mean()), scores)
-    half = 1.96 * 0.02 / 40 ** 0.5
-    assert found.high - found.low == pytest.approx(2 * half, rel=0.35) and found == stratified(
-        lambda x: float(x.mean()), scores)
-
-
-@pytest.mark.parametrize("table", [[], [1.0], [[np.nan]], [[]]])
-def test_what_is_no_table_is_refused(table):
-    with pytest.raises(ValueError, match="must be a finite array"):
-        iqm(table)
-    with pytest.raises(ValueError, match="1 tasks cannot be compared with scores of 2"):
-        probability_of_improvement([[1.0]], [[1.0, 2.0]])
+    scores = np.array([0.1, 0.9]) + np.random.default_rng(1).normal(0, 0.02, (20, 2))
+    found, again = (profiles.stratified(lambda x: float(x.mean()), scores) for _ in range(2))
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 0.02 / 40 ** 0.5, rel=0.35) and found == again
 
 
 def test_sensitivity_of_each_setting_by_hand():
     settings = [{"lr": lr, "clip": clip} for lr in (1, 2) for clip in ("low", "high")]
-    lr, clip = sensitivities(settings, [0.0, 0.2, 1.0, 1.2])
+    lr, clip = profiles.sensitivities(settings, [0.0, 0.2, 1.0, 1.2])
     assert (lr.name, lr.means, clip.means) == ("lr", {"1": (2, pytest.approx(0.1)), "2": (2, pytest.approx(1.1))},
                                                {"high": (2, pytest.approx(0.7)), "low": (2, pytest.approx(0.5))})
     assert (lr.spread, clip.spread) == pytest.approx((1.0, 0.2), abs=1e-12)
     assert (lr.share, clip.share) == pytest.approx((1 / 1.04, 0.04 / 1.04), abs=1e-12)
-
-
-def test_many_numbers_are_put_in_ranges():
-    (found,) = sensitivities([{"x": float(i)} for i in range(9)], [float(i // 3) for i in range(9)])
+    (found,) = profiles.sensitivities([{"x": float(i)} for i in range(9)], [float(i // 3) for i in range(9)])
     assert found.means == {"0..2": (3, 0.0), "3..5": (3, 1.0), "6..8": (3, 2.0)} and found.share == 1
-    (flat,) = sensitivities([{"x": [1]}, {"x": [2]}], [0.5, 0.5])
+    (flat,) = profiles.sensitivities([{"x": [1]}, {"x": [2]}], [0.5, 0.5])
     assert (flat.spread, flat.share, list(flat.means)) == (0, 0, ["[1]", "[2]"])

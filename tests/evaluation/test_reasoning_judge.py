@@ -15,11 +15,16 @@ from tests.evaluation.test_summary import means, result, row
 from vlrl.tools.evaluation.reasoning_judge import read_verdict
 
 
-@pytest.mark.parametrize("text, verdict", [
-    ('Step 1 is fine.\n{"verdict": "yes"}', True), ('{"verdict": "yes"} or rather {"verdict": "NO"}', False),
-    ("{'verdict' : 'no'}", False), ("yes", None), ("", None), ('{"verdict": "maybe"}', None), ("verdict: yes", None)])
-def test_verdicts(text, verdict):
-    assert read_verdict(text) is verdict
+def test_verdicts(sums, capsys):  # noqa: F811
+    for text, verdict in (('Step 1 is fine.\n{"verdict": "yes"}', True),
+            ('{"verdict": "yes"} or rather {"verdict": "NO"}', False), ("{'verdict' : 'no'}", False), ("yes", None),
+            ("", None), ('{"verdict": "maybe"}', None), ("verdict: yes", None)):
+        assert read_verdict(text) is verdict, (text, verdict)
+    for words, said, code in ((("--judge-votes", 3), "needs --judge", 2),
+            (("--judge", "nowhere"), "--judge 'nowhere' is not the address", 1),
+            (("--judge", "http://127.0.0.1:1/v1", "--judge-key-env", "NOT_SET_HERE"), "--judge-key-env NOT_SET_HERE",
+            1)):
+        assert said in call(capsys, "eval", *sums, *words, code=code)[1], (words, said, code)
 
 
 @given(st.text())
@@ -28,12 +33,9 @@ def test_any_text_has_a_verdict_or_none(text):
     assert read_verdict(text + '{"verdict": "no"}') is False
 
 
-YES, NO = True, False
-
-
 def test_cot_pass_at_k_of_planted_verdicts():
     """Three answers, of which two are right; the majority accepts one, any both, all none. Then a sample with none."""
-    planted = [[(True, [YES, YES, NO]), (True, [NO, NO, YES]), (False, [])], [(False, []), (False, []), (False, [])]]
+    planted = [[(True, [True, True, False]), (True, [False, False, True]), (False, [])], [(False, [])] * 3]
     rows = [row(n, "x", right, i, verdicts=verdicts) for n, given in enumerate(planted)
             for i, (right, verdicts) in enumerate(given)]
     found = means(result(rows, 3))
@@ -44,7 +46,7 @@ def test_cot_pass_at_k_of_planted_verdicts():
     # a right answer without a verdict is left out: one of two others is accepted
     rows[1]["verdicts"] = []
     assert means(result(rows[:3], 3))["cot_pass@2"] == 1 and "cot_pass@3" not in means(result(rows[:3], 3))
-    assert means(result([row(0, "x", True, verdicts=[YES])]))["cot_pass@1"] == 1
+    assert means(result([row(0, "x", True, verdicts=[True])]))["cot_pass@1"] == 1
     assert not any(name.startswith(("cot", "judge")) for name in means(result([row(0, "x", True)])))
 
 
@@ -85,10 +87,3 @@ def test_a_judge_is_asked_for_right_answers_once(sums, tmp_path, capsys):  # noq
     assert len([*(tmp_path / "out").glob("verdicts-*.jsonl")]) == 1
     written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert written["judge"]["answers"] == 6
-
-
-@pytest.mark.parametrize("words, said, code", [
-    (("--judge-votes", 3), "needs --judge", 2), (("--judge", "nowhere"), "--judge 'nowhere' is not the address", 1),
-    (("--judge", "http://127.0.0.1:1/v1", "--judge-key-env", "NOT_SET_HERE"), "--judge-key-env NOT_SET_HERE", 1)])
-def test_options_of_a_judge(sums, capsys, words, said, code):  # noqa: F811
-    assert said in call(capsys, "eval", *sums, *words, code=code)[1]

@@ -9,64 +9,36 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from tests.helpers import made_group
 from vlrl.evaluation import stats
 from vlrl.monitoring.progress import Progress, describe, duration
 from vlrl.store import RunFolder
 from vlrl.tools.experiments import report
-from vlrl.types import Completion, Group, Prompt, Rollout, Sample
 
 
-def scored(sample_id, reward, index=0, text="answer", **more):
-    completion = Completion(tokens=np.arange(3), logprobs=np.zeros(3, np.float32), loss_mask=np.ones(3, bool),
-                            text=text, finish_reason="stop")
-    rollout = Rollout(group_id=sample_id, index=index, completion=completion, policy_step=0,
-                      parts={"iou": reward}, reward=reward, **more)
-    prompt = Prompt(sample_id=sample_id, text="[red]Where?[/red]", ids=np.arange(2), raw_ids=np.arange(2),
-                    positions=np.arange(2)[None])
-    return Group(id=sample_id, task="grounding", split="heldout", sample=Sample(id=sample_id), prompt=prompt,
-                 rollouts=(rollout,), weights={"iou": 1.0}, target=[1, 2])
+def scored(sample_id, reward, text="answer", **more):
+    return made_group(sample_id, text, (reward,), prompt="[red]Where?[/red]", target=[1, 2], task="grounding", of=more)
 
 
-# --- stats ------------------------------------------------------------------------------------------------------------
-
-
-def test_mean_ci_matches_the_normal_interval_of_many_values():
+def test_mean_ci(monkeypatch):
     values = np.random.default_rng(0).normal(2.0, 3.0, 4000)
     mean, low, high = stats.mean_ci(values)
     half = 1.96 * values.std() / np.sqrt(4000)
     assert mean == pytest.approx(values.mean(), abs=1e-12)
     assert low == pytest.approx(mean - half, abs=0.1 * half) and high == pytest.approx(mean + half, abs=0.1 * half)
-
-
-def test_mean_ci_covers_the_truth_about_95_times_in_100():
-    rng = np.random.default_rng(1)
-    intervals = [stats.mean_ci(rng.random(60), seed=i, n=500) for i in range(400)]
-    assert 0.91 <= np.mean([i.low <= 0.5 <= i.high for i in intervals]) <= 0.98
-
-
-@pytest.mark.parametrize("values, expected", [([0.1], 0.1), ([0.1] * 7, 0.1), ([None, 3], 3.0)])
-def test_mean_ci_of_one_or_equal_values_has_no_width(values, expected):
-    assert stats.mean_ci(values) == (expected, expected, expected)
-
-
-def test_mean_ci_without_values_is_nan_and_blocks_change_nothing(monkeypatch):
+    for values, expected in (([0.1], 0.1), ([0.1] * 7, 0.1), ([None, 3], 3.0)):
+        assert stats.mean_ci(values) == (expected, expected, expected), (values, expected)
     assert np.isnan(stats.mean_ci([])).all() and np.isnan(stats.mean_ci([None])).all()
     values = np.arange(10.0)
     whole = stats.mean_ci(values, seed=5)
     assert whole == stats.mean_ci(values, seed=5) != stats.mean_ci(values, seed=6)
     monkeypatch.setattr(stats, "_BLOCK", 1)
     assert stats.mean_ci(values, seed=5) == whole
-
-
-def test_paired_gain_is_of_the_differences():
     before = np.random.default_rng(0).random(50) * 100
     gain = stats.paired_gain(before, before + np.tile([0.1, 0.2], 25))
     assert gain.mean == pytest.approx(0.15) and 0.13 < gain.low < 0.15 < gain.high < 0.17
     with pytest.raises(ValueError, match="2 before, 3 after"):
         stats.paired_gain([1, 2], [1, 2, 3])
-
-
-# --- report -----------------------------------------------------------------------------------------------------------
 
 
 def write_evaluation(run, step, rewards, **more):
@@ -105,15 +77,12 @@ def text_of(renderable, width=200):
     return console.file.getvalue()
 
 
-def test_summary_table_shows_figures_and_intervals(run):
+def test_the_summary_shows_figures_intervals_and_the_best_step(run):
     shown = text_of(report.summary_table(run))
     line = next(words for words in shown.splitlines() if " iou " in words)
     for words in ("heldout", "0.375 [", "0.725 [", "+0.133 [+0.100, +0.200]"):
         assert words in line
     assert "steps 0 to 20" in shown and "[low, high]" in shown and "nan" not in shown  # mAP has no interval
-
-
-def test_summary_table_says_which_step_was_best(run):
     assert "best reward/mean of heldout: 0.725 at step 20\n" in re.sub(" +\n", "\n", text_of(report.summary_table(run)))
     run.checkpoints.mkdir()
     (run.checkpoints / "best.json").write_text('{"step": 10, "metric": "acc", "value": 0.3, "split": "heldout"}')
@@ -130,11 +99,11 @@ def test_an_empty_run_and_one_evaluation(tmp_path):
     assert report.plot_reward(run).stat().st_size > 1000
     write_evaluation(run, 0, {"a": 0.5})
     assert "+0.000" not in text_of(report.summary_table(run))
+    assert report.smooth(np.array([0.0, 3.0, 6.0, 0.0, 9.0]), 3).tolist() == [1.5, 3.0, 3.0, 5.0, 4.5]
 
 
 def test_plot_reward_draws_training_and_evaluations(run, monkeypatch):
     from matplotlib.figure import Figure
-
     figures = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
@@ -148,13 +117,6 @@ def test_plot_reward_draws_training_and_evaluations(run, monkeypatch):
     bars = axes.containers[0]
     assert list(bars.lines[0].get_xdata()) == [0, 10, 20] and len(bars.lines[2]) == 1
     assert axes.get_xlabel() and axes.get_ylabel()
-
-
-def test_smooth_by_hand():
-    assert report.smooth(np.array([0.0, 3.0, 6.0, 0.0, 9.0]), 3).tolist() == [1.5, 3.0, 3.0, 5.0, 4.5]
-
-
-# --- progress ---------------------------------------------------------------------------------------------------------
 
 
 METRICS = {"step": 1, "reward/mean": 0.25, "reward/std": 0.1, "reward/iou": 0.5, "reward/[bold]x": 1.0, "loss": 3.0,
@@ -177,14 +139,11 @@ def screen(terminal=False, encoding="utf-8", **more):
     return Screen(Progress(**{"total": 10, "console": console} | more), console)
 
 
-def test_describe_and_duration():
+def test_describe_and_plain_lines_without_a_terminal():
     assert describe(METRICS) == "reward 0.250  iou 0.500  [bold]x 1.000  1,234 tokens/s"
     assert describe({"loss": 3.0}) == "loss 3.000"  # supervised: no reward
     assert describe({}) == "" and describe({"reward/mean": None}) == "reward none"
     assert [duration(s) for s in (None, 59.6, 3725)] == ["?", "0:01:00", "1:02:05"]
-
-
-def test_plain_lines_without_a_terminal():
     shown = screen(start=3, every=4)
     with shown.progress as progress:
         assert progress.eta_s is None
@@ -196,21 +155,18 @@ def test_plain_lines_without_a_terminal():
     assert "reward 0.250  iou 0.500  [bold]x 1.000  1,234 tokens/s  ETA 0:00:00" in lines[-1]
 
 
-def test_bar_on_a_terminal():
+def test_a_bar_on_a_terminal_and_nothing_on_other_ranks():
     shown = screen(terminal=True)
     with shown.progress as progress:
         progress.update(10, METRICS)
     assert "10/10" in shown.text and "reward 0.250  iou 0.500  [bold]x 1.000" in shown.text
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_other_ranks_are_silent(terminal):
-    shown = screen(terminal=terminal, enabled=False)
-    with shown.progress as progress:
-        progress.update(10, METRICS)
-        progress.sample_answer(scored("s", 0.5))
-        progress.print("hello")
-    assert shown.text == ""
+    for terminal in (False, True):
+        shown = screen(terminal=terminal, enabled=False)
+        with shown.progress as progress:
+            progress.update(10, METRICS)
+            progress.sample_answer(scored("s", 0.5))
+            progress.print("hello")
+        assert shown.text == ""
 
 
 def test_sample_answer_shows_hostile_text_as_text():
@@ -222,23 +178,20 @@ def test_sample_answer_shows_hostile_text_as_text():
                   "[/] broke", "[link=file:///etc/passwd]x[/link]"):
         assert words in text
     assert not set(text) & set("\x1b\x07\ud800\u202e") and text.count("y") < 2500
-
-
-def test_a_terminal_that_knows_only_ascii():
     shown = screen(encoding="ascii")
     shown.progress.sample_answer(scored("s", None, text="日本 ok"))
     shown.console.file.flush()
     assert b"?? ok" in shown.console.file.buffer.getvalue()
 
 
-@pytest.mark.parametrize("metric", ["acc@.5", "correct_frac"])
-def test_the_gain_of_a_metric_that_no_part_holds_has_its_interval(tmp_path, metric):
-    run = RunFolder(tmp_path)
-    run.create("", 0)
-    for step, hits in ((0, 2), (10, 6)):
-        own = [{"correct": i < hits} if metric == "correct_frac" else {"metrics": {metric: float(i < hits)}}
-               for i in range(8)]
-        run.write_rollouts(step, 0, [scored(f"s{i}", 0.1, **more) for i, more in enumerate(own)], split="heldout")
-        run.append_eval({"step": step, "split": "heldout", "n": 8, metric: hits / 8})
-    row = report.gains(run)[0]
-    assert row.gain == stats.paired_gain([1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2) and row.gain.low > 0
+def test_the_gain_of_a_metric_that_no_part_holds_has_its_interval(tmp_path):
+    for metric in ("acc@.5", "correct_frac"):
+        run = RunFolder(tmp_path / metric)
+        run.create("", 0)
+        for step, hits in ((0, 2), (10, 6)):
+            own = [{"correct": i < hits} if metric == "correct_frac" else {"metrics": {metric: float(i < hits)}}
+                   for i in range(8)]
+            run.write_rollouts(step, 0, [scored(f"s{i}", 0.1, **more) for i, more in enumerate(own)], split="heldout")
+            run.append_eval({"step": step, "split": "heldout", "n": 8, metric: hits / 8})
+        row = report.gains(run)[0]
+        assert row.gain == stats.paired_gain([1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2) and row.gain.low > 0, metric

@@ -44,19 +44,18 @@ def test_a_file_goes_on_after_a_kill(tmp_path):
     rows = read_rows(path)
     assert [(r["number"], r["index"]) for r in rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]
     assert rows[2]["answer"] == "later" and json.loads(path.read_text().splitlines()[0]) == {"facts": FACTS}
-
-
-def test_half_a_character_is_stored(tmp_path):
-    """A lone surrogate, as JSON may hold and UTF-8 may not."""
     path = tmp_path / "answers.jsonl"
-    file = RowFile(path, {"word": "\ud800"})
+    file = RowFile(path, {"word": "\ud800"})  # a lone surrogate, as JSON may contain and UTF-8 may not
     file.add([row(0, answer="\ud83d half", sample="\udc00")])
     file.close()
-    again = RowFile(path, {"word": "\ud800"})
-    assert again.rows() == read_rows(path) == [row(0, answer="\ud83d half", sample="\udc00")]
+    assert RowFile(path, {"word": "\ud800"}).rows() == read_rows(path) == [
+        row(0, answer="\ud83d half", sample="\udc00")]
+    path.write_bytes(b'[1]\n"x"\n\xff\n' + b"[" * 100_000 + b'\n{"split": {}, "setting": [], "seed": 0, "number": 0}\n'
+                     + json.dumps(row(0)).encode())
+    assert read_rows(path) == [row(0)]
 
 
-def test_a_question_without_an_answer_never_replaces_an_answer(tmp_path):
+def test_what_replaces_an_answer_and_which_file_is_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
     file = RowFile(path, FACTS)
     file.add([row(0), {**row(0), "unanswered": True}, {**row(1), "unanswered": True}])
@@ -66,11 +65,6 @@ def test_a_question_without_an_answer_never_replaces_an_answer(tmp_path):
     assert again.answered(1) == {("heldout", "greedy", 0, 0)} and again.rows()[0] == row(0)
     again.add([row(1, answer="now")])
     assert again.rows()[1] == row(1, answer="now") and len(again.rows()) == 2
-
-
-def test_a_file_of_another_evaluation_is_refused(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    RowFile(path, FACTS)
     with pytest.raises(ConfigError, match=r"samples was 2, is 3\nSet them back"):
         RowFile(path, {**FACTS, "samples": 3})
     other = tmp_path / "other.jsonl"
@@ -79,10 +73,3 @@ def test_a_file_of_another_evaluation_is_refused(tmp_path):
         RowFile(other, FACTS)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_rows(tmp_path / "none")
-
-
-def test_lines_of_hostile_files_are_passed_over(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_bytes(b'[1]\n"x"\n\xff\n' + b"[" * 100_000 + b'\n{"split": {}, "setting": [], "seed": 0, "number": 0}\n'
-                     + json.dumps(row(0)).encode())
-    assert read_rows(path) == [row(0)]

@@ -2,26 +2,20 @@
 
 import threading
 
-import numpy as np
 import pytest
 from PIL import Image
 
+from tests.helpers import made_group
 from vlrl.store import RunFolder
 from vlrl.tools.run import load_run
-from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample
+from vlrl.types import LoadedMedia
 
 
 def group(name, kind="image"):
-    shown = Image.new("RGB", (512, 256), "white")
-    media = LoadedMedia(kind=kind, frames=(shown,) * (1 + (kind == "video")), sha256=f"{name:064x}")
-    prompt = Prompt(sample_id=f"s{name}", text="?", ids=np.arange(3), raw_ids=np.arange(3),
-                    positions=np.arange(3)[None], media=(media,))
-    done = Completion(tokens=np.arange(2), logprobs=np.zeros(2, np.float32), loss_mask=np.ones(2, bool), text="x",
-                      finish_reason="stop")
+    frames = (Image.new("RGB", (512, 256), "white"),) * (1 + (kind == "video"))
+    media = LoadedMedia(kind=kind, frames=frames, sha256=f"{name:064x}")
     marks = [{"kind": "box", "at": [10, 10, 100, 100], "role": "target"}]
-    rollout = Rollout(group_id=f"g{name}", index=0, completion=done, policy_step=0, reward=0.5, parts={}, marks=marks)
-    return Group(id=f"g{name}", task="t", split="heldout", sample=Sample(id=f"s{name}"), prompt=prompt,
-                 rollouts=(rollout,), weights={})
+    return made_group(f"s{name}", media=(media,), of={"marks": marks})
 
 
 @pytest.fixture
@@ -34,7 +28,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_pictures_are_those_of_the_newest_evaluation(folder):
+def test_pictures_are_those_of_the_newest_evaluation_inside_the_run(folder, tmp_path):
     run = load_run(folder.path)
     first, _ = run.pictures()
     assert first.size == (512, 256) and first.getpixel((10, 50)) == (34, 197, 94)
@@ -42,14 +36,8 @@ def test_pictures_are_those_of_the_newest_evaluation(folder):
     (folder.path / "media" / f"{3:064x}.png").unlink()
     (folder.path / "media" / f"{4:064x}.png").write_bytes(b"no picture")
     assert run.pictures() == []
-
-
-def test_a_picture_outside_of_the_run_is_not_shown(folder, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "other.png")
-    for number in (3, 4):
-        file = folder.path / "media" / f"{number:064x}.png"
-        file.unlink()
-        file.symlink_to(tmp_path / "other.png")
+    (folder.path / "media" / f"{3:064x}.png").symlink_to(tmp_path / "other.png")
     assert load_run(folder.path).pictures() == []
 
 

@@ -13,7 +13,7 @@ def names(**asked):
     return [(d.name, d.seeds, d.answers) for d in Grid(**asked).settings(CONFIG)]
 
 
-def test_combinations():
+def test_combinations_and_seeds():
     assert names() == [("greedy", (3,), 1)]
     assert names(answers=4) == [("temperature 1", (3,), 4)]
     assert names(seeds=(1, 2)) == [("temperature 1", (1, 2), 1)]
@@ -30,22 +30,15 @@ def test_combinations():
     assert Grid(answers=2).settings(warm)[0].temperature == 0.4
     sampling = Grid(temperatures=(0.7,), top_ps=(0.9,), max_new_tokens=(5,)).settings(CONFIG)[0].sampling(CONFIG)
     assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0.7, 0.9, 5)
-
-
-@pytest.mark.parametrize("asked, said", [
-    ({"answers": 4, "temperatures": (0.0,)}, "--answers 4 with --temperature 0"),
-    ({"seeds": (1, 2), "temperatures": (0.0,)}, "--seeds 1,2 with --temperature 0"),
-    ({"top_ps": (0.9,), "temperatures": (0.0,)}, "--top-p 0.9 with --temperature 0"),
-    ({"temperatures": (1.0, 1.0)}, "--temperature: 1.0 is given twice"),
-    ({"seeds": (1, 1)}, "--seeds: 1 is given twice"),
-    ({"probes": ("blank",)}, "--probe 'blank' is not known. Did you mean 'blank_media'"),
-    ({"probes": ("reworded", "reworded")}, "--probe: reworded is given twice")])
-def test_what_could_not_act_is_refused(asked, said):
-    with pytest.raises(ConfigError, match=said):
-        names(**asked)
-
-
-def test_seeds():
+    for asked, said in (({"answers": 4, "temperatures": (0.0,)}, "--answers 4 with --temperature 0"),
+            ({"seeds": (1, 2), "temperatures": (0.0,)}, "--seeds 1,2 with --temperature 0"),
+            ({"top_ps": (0.9,), "temperatures": (0.0,)}, "--top-p 0.9 with --temperature 0"),
+            ({"temperatures": (1.0, 1.0)}, "--temperature: 1.0 is given twice"),
+            ({"seeds": (1, 1)}, "--seeds: 1 is given twice"),
+            ({"probes": ("blank",)}, "--probe 'blank' is not known. Did you mean 'blank_media'"),
+            ({"probes": ("reworded", "reworded")}, "--probe: reworded is given twice")):
+        with pytest.raises(ConfigError, match=said):
+            names(**asked)
     assert seeds_of(None, 4) == () and seeds_of("3", 4) == (4, 5, 6) and seeds_of("9,2", 4) == (9, 2)
     assert seeds_of("9,", 4) == (9,)
     for wrong in ("x", "0", "1.5", "-1,2", ",", "9999"):

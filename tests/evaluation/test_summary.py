@@ -42,21 +42,9 @@ def means(found):
 PLANTED = [("a", "a", "b", "a"), ("b", "b", "b", "a"), ("c", "d", "b", None), ("b", "b", "b", "b")]  # "a" is right
 
 
-def planted(seed=0, confidence=None):
-    return [row(n, parsed, parsed == "a", i, seed, confidence=confidence) for n, given in enumerate(PLANTED)
-            for i, parsed in enumerate(given)]
-
-
-def test_turns_of_episodes():
-    """The mean over samples of the mean over answers; rows without any have no such metric."""
-    rows = [row(0, "a", True, 0, turns=3), row(0, "a", True, 1, turns=5), row(1, "b", False, 0, turns=1),
-            row(1, "b", False, 1), row(2, "c", False, 0, turns=None)]
-    assert means(result(rows, 2))["episode/turns_mean"] == pytest.approx((4 + 1) / 2)
-    assert "episode/turns_mean" not in means(result(planted(), 4))
-
-
-def test_pass_and_votes_of_planted_answers():
-    found = means(result(planted(), 4))
+def test_turns_pass_and_votes_of_planted_answers():
+    planted = [row(n, parsed, parsed == "a", i) for n, given in enumerate(PLANTED) for i, parsed in enumerate(given)]
+    found = means(result(planted, 4))
     # right: 3, 1, 0, 0 of 4
     assert found["correct_frac"] == found["pass@1"] == found["reward/mean"] == 0.25
     assert found["pass@2"] == pytest.approx((1 + 0.5 + 0 + 0) / 4) and found["pass@4"] == 0.5
@@ -69,9 +57,13 @@ def test_pass_and_votes_of_planted_answers():
     assert found["vote/ece"] == pytest.approx((abs(1.5 - 1) + 0.25 + 1) / 4)
     assert found["accuracy/even"] == pytest.approx(3 / 8) and found["accuracy/odd"] == pytest.approx(1 / 8)
     assert not any(name.startswith(("region", "confidence")) for name in found)
+    rows = [row(0, "a", True, 0, turns=3), row(0, "a", True, 1, turns=5), row(1, "b", False, 0, turns=1),
+            row(1, "b", False, 1), row(2, "c", False, 0, turns=None)]
+    assert means(result(rows, 2))["episode/turns_mean"] == pytest.approx((4 + 1) / 2)  # of samples, of their answers
+    assert "episode/turns_mean" not in found
 
 
-def test_seeds_have_a_mean_and_a_deviation():
+def test_seeds_and_stated_confidences():
     rows = [row(n, "x", right, seed=seed) for seed, rights in ((5, (1, 0, 1, 1)), (6, (1, 0, 0, 1)), (7, (0, 0, 0, 1)))
             for n, right in enumerate(map(bool, rights))]
     metric = result(rows, seeds=(5, 6, 7)).metrics["correct_frac"]
@@ -80,9 +72,6 @@ def test_seeds_have_a_mean_and_a_deviation():
     assert (metric.low, metric.high) == (interval.low, interval.high)
     assert result(rows, seeds=(5,)).metrics["correct_frac"].sd is None
     assert result(rows, seeds=(5, 6)).metrics["accuracy/even"].by_seed == (1.0, 0.5)
-
-
-def test_stated_confidences():
     rows = [row(n, "x", right, confidence=q) for n, (q, right) in enumerate(
         ((0.9, True), (0.9, False), (0.2, False), (None, True)))]
     found = means(result(rows))
@@ -103,6 +92,15 @@ def test_boxes_and_points_vote_by_region():
     found = means(result([*points, row(0, [62, 60], False, 2, target=[0, 0, 20, 20], size=[200, 200])], 3))
     assert found["region@3/hit"] == 0  # around [61, 60]
     assert not any("region" in name for name in means(result(rows[:1])))
+    rows = [row(n, parsed, False, i, target=target, size=[9, 9]) for n, (parsed, target) in enumerate((
+        ([0, 0, 5, 5], [0, 0, 5, 5]), ("x", "x"), ([3, 4], [[3, 5]]), (None, None))) for i in range(2)]
+    for number in range(4):
+        drawn = means(result([r for r in rows if r["number"] in (0, number)], 2))
+        assert ("maj@2" in drawn) == (number == 1) and "region@2/hit" in drawn, number
+    found = result(rows, 2).metrics
+    assert found["maj@2"].mean == 0 and found["region@2/hit"].mean == 1
+    acts = means(result([row(0, {"action": "click"}, True, i, target=[0, 0, 5, 5]) for i in range(2)], 2))
+    assert acts["maj@2"] == 1 and not any(name.startswith("region") for name in acts)
 
 
 def test_what_cannot_be_read_is_wrong_in_every_vote():
@@ -114,26 +112,12 @@ def test_what_cannot_be_read_is_wrong_in_every_vote():
     assert found["vote/brier"] == 0 and found["vote/auroc"] == 1  # no vote is a confidence of 0
     none = means(result([row(n, None, False, i) for n in range(2) for i in range(2)], 2))
     assert none["maj@2"] == 0 and none["vote/brier"] == 0 and "maj@2/by_confidence" not in none
-
     at = {"target": [0, 0, 10, 10], "size": [100, 100]}
     boxes = [row(n, [0, 0, 10, 10] if n < 2 else None, n < 2, i, **at) for n in range(4) for i in range(2)]
     found = means(result(boxes, 2))
     assert found["region@2/hit"] == found["region@2/iou"] == found["region@2/acc@.5"] == 0.5 and "maj@2" not in found
     unread = means(result([row(0, None, False, i, **at) for i in range(2)], 2))
     assert unread["region@2/hit"] == 0 and "maj@2" not in unread and "vote/brier" not in unread
-
-
-def test_which_vote_a_sample_belongs_to():
-    """A task that reads boxes and texts: each sample by its target; clicks written as a mapping are no place."""
-    rows = [row(n, parsed, False, i, target=target, size=[9, 9]) for n, (parsed, target) in enumerate((
-        ([0, 0, 5, 5], [0, 0, 5, 5]), ("x", "x"), ([3, 4], [[3, 5]]), (None, None))) for i in range(2)]
-    for number, names in enumerate(("region@2/hit", "maj@2", "", "")):
-        drawn = means(result([r for r in rows if r["number"] in (0, number)], 2))
-        assert ("maj@2" in drawn) == (names == "maj@2") and "region@2/hit" in drawn
-    found = result(rows, 2).metrics
-    assert found["maj@2"].mean == 0 and found["region@2/hit"].mean == 1
-    acts = means(result([row(0, {"action": "click"}, True, i, target=[0, 0, 5, 5]) for i in range(2)], 2))
-    assert acts["maj@2"] == 1 and not any(name.startswith("region") for name in acts)
 
 
 def test_what_could_not_be_answered_or_scored_is_no_wrong_answer():
@@ -149,24 +133,18 @@ def test_what_could_not_be_answered_or_scored_is_no_wrong_answer():
     assert result([], task=Task()).metrics == {}
 
 
-def test_questions_about_one_picture_stand_or_fall_together():
+def test_pictures_and_mixtures():
     rows = [row(n, "x", bool(right), cluster="left" if n < 2 else "right") for n, right in enumerate((1, 1, 0, 0))]
     metric = result(rows).metrics["correct_frac"]
     assert (metric.mean, metric.low, metric.high) == (0.5, 0.0, 1.0)
     alone = result([row(n, "x", bool(right)) for n, right in enumerate((1, 1, 0, 0))]).metrics["correct_frac"]
     assert (alone.low, alone.high) == stats.mean_ci([1, 1, 0, 0])[1:]
-
-
-def test_a_mixture_has_every_metric_by_task():
     mixture = Mixture({"one": Kinds(), "two": Kinds()})
     rows = [row(n, "x", n < 2, task="one" if n % 2 == 0 else "two") for n in range(4)]
     found = means(result([*rows[:1], {**rows[1], "correct": False, "parts": {"accuracy": 0.0}}, *rows[2:]],
                          task=mixture))
     assert found["one/correct_frac"] == 0.5 and found["two/correct_frac"] == 0
     assert found["one/accuracy/even"] == 0.5 and found["two/accuracy/odd"] == 0 and found["correct_frac"] == 0.25
-
-
-# --- intervals --------------------------------------------------------------------------------------------------------
 
 
 def clustered_data(rng, clusters=100):
@@ -188,18 +166,6 @@ def test_clustered_intervals_cover_the_truth_in_93_to_97_percent():
         half = 1.96 * values.std() / np.sqrt(len(values))
         plain += abs(values.mean() - 0.5) <= half
     assert 930 <= covered <= 970 and plain < 900  # as if independent: too narrow
-
-
-@pytest.mark.slow
-def test_intervals_over_samples_and_answers_cover_the_truth_in_93_to_97_percent():
-    """What `vlrl eval --answers 4` shows of correct_frac: 100 samples of beta-distributed difficulty, mean .3."""
-    rng, covered = np.random.default_rng(4), 0
-    for i in range(1000):
-        rates = rng.beta(1.2, 2.8, 100)
-        values = rng.binomial(4, rates) / 4
-        interval = stats.clustered_ci(values, [str(n) for n in range(100)], seed=i, n=1000)
-        covered += interval.low <= 0.3 <= interval.high
-    assert 930 <= covered <= 970
 
 
 def test_golden_clusters():

@@ -5,8 +5,6 @@ import logging
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from tests.e2e import forked
@@ -27,7 +25,6 @@ from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.difficulty import MeasurementScope, measure
 from vlrl.tools.datasets.prompt_table import MeasuredPrompt, MeasurementFiles, joined, summary
 from vlrl.tools.evaluation.measure import EvalRuntime, ModelChoice
-from vlrl.tools.evaluation.votes import pass_at
 from vlrl.types import Sample
 
 TELL = lambda *_: None  # noqa: E731
@@ -57,10 +54,7 @@ def facts(r, asked=SCOPE):
     return difficulty.facts(r.config, ModelChoice(name="x", config=r.config), asked)
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
-
-
-def test_golden_pass_rates(tmp_path):
+def test_golden_pass_rates_and_columns_beside_rows(tmp_path):
     r = ready()
     found = measure(r, SCOPE, tmp_path / "part", facts(r), TELL)
     assert [m.columns()["pass_at_k"] for m in found] == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1]
@@ -72,18 +66,22 @@ def test_golden_pass_rates(tmp_path):
     assert numbers.pass_at == pytest.approx({"1": 0.75, "2": (0.5 + 5 / 6 + 7) / 10, "4": 0.9}, abs=1e-12)
     r.task.override_outcome(None, 2.0)
     assert all(m.columns()["pass_at_k"] == 0 for m in measure(r, SCOPE, tmp_path / "part2", facts(r), TELL))
+    found = [MeasuredPrompt(number=0, id="a", passed=(True, False), rewards=(1.0, 0.0)),
+             MeasuredPrompt(number=1, id="b", passed=(None, True), rewards=(None, 1.0)),
+             MeasuredPrompt(number=2, id="c", passed=(None,), rewards=(None,))]
+    rows = [{"id": "a", "difficulty": 0.9}, {"id": "b"}, {"id": "c", "difficulty": 0.2}, {"id": 4}]
+    once, whole = joined(rows, found)
+    assert whole and once == [
+        {"id": "a", "pass_at_k": 0.5, "difficulty": 0.5, "reward_mean": 0.5, "answers_scored": 2,
+         "difficulty_given": 0.9},
+        {"id": "b", "pass_at_k": 1.0, "difficulty": 0.0, "reward_mean": 1.0, "answers_scored": 1}, *rows[2:]]
+    assert joined(once, found) == (once, True)  # measured again: what was given stays what was given
+    assert joined(once, found[1:])[0][0] == rows[0]  # not measured again: nothing of the first time is left
+    lines, whole = joined(rows[1:], found)
+    assert not whole and [line["id"] for line in lines] == ["a", "b"]  # rows of other prompts
 
 
-@given(st.integers(1, 12), st.data())
-def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(n, data):
-    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
-    missed = 1.0
-    for i in range(k):  # k answers drawn without putting back, all of them wrong
-        missed *= max(n - c - i, 0) / (n - i)
-    assert pass_at(n, c, k) == pytest.approx(1 - missed, abs=1e-9)
-
-
-def test_what_was_killed_goes_on_and_gives_the_same(tmp_path):
+def test_a_measurement_goes_on_after_a_kill_and_no_other_one_does(tmp_path):
     r = ready()
     whole = measure(r, SCOPE, tmp_path / "whole", facts(r), TELL)
     part, asked = tmp_path / "part", []
@@ -104,10 +102,7 @@ def test_what_was_killed_goes_on_and_gives_the_same(tmp_path):
     assert asked == [str(n) for n in range(4, 10) for _ in range(4)]
     asked.clear()
     assert measure(again, SCOPE, part, facts(r), TELL) == whole and asked == []
-
-
-def test_another_measurement_does_not_go_on(tmp_path):
-    r, part = ready(), tmp_path / "part"
+    part = tmp_path / "other"
     short = MeasurementScope(answers=4, limit=3)
     assert len(measure(r, short, part, facts(r, short), TELL)) == 3
     assert len(measure(r, SCOPE, part, facts(r), TELL)) == 10  # a limit may change
@@ -140,25 +135,6 @@ def test_prompts_that_cannot_be_asked_are_listed(tmp_path):
         difficulty.write(MeasurementFiles(out=tmp_path / "e.jsonl"), [], left_out, facts(r))
 
 
-# --- columns ----------------------------------------------------------------------------------------------------------
-
-
-def test_columns_beside_rows(tmp_path):
-    found = [MeasuredPrompt(number=0, id="a", passed=(True, False), rewards=(1.0, 0.0)),
-             MeasuredPrompt(number=1, id="b", passed=(None, True), rewards=(None, 1.0)),
-             MeasuredPrompt(number=2, id="c", passed=(None,), rewards=(None,))]
-    rows = [{"id": "a", "difficulty": 0.9}, {"id": "b"}, {"id": "c", "difficulty": 0.2}, {"id": 4}]
-    once, whole = joined(rows, found)
-    assert whole and once == [
-        {"id": "a", "pass_at_k": 0.5, "difficulty": 0.5, "reward_mean": 0.5, "answers_scored": 2,
-         "difficulty_given": 0.9},
-        {"id": "b", "pass_at_k": 1.0, "difficulty": 0.0, "reward_mean": 1.0, "answers_scored": 1}, *rows[2:]]
-    assert joined(once, found) == (once, True)  # measured again: what was given stays what was given
-    assert joined(once, found[1:])[0][0] == rows[0]  # not measured again: nothing of the first time is left
-    lines, whole = joined(rows[1:], found)
-    assert not whole and [line["id"] for line in lines] == ["a", "b"]  # rows of other prompts
-
-
 def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
     r = ready()
     found = measure(r, SCOPE, tmp_path / "part", facts(r), TELL)
@@ -179,20 +155,14 @@ def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
     sampler = curriculum.make(validate({"task": "x", "model": {"name": "x"}, "curriculum": {"name": "easy_to_hard"}}
                                        ).curriculum, Prompts.of(samples[:4], 0, str(places.out)))
     assert [d.index for d in sampler.next(4, 0)] == [3, 2, 1, 0]
-
-
-@pytest.mark.parametrize(("lines", "says"), [
-    ('{"id": "other", "pass_at_k": 1}', "none of its 1 ids"), ('{"pass_at_k": 1}', "needs the 'id'"),
-    ('{"id": 1}\n{"id": "1"}', "'1' occurs in an earlier line"), ("[", "not JSON"), ("", "none of its 0 ids")])
-def test_columns_that_cannot_be_read(tmp_path, lines, says):
-    (tmp_path / "x.jsonl").write_text(lines)
-    with pytest.raises(VlrlError, match=says):
-        Prompts.of(Number().samples("train"), 0, str(tmp_path / "x.jsonl")).field("pass_at_k")
-    with pytest.raises(ConfigError, match="does not exist"):
-        Prompts.of([], 0, str(tmp_path / "y.jsonl"))
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
+    for lines, says in (('{"id": "other", "pass_at_k": 1}', "none of its 1 ids"),
+            ('{"pass_at_k": 1}', "needs the 'id'"), ('{"id": 1}\n{"id": "1"}', "'1' occurs in an earlier line"),
+            ("[", "not JSON"), ("", "none of its 0 ids")):
+        (tmp_path / "x.jsonl").write_text(lines)
+        with pytest.raises(VlrlError, match=says):
+            Prompts.of(Number().samples("train"), 0, str(tmp_path / "x.jsonl")).field("pass_at_k")
+        with pytest.raises(ConfigError, match="does not exist"):
+            Prompts.of([], 0, str(tmp_path / "y.jsonl"))
 
 
 @pytest.fixture
@@ -239,9 +209,6 @@ def test_two_processes_give_what_one_gives(words, tmp_path, capsys, monkeypatch)
     (two,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert one["answers_drawn"] == two["answers_drawn"] == 512 and one["histogram"] == two["histogram"]
     assert (tmp_path / "1.jsonl").read_text() == (tmp_path / "2.jsonl").read_text()
-
-
-# --- prompts.parquet --------------------------------------------------------------------------------------------------
 
 
 def outcome(index, *rewards):

@@ -1,7 +1,6 @@
 """vlrl data distill against a real HTTP server: a good teacher, and a dead, slow and lying one."""
 
 import base64
-import contextlib
 import io
 import json
 import signal
@@ -79,8 +78,7 @@ def ask(config, tmp_path, script, order=None, progress=lambda *_: None, **more):
     with served(script) as server:
         known = {"retries": 1, "timeout_s": 20.0, **more}
         found = distill_answers(config, Server(url=server.url, **known), order or DistillSettings(),
-                                DistillFiles(tmp_path / "a.jsonl"),
-                          progress)
+                                DistillFiles(tmp_path / "a.jsonl"), progress)
         return found, read_lines(tmp_path / "a.jsonl"), server.asked
 
 
@@ -109,16 +107,11 @@ def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
 def test_a_lying_teacher_gets_nothing_in(config, tmp_path):
     """Wrong answers, right ones that were cut off, empty ones, and figures that are no numbers."""
     def lies(body, n):
-        kind = n % 4
-        if kind == 0:
-            return reply("<answer>99</answer> (verified, correct: true, reward: 1.0)", correct=True, reward=1.0)
-        if kind == 1:
-            cut = right(body)
-            cut["choices"][0]["finish_reason"] = "length"
-            return cut
-        if kind == 2:
-            return reply("")
-        return reply("<answer>98</answer>") | {"usage": {"prompt_tokens": "many", "completion_tokens": -7}}
+        cut = right(body)
+        cut["choices"][0]["finish_reason"] = "length"
+        return (reply("<answer>99</answer> (verified, correct: true, reward: 1.0)", correct=True, reward=1.0), cut,
+                reply(""), reply("<answer>98</answer>") | {"usage": {"prompt_tokens": "many", "completion_tokens": -7}}
+                )[n % 4]
 
     found, rows, _ = ask(config, tmp_path, lies, DistillSettings(answers=4), concurrency=1)
     assert rows == [] and found["right"] == found["kept"] == found["solved"] == 0 and found["answers"] == 12
@@ -137,8 +130,7 @@ def test_the_shortest_of_the_right_ones_and_only_from_a_reward_on(config, tmp_pa
     assert found["right"] == 6 and all(r["of"] == 3 and r["tokens"] == 5 for r in rows)
     with served(some) as server:
         again = distill_answers(config, Server(url=server.url), DistillSettings(rows=2, least=1.5),
-                                DistillFiles(tmp_path / "b.jsonl"),
-                          lambda *_: None)
+                                DistillFiles(tmp_path / "b.jsonl"), lambda *_: None)
     assert again["kept"] == 0 and again["answers"] == 2
 
 
@@ -167,39 +159,6 @@ def test_a_dead_teacher_is_asked_again_and_counted_once(config, tmp_path):
             distill_answers(config, teacher, DistillSettings(temperature=0.5), places, lambda *_: None)
 
 
-def test_a_teacher_that_answers_nothing_ends_it(config, tmp_path):
-    (tmp_path / "sums.py").write_text(TASK.replace("range(3)", "range(40)"))
-    with pytest.raises(TrainingError, match="answered none of 16 requests"):
-        ask(config, tmp_path, lambda *_: 400, concurrency=1)
-    with pytest.raises(ConfigError, match="refuses the key"):
-        ask(config, tmp_path, lambda *_: 401)
-    assert not (tmp_path / "a.jsonl").exists()
-
-
-def test_a_slow_teacher_is_given_up_in_time(config, tmp_path):
-    held = threading.Event()
-
-    def slow(body, n):
-        if number(body) != 1:
-            return right(body)
-        return lambda handler: (held.wait(30), handler.send(200, b"{}"))
-
-    start = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        stack.callback(held.set)
-        found, rows, _ = ask_held(config, tmp_path, slow, held)
-    assert time.monotonic() - start < 20
-    assert [r["number"] for r in rows] == [0, 2] and found["unanswered"] == 1 and found["cost"]["replies"] == 2
-
-
-def ask_held(config, tmp_path, script, held):
-    with served(script) as server:
-        found = distill_answers(config, Server(url=server.url, retries=0, timeout_s=0.5), DistillSettings(),
-                          DistillFiles(tmp_path / "a.jsonl"), lambda *_: None)
-        held.set()
-        return found, read_lines(tmp_path / "a.jsonl"), server.asked
-
-
 def test_a_reply_that_stands_twice_counts_once(tmp_path):
     line = {"number": 0, "answer": 0, "text": "a", "finish_reason": "stop", "tokens_in": 5, "tokens_out": 2, "tries": 1}
     path = tmp_path / "d.jsonl"
@@ -210,15 +169,22 @@ def test_a_reply_that_stands_twice_counts_once(tmp_path):
     assert found.cost(price_out=2e6)["price"] == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize(("more", "order", "name", "message"), [
-    ([], DistillSettings(answers=2, temperature=0.0), "a.jsonl", "--temperature 0 gives 2 identical answers"),
-    ([], DistillSettings(), "a.json", r"ends in \.jsonl"), (["data.solutions=x.jsonl"], DistillSettings(), "a.jsonl",
-                                                            "provides answers"),
-    ([], DistillSettings(choose=Named(name="longest")), "a.jsonl", "--choose='longest' is not known")])
-def test_what_cannot_be_asked_is_told(config, tmp_path, more, order, name, message):
-    known = configs.load(tmp_path / "sums.yaml", more)
-    with pytest.raises(ConfigError, match=message):
-        distill.check(known, order, DistillFiles(tmp_path / name))
+def test_what_cannot_be_asked_and_a_teacher_that_answers_nothing(config, tmp_path):
+    (tmp_path / "sums.py").write_text(TASK.replace("range(3)", "range(40)"))
+    with pytest.raises(TrainingError, match="answered none of 16 requests"):
+        ask(config, tmp_path, lambda *_: 400, concurrency=1)
+    with pytest.raises(ConfigError, match="refuses the key"):
+        ask(config, tmp_path, lambda *_: 401)
+    assert not (tmp_path / "a.jsonl").exists()
+    greedy = DistillSettings(answers=2, temperature=0.0)
+    for more, order, name, message in (
+            ([], greedy, "a.jsonl", "--temperature 0 gives 2 identical answers"),
+            ([], DistillSettings(), "a.json", r"ends in \.jsonl"),
+            (["data.solutions=x.jsonl"], DistillSettings(), "a.jsonl", "provides answers"),
+            ([], DistillSettings(choose=Named(name="longest")), "a.jsonl", "--choose='longest' is not known")):
+        known = configs.load(tmp_path / "sums.yaml", more)
+        with pytest.raises(ConfigError, match=message):
+            distill.check(known, order, DistillFiles(tmp_path / name))
 
 
 @pytest.mark.slow

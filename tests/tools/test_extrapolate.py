@@ -30,14 +30,15 @@ def two(tmp_path):
     return a, b
 
 
-@pytest.mark.parametrize(("k", "expected"), [(1.0, [3, 2]), (0.5, [2.5, 2]), (0, [2, 2]), (-1, [1, 2])])
-def test_by_hand(two, tmp_path, k, expected):
-    done = extrapolate(*two, tmp_path / "out", k)
-    assert load_file(tmp_path / "out" / "one.safetensors")["w"].tolist() == expected
-    assert load_file(tmp_path / "out" / "two.safetensors")["n"].tolist() == [3]
-    assert (done.tensors, done.moved, done.distance) == (2, 1, 1.0)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "one.safetensors", "two.safetensors"]
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"of": "b"}
+def test_by_hand(two, tmp_path):
+    for k, expected in ((1.0, [3, 2]), (0.5, [2.5, 2]), (0, [2, 2]), (-1, [1, 2])):
+        out = tmp_path / f"out{k}"
+        done = extrapolate(*two, out, k)
+        assert load_file(out / "one.safetensors")["w"].tolist() == expected, k
+        assert load_file(out / "two.safetensors")["n"].tolist() == [3]
+        assert (done.tensors, done.moved, done.distance) == (2, 1, 1.0)
+        assert sorted(p.name for p in out.iterdir()) == ["config.json", "one.safetensors", "two.safetensors"]
+        assert json.loads((out / "config.json").read_text()) == {"of": "b"}
 
 
 def test_adapters_in_sixteen_bits(tmp_path, capsys):

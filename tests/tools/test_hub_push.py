@@ -32,6 +32,11 @@ def test_files_arrive_in_one_commit_of_a_private_model(served, tmp_path):
     assert served.head("org/model") == {"config.json": b"{}", "model.safetensors": b"w" * 5000}
     assert served.private == {"org/model": True} and len(served.commits["org/model"]) == 1
     assert sizes(files) == [("config.json", 2), ("model.safetensors", 5000)]
+    push(HubTarget("org/open", public=True), {"config.json": b"{}"}, "open")
+    assert served.private["org/open"] is False
+    with pytest.raises(ConfigError, match=r"org/open exists and is public: nothing is sent\. Pass"):
+        push(HubTarget("org/open"), {"secret.json": b"{}"}, "x")
+    assert list(served.head("org/open")) == ["config.json"]
 
 
 def test_weights_of_an_earlier_commit_go_and_other_files_stay(served, tmp_path):
@@ -79,22 +84,11 @@ def test_a_cut_connection_leaves_nothing_and_the_next_push_sends_the_rest(served
     assert served.head("org/model") == {"a.safetensors": b"a" * 5000, "b.safetensors": b"b" * 5000}
 
 
-def test_what_anyone_may_read_is_not_filled_unless_that_is_meant(served):
-    push(HubTarget("org/model", public=True), {"config.json": b"{}"}, "open")
-    assert served.private == {"org/model": False}
-    with pytest.raises(ConfigError, match=r"org/model exists and is public: nothing is sent\. Pass"):
-        push(MODEL, {"secret.json": b"{}"}, "x")
-    assert list(served.head("org/model")) == ["config.json"]
-
-
-@pytest.mark.parametrize("name", ["a b/c", "name", "a/b/c", "-x/y"])
-def test_names_that_are_none(served, name):
-    with pytest.raises(ConfigError, match="is not a valid model name"):
-        push(HubTarget(name), {"config.json": b"{}"}, "x")
-    assert served.asked == []
-
-
-def test_no_hub(served, monkeypatch):
+def test_names_that_are_none_and_no_hub(served, monkeypatch):
+    for name in ("a b/c", "name", "a/b/c", "-x/y"):
+        with pytest.raises(ConfigError, match="is not a valid model name"):
+            push(HubTarget(name), {"config.json": b"{}"}, "x")
+        assert served.asked == [], name
     use(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(RunError, match="the Hub cannot be reached, or the connection was lost: ConnectError"):
         push(MODEL, {"config.json": b"{}"}, "x")

@@ -28,19 +28,14 @@ def plan(before: float, after: float, aside: float = 0.0, turn: float = 0.0) -> 
     return (found.speed, found.path) if found else None
 
 
-@pytest.mark.parametrize(("driven", "expected"), [
-    ((8, 8), ("KEEP", "STRAIGHT")), ((8, 8.7), ("KEEP", "STRAIGHT")), ((8, 9.2), None), ((8, 9.6), ("ACCELERATE",
-                                                                                                     "STRAIGHT")),
-    ((8, 6.4), ("DECELERATE", "STRAIGHT")), ((8, 6.8), None), ((8, 0.4), ("STOP", "STRAIGHT")), ((8, 0.8), None),
-    ((0, 0), ("STOP", "STRAIGHT")), ((0, 2), ("ACCELERATE", "STRAIGHT")), ((0.9, 0.9), None),
-    ((8, 8, 3.5), ("KEEP", "LEFT_CHANGE")), ((8, 8, -3.5), ("KEEP", "RIGHT_CHANGE")), ((8, 8, 1.6), None),
-    ((8, 8, 2, 40), ("KEEP", "LEFT_TURN")), ((8, 5, -2, -40), ("DECELERATE", "RIGHT_TURN")), ((8, 8, 1, 18), None),
-])
-def test_the_plan_of_a_drive(driven, expected):
-    assert plan(*driven) == expected
-
-
-def test_a_plan_that_is_nearly_another_has_a_small_margin():
+def test_the_plan_of_a_drive():
+    for driven, expected in (((8, 8), ("KEEP", "STRAIGHT")), ((8, 8.7), ("KEEP", "STRAIGHT")), ((8, 9.2), None),
+            ((8, 9.6), ("ACCELERATE", "STRAIGHT")), ((8, 6.4), ("DECELERATE", "STRAIGHT")), ((8, 6.8), None),
+            ((8, 0.4), ("STOP", "STRAIGHT")), ((8, 0.8), None), ((0, 0), ("STOP", "STRAIGHT")),
+            ((0, 2), ("ACCELERATE", "STRAIGHT")), ((0.9, 0.9), None), ((8, 8, 3.5), ("KEEP", "LEFT_CHANGE")),
+            ((8, 8, -3.5), ("KEEP", "RIGHT_CHANGE")), ((8, 8, 1.6), None), ((8, 8, 2, 40), ("KEEP", "LEFT_TURN")),
+            ((8, 5, -2, -40), ("DECELERATE", "RIGHT_TURN")), ((8, 8, 1, 18), None)):
+        assert plan(*driven) == expected, (driven, expected)
     straight = np.stack([8 * TIMES, 0 * TIMES], axis=1)
 
     def margin(after: float) -> float:
@@ -51,15 +46,12 @@ def test_a_plan_that_is_nearly_another_has_a_small_margin():
     assert margin(8.0) == 1.0 and margin(8.4) == 0.5 and margin(9.5) == 0.0 and margin(11.0) == 1.0
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 100, 3000])
-def test_plans_have_their_shares(count):
-    wanted = quotas(count)
-    assert sum(wanted.values()) == count and abs(sum(SHARES.values()) - 1) < 1e-9
-    assert all(abs(wanted[key] - count * share) < 1 + 1e-6 for key, share in SHARES.items())
-    assert {path for _, path in SHARES} == set(WHERE)
-
-
-def test_what_cannot_be_made_is_named(tmp_path, monkeypatch):
+def test_plans_have_their_shares(tmp_path, monkeypatch):
+    for count in (0, 1, 7, 100, 3000):
+        wanted = quotas(count)
+        assert sum(wanted.values()) == count and abs(sum(SHARES.values()) - 1) < 1e-9, count
+        assert all(abs(wanted[key] - count * share) < 1 + 1e-6 for key, share in SHARES.items()), count
+        assert {path for _, path in SHARES} == set(WHERE), count
     for wrong, message in (({"history": 3}, "--history 3"), ({"width": 65}, "--width 65")):
         with pytest.raises(ConfigError, match=message):
             make_driving(tmp_path / "x", **wrong)
@@ -67,9 +59,6 @@ def test_what_cannot_be_made_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"highway_env is not installed: pip install 'vlrl\[driving\]'"):
         make_driving(tmp_path / "x")
     assert not (tmp_path / "x").exists()
-
-
-# --- with highway-env -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -118,52 +107,45 @@ def close(seen: np.ndarray, row: dict, place: list[float]) -> str | None:
     return min(KNOWN, key=lambda name: np.abs(np.array(KNOWN[name]) - colour).max())
 
 
-@pytest.mark.parametrize(("obstacles", "road", "expected"), [
-    ([], 4, True), ([{"center": [9, 1], "size": [2, 2]}], 4, False), ([{"center": [9, 4], "size": [2, 2]}], 4, True),
-    ([{"center": [9, 6], "size": [2, 2], "velocity": [0, -4]}], 4, False), ([], 0.8, False)])
-def test_a_row_is_kept_only_if_its_trajectory_is_safe(obstacles, road, expected):
-    pytest.importorskip("shapely")
-    row = {"trajectory": [[4 * t, 0.0, t] for t in makedriving.FUTURE], "ego_size": [5, 2], "obstacles": obstacles,
-           "drivable": [[[-9, -road], [40, -road], [40, road], [-9, road]]]}
-    assert makedriving._true(row) is expected
+def test_a_row_is_kept_only_if_its_trajectory_is_safe():
+    for obstacles, road, expected in (([], 4, True), ([{"center": [9, 1], "size": [2, 2]}], 4, False),
+            ([{"center": [9, 4], "size": [2, 2]}], 4, True),
+            ([{"center": [9, 6], "size": [2, 2], "velocity": [0, -4]}], 4, False), ([], 0.8, False)):
+        pytest.importorskip("shapely")
+        row = {"trajectory": [[4 * t, 0.0, t] for t in makedriving.FUTURE], "ego_size": [5, 2], "obstacles": obstacles,
+               "drivable": [[[-9, -road], [40, -road], [40, road], [-9, road]]]}
+        assert makedriving._true(row) is expected, (obstacles, road, expected)
 
 
-def test_places_in_the_vehicles_own_frame():
+def test_places_and_scenes():
     pytest.importorskip("highway_env")
     from vlrl.environments.roadview import Frame, corners, to_pixels
-
     frame = Frame(10.0, 20.0, np.pi / 2)  # heading down the screen: its left is the screen's right
     assert np.allclose(frame.places(np.array([[10.0, 25.0], [13.0, 20.0]])), [[5, 0], [0, 3]])
     assert np.allclose(frame.headings(np.array([np.pi / 2, 0.0, np.pi])), [0, np.pi / 2, -np.pi / 2])
     matrix = np.array(to_pixels(128))
     assert np.allclose(matrix @ [0, 0, 1], [32, 29, 1]) and np.allclose(matrix @ [10, 5, 1], [52, 19, 1])
     assert np.allclose(sorted(map(tuple, corners((1, 1), 0.0, (4, 2)))), [[-1, 0], [-1, 2], [3, 0], [3, 2]])
-
-
-@pytest.mark.parametrize(("lane", "beside", "expected"), [(2, (), 1), (0, (), 1), (1, (0, 2), 1), (1, (2,), 0)])
-def test_the_expert_overtakes_where_a_lane_is_free_and_brakes_where_none_is(lane, beside, expected):
-    pytest.importorskip("highway_env")
-    from vlrl.environments import traffic
-    from vlrl.tools.makers import driving_scenes as scenes
-
-    road = traffic.empty_road("highway", 0)
-    assert traffic.place_vehicle(road, ("0", "1", lane), 100, 10.0) and traffic.place_vehicle(road, ("0", "1", lane),
-                                                                                              126, 5.0)
-    assert all(traffic.place_vehicle(road, ("0", "1", other), 101, 10.0) for other in beside)
-    assert traffic.place_vehicle(road, ("0", "1", lane), 128, 5.0) is None  # no room there
-    driven = scenes.drive(scenes.Scene(road, "Follow the road.", 10.0, True))
-    assert road.vehicles[0].lane_index[2] == expected and not driven.crashed and driven.decisions[0] == 10
-    assert (driven.states[40, 0, 3] < 7) == (len(beside) == 2)
-    assert (driven.states[:, :, 3] >= 0).all() and driven.states.shape[1] == 2 + len(beside)
-
-
-def test_the_same_text_makes_the_same_scene():
-    pytest.importorskip("highway_env")
     from vlrl.tools.makers.driving_scenes import drive, scene
 
     first, again, other = (drive(scene("merge", seed, ("KEEP", "LEFT_CHANGE"))) for seed in "aab")
     assert np.array_equal(first.states, again.states) and first.decisions == again.decisions
     assert first.states.shape != other.states.shape or not np.array_equal(first.states, other.states)
+
+
+def test_the_expert_overtakes_where_a_lane_is_free_and_brakes_where_none_is():
+    pytest.importorskip("highway_env")
+    from vlrl.environments import traffic
+    from vlrl.tools.makers import driving_scenes as scenes
+    for lane, beside, expected in ((2, (), 1), (0, (), 1), (1, (0, 2), 1), (1, (2,), 0)):
+        road = traffic.empty_road("highway", 0)
+        assert all(traffic.place_vehicle(road, ("0", "1", lane), *at) for at in ((100, 10.0), (126, 5.0)))
+        assert all(traffic.place_vehicle(road, ("0", "1", other), 101, 10.0) for other in beside)
+        assert traffic.place_vehicle(road, ("0", "1", lane), 128, 5.0) is None  # no room there
+        driven = scenes.drive(scenes.Scene(road, "Follow the road.", 10.0, True))
+        assert road.vehicles[0].lane_index[2] == expected and not driven.crashed and driven.decisions[0] == 10
+        assert (driven.states[40, 0, 3] < 7) == (len(beside) == 2), (lane, beside, expected)
+        assert (driven.states[:, :, 3] >= 0).all() and driven.states.shape[1] == 2 + len(beside)
 
 
 @pytest.mark.slow

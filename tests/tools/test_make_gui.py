@@ -38,6 +38,9 @@ def test_only_what_one_element_answers_is_asked_for():
     assert asked(field, field) == set() == asked(field, element("textbox", "ok", 0, 90, 80, 120), button)
     assert asked(element("button", "x", 0, 0, 399, 399), element("button", "y", 0, 0, 80, 9),
                  element("button", "-", 0, 0, 80, 40), element("text", "", 0, 0, 80, 40)) == set()
+    for page, group in (("click-tab-2-hard", "click-tab"), ("book-flight-nodelay", "book-flight"),
+            ("email-inbox-nl-turk", "email-inbox"), ("unicode-test", "unicode-test")):
+        assert group_of(page) == group, (page, group)
 
 
 def test_rows_are_canonical_and_rare_names_come_first():
@@ -50,12 +53,6 @@ def test_rows_are_canonical_and_rare_names_come_first():
     assert {k: row[k] for k in ("width", "height", "box", "platform", "element_type", "group_key")} == {
         "width": 400, "height": 300, "box": [10, 4, 80, 34], "platform": "web", "element_type": "text",
         "group_key": "click-tab"}
-
-
-@pytest.mark.parametrize(("page", "group"), [("click-tab-2-hard", "click-tab"), ("book-flight-nodelay", "book-flight"),
-                                             ("email-inbox-nl-turk", "email-inbox"), ("unicode-test", "unicode-test")])
-def test_variants_of_a_page_are_one_group(page, group):
-    assert group_of(page) == group
 
 
 def test_the_samples_that_were_made():
@@ -89,8 +86,6 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         make_gui(tmp_path / "x", pages=tmp_path)
     assert not (tmp_path / "x").exists()
 
-
-# --- the browser ------------------------------------------------------------------------------------------------------
 
 PAGE = """<!DOCTYPE html><body style="margin:0; background:white; font-family:sans-serif">
 <button style="position:absolute; left:20px; top:30px; width:100px; height:40px">{}</button>

@@ -58,10 +58,7 @@ def instant(monkeypatch):
     return found
 
 
-# --- one run ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_score_is_that_of_the_last_evaluation(tmp_path):
+def test_the_score_is_that_of_the_last_evaluation_and_a_plan_stays(tmp_path):
     done(tmp_path / "a", 0.75)
     assert final_score(tmp_path / "a", "heldout", "reward/mean") == 0.75
     with pytest.raises(RunError, match="no evaluation of 'other'"):
@@ -70,14 +67,16 @@ def test_the_score_is_that_of_the_last_evaluation(tmp_path):
         final_score(tmp_path / "a", "heldout", "reward/men")
     with pytest.raises(RunError, match="'mAP' of 'heldout' is missing"):
         final_score(tmp_path / "a", "heldout", "mAP")
-
-
-def test_a_plan_must_stay_what_it_was(tmp_path):
     plan = {"n": 5, "settings": {"lr": 1e-5}}
-    check_plan(tmp_path / "s" / "plan.json", plan)
-    check_plan(tmp_path / "s" / "plan.json", plan)
+    for _ in range(2):
+        check_plan(tmp_path / "s" / "plan.json", plan)
     with pytest.raises(ConfigError, match="was started with n=5, not 6: use the same value to resume, or another"):
         check_plan(tmp_path / "s" / "plan.json", {**plan, "n": 6})
+    job = Job(tmp_path / "begun", ("train",))
+    assert many_runs._begun(job.folder) == 0.0
+    job.folder.mkdir()
+    write_text(job.folder / "heartbeat.json", '{"state": "running", "step": 3, "steps": 12}')
+    assert many_runs._begun(job.folder) == 0.25
 
 
 @pytest.mark.slow
@@ -89,9 +88,6 @@ def test_what_is_finished_is_not_run_again_and_a_failure_shows_its_output(tmp_pa
         run_jobs([Job(tmp_path / "a", ("x",)), Job(tmp_path / "b", ("no-such-command",))],
                progress=lambda *words: told.append(words))
     assert ("runs", 1, 2) in told and "No such command" in (tmp_path / "b.log").read_text()
-
-
-# --- sweep ------------------------------------------------------------------------------------------------------------
 
 
 def test_words_that_are_swept():
@@ -113,14 +109,11 @@ def test_words_that_are_swept():
     wide = swept_settings(["train.lr=1e-6..1e-3"])[0][0]
     logs = np.log10([wide.draw(rng) for _ in range(500)])
     assert logs.min() >= -6 and logs.max() <= -3 and abs(logs.mean() + 4.5) < 0.15
-
-
-@pytest.mark.parametrize("words, said", [
-    (["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"), (["a=1,1"], "list different values"),
-    (["a=1,2", "a=3..4"], "sweep each setting once"), (["a=1,"], "list different values")])
-def test_words_that_cannot_be_swept(words, said):
-    with pytest.raises(ConfigError, match=said):
-        swept_settings(words)
+    for words, said in ((["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"),
+            (["a=1,1"], "list different values"), (["a=1,2", "a=3..4"], "sweep each setting once"),
+            (["a=1,"], "list different values")):
+        with pytest.raises(ConfigError, match=said):
+            swept_settings(words)
 
 
 def test_choices_of_settings():
@@ -133,16 +126,6 @@ def test_choices_of_settings():
         trials(mixed, "grid", 5, 0)
     with pytest.raises(ConfigError, match="nothing is swept"):
         trials([], "grid", 5, 0)
-
-
-@pytest.mark.parametrize("words, options, said", [
-    (["train.lr=1e-5,3e-5"], {"n": 4}, "--trials 4 does nothing with --method grid"),
-    (["train.lr=1e-5,3e-5"], {"seed": 1}, "--seed 1 does nothing with --method grid"),
-    (["train.lr=1e-5..3e-5"], {"eta": 2}, "--eta 2 does nothing with --method random.* take --method halving")])
-def test_options_of_a_sweep_that_cannot_act(tmp_path, instant, words, options, said):
-    with pytest.raises(ConfigError, match=said):
-        sweep.run_sweep(CONFIG, words, tmp_path / "s", SweepRequest(**options))
-    assert not instant.started and not (tmp_path / "s").exists()
 
 
 @pytest.mark.slow
@@ -174,47 +157,34 @@ def test_what_chooses_does_not_test(tmp_path, instant, capsys):
     assert "was started with trials=" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("best, said", [
-    (0.2, r"difference shown: the best settings are better \(best minus base 0\.200 \[0\.\d+, 0\.\d+\], 95 % interv"),
-    (0.0, r"no difference shown \(best minus base 0\.000 \[-0\.\d+, 0\.\d+\], 95 % interval over 3 test seeds\)"),
-    pytest.param(-0.2, r"difference shown: the best settings are worse \(best minus base -0\.200 ",
-                 marks=pytest.mark.slow)], ids=["better", "none", "worse"])
-def test_a_sweep_tells_how_far_it_is_and_whether_a_difference_was_shown(tmp_path, instant, capsys, best, said):
-    instant.of = lambda words, seed: (
-        0.5 + best * (seed >= 2) * ("train.lr" in words) + 0.01 * ((seed + 2 * ("train.lr" in words)) % 3))
-    words = ["train.lr=1e-4,2e-4", "--seeds", "2", "--test-seeds", "3", "-o", str(tmp_path / "s")]
-    assert main(["sweep", CONFIG, *words]) == 0
-    out, err = capsys.readouterr()
-    assert re.fullmatch(said + r".*", out.splitlines()[-1]), out
-    counts = re.findall(r"^runs (\d+)/10  ETA", err, re.M)  # 2 x 2 that choose, 2 x 3 that test
-    assert counts == [str(n) for n in range(10)]
+def test_a_sweep_tells_how_far_it_is_and_whether_a_difference_was_shown(tmp_path, instant, capsys):
+    for best, said in (
+            (0.2, r"difference shown: the best settings are better \(best minus base 0\.200 \[0\.\d+, 0\.\d+\], 95 %"),
+            (0.0, r"no difference shown \(best minus base 0\.000 \[-0\.\d+, 0\.\d+\], 95 % interval over 3 test s"),
+            (-0.2, r"difference shown: the best settings are worse \(best minus base -0\.200 ")):
+        instant.of = lambda words, seed, best=best: (
+            0.5 + best * (seed >= 2) * ("train.lr" in words) + 0.01 * ((seed + 2 * ("train.lr" in words)) % 3))
+        words = ["train.lr=1e-4,2e-4", "--seeds", "2", "--test-seeds", "3", "-o", str(tmp_path / f"s{best}")]
+        assert main(["sweep", CONFIG, *words]) == 0
+        out, err = capsys.readouterr()
+        assert re.fullmatch(said + r".*", out.splitlines()[-1]), out
+        counts = re.findall(r"^runs (\d+)/10  ETA", err, re.M)  # 2 x 2 that choose, 2 x 3 that test
+        assert counts == [str(n) for n in range(10)]
 
 
-def test_a_sweep_with_one_test_seed_or_without_the_base_shows_no_difference(tmp_path, instant):
+def test_the_runs_of_a_sweep_are_counted_before_the_first(tmp_path, instant):
+    instant.of = lambda words, seed: float(words.get("train.lr", 0))
+    for method, eta, n in (("halving", 2, 5), ("halving", 3, 4), ("random", None, 3)):
+        told = []
+        found = sweep.run_sweep(CONFIG, ["train.lr=1e-5..1e-3"], tmp_path / f"{method}{n}", SweepRequest(
+            method=method, n=n, test_seeds=2, eta=eta), lambda *words, told=told: told.append(words))
+        assert {total for *_, total in told} == {found.runs} and [done for _, done, _ in told] == [*range(found.runs)]
     instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
     for name, more, said in (("one", {"test_seeds": 1}, "one test seed cannot show a difference"),
                              ("alone", {"base": False}, "not compared with the unchanged config")):
         found = sweep.run_sweep(CONFIG, ["train.lr=1e-4,2e-4"], tmp_path / name, SweepRequest(seeds=1, **more))
         stored = (tmp_path / name / "sweep.json").read_text()
         assert said in found.verdict == json.loads(stored)["verdict"] and "NaN" not in stored
-
-
-@pytest.mark.parametrize("method, eta, n", [
-    ("halving", 2, 5), pytest.param("halving", 3, 4, marks=pytest.mark.slow),
-    pytest.param("random", 2, 3, marks=pytest.mark.slow)])
-def test_the_runs_of_a_sweep_are_counted_before_the_first(tmp_path, instant, method, eta, n):
-    instant.of, told = (lambda words, seed: float(words.get("train.lr", 0))), []
-    found = sweep.run_sweep(CONFIG, ["train.lr=1e-5..1e-3"], tmp_path, SweepRequest(
-        method=method, n=n, test_seeds=2, eta=eta if method == "halving" else None), lambda *words: told.append(words))
-    assert {total for *_, total in told} == {found.runs} and [done for _, done, _ in told] == list(range(found.runs))
-
-
-def test_runs_under_way_count_by_their_steps(tmp_path):
-    job = Job(tmp_path / "a", ("train",))
-    assert many_runs._begun(job.folder) == 0.0
-    job.folder.mkdir()
-    write_text(job.folder / "heartbeat.json", '{"state": "running", "step": 3, "steps": 12}')
-    assert many_runs._begun(job.folder) == 0.25
 
 
 @pytest.mark.slow
@@ -229,17 +199,20 @@ def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
     assert lr.spread == pytest.approx(0.3) and lr.share == pytest.approx(1)
 
 
-@pytest.mark.parametrize("words, said", [
-    (["seed=1,2"], "the command itself sets seed"), (["train.lr=1e-5,1e-4", "run.dir=x"], "sets seed and run.dir of"),
-    (["data.seed=1,2"], "different held-out"), (["train.lrr=1,2"], "train.lr"), (["steps=5"], "nothing is swept"),
-    (["steps=5,6", "eval.samples=0"], "do not evaluate the split")])
-def test_sweeps_that_make_no_sense(tmp_path, instant, words, said):
-    with pytest.raises(ConfigError, match=said):
-        sweep.run_sweep(CONFIG, words, tmp_path / "s")
-    assert not instant.started and not (tmp_path / "s").exists()
-
-
-# --- sequential -------------------------------------------------------------------------------------------------------
+def test_sweeps_that_make_no_sense_and_options_that_cannot_act(tmp_path, instant):
+    for words, said in ((["seed=1,2"], "the command itself sets seed"),
+            (["train.lr=1e-5,1e-4", "run.dir=x"], "sets seed and run.dir of"),
+            (["data.seed=1,2"], "different held-out"), (["train.lrr=1,2"], "train.lr"),
+            (["steps=5"], "nothing is swept"), (["steps=5,6", "eval.samples=0"], "do not evaluate the split")):
+        with pytest.raises(ConfigError, match=said):
+            sweep.run_sweep(CONFIG, words, tmp_path / "s")
+        assert not instant.started and not (tmp_path / "s").exists(), (words, said)
+    for words, options, said in ((["train.lr=1e-5,3e-5"], {"n": 4}, "--trials 4 does nothing with --method grid"),
+            (["train.lr=1e-5,3e-5"], {"seed": 1}, "--seed 1 does nothing with --method grid"), (["train.lr=1e-5..3e-5"],
+            {"eta": 2}, "--eta 2 does nothing with --method random.* take --method halving")):
+        with pytest.raises(ConfigError, match=said):
+            sweep.run_sweep(CONFIG, words, tmp_path / "s", SweepRequest(**options))
+        assert not instant.started and not (tmp_path / "s").exists(), (words, options, said)
 
 
 def two_configs(folder):
@@ -278,32 +251,25 @@ def test_no_difference_is_said_after_the_last_block(tmp_path, instant, capsys):
     assert "was started with blocks=2, not 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words, said", [
-    ([], "two or more different configs"), (["seed=3"], "seed=3: the command itself sets seed and run.dir"),
-    (["run.dir=x"], "itself sets seed and"), (["data.seed=3"], ""), (["eval.samples=0"], "do not evaluate the split")])
-def test_sequential_comparisons_that_make_no_sense(tmp_path, instant, words, said):
-    a, b = two_configs(tmp_path)
-    if said:
-        with pytest.raises(ConfigError, match=said):
-            sequential_runs.run_sequential([a, b] if words else [a, a], words, tmp_path / "s")
-    else:
-        (tmp_path / "b.yaml").write_text(f"extends: {os.path.abspath(CONFIG)}\ndata: {{seed: 9}}\n")
-        with pytest.raises(ConfigError, match="different held-out samples"):
-            sequential_runs.run_sequential([a, b], [], tmp_path / "s")
-    assert not instant.started
-
-
-@pytest.mark.parametrize("words, name", [
-    (["a", "b", "--seeds", "3"], "--seeds"), (["a", "b", "--blocks", "3"], "--blocks"),
-    (["a", "b", "--alpha", "0.1"], "--alpha"), (["a", "b", "--jobs", "2"], "--jobs"), (["a", "b", "-o", "x"], "-o"),
-    (["--sequential", "a.yaml", "vs", "b.yaml"], "vs separates the runs"),
-    (["--sequential", "a.yaml", "b.yaml", "--show", "3"], "--show")])
-def test_options_of_a_comparison_that_cannot_act(capsys, words, name):
-    assert main(["compare", *words]) == 2
-    assert name in " ".join(capsys.readouterr().err.split())
-
-
-# --- real runs --------------------------------------------------------------------------------------------------------
+def test_comparisons_that_make_no_sense(tmp_path, instant, capsys):
+    for words, said in (([], "two or more different configs"),
+            (["seed=3"], "seed=3: the command itself sets seed and run.dir"), (["run.dir=x"], "itself sets seed and"),
+            (["data.seed=3"], ""), (["eval.samples=0"], "do not evaluate the split")):
+        a, b = two_configs(tmp_path)
+        if said:
+            with pytest.raises(ConfigError, match=said):
+                sequential_runs.run_sequential([a, b] if words else [a, a], words, tmp_path / "s")
+        else:
+            (tmp_path / "b.yaml").write_text(f"extends: {os.path.abspath(CONFIG)}\ndata: {{seed: 9}}\n")
+            with pytest.raises(ConfigError, match="different held-out samples"):
+                sequential_runs.run_sequential([a, b], [], tmp_path / "s")
+        assert not instant.started, (words, said)
+    for words, name in ((["a", "b", "--seeds", "3"], "--seeds"), (["a", "b", "--blocks", "3"], "--blocks"),
+            (["a", "b", "--alpha", "0.1"], "--alpha"), (["a", "b", "--jobs", "2"], "--jobs"),
+            (["a", "b", "-o", "x"], "-o"), (["--sequential", "a.yaml", "vs", "b.yaml"], "vs separates the runs"),
+            (["--sequential", "a.yaml", "b.yaml", "--show", "3"], "--show")):
+        assert main(["compare", *words]) == 2, (words, name)
+        assert name in " ".join(capsys.readouterr().err.split()), (words, name)
 
 
 def finish_forked(jobs, parallel=1, progress=None, what="runs"):
@@ -320,15 +286,15 @@ def finish_forked(jobs, parallel=1, progress=None, what="runs"):
 def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path, monkeypatch, capsys):
     """Killed with -9 in the middle of a run, which dies with it; begun again, it ends as one that was left alone."""
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
-    given = ["sweep", str(config), "train.lr=1e-3,1e-2", *FEW, "--seeds", "1", "--test-seeds", "1", "--metric",
-             "reward/mean"]
+    given = ["sweep", str(config), "train.lr=1e-3,1e-2", *FEW, "steps=4", "save.every=1", "--seeds", "1",
+             "--test-seeds", "1", "--metric", "reward/mean"]
     monkeypatch.setattr(sweep, "run_jobs", finish_forked)
     assert main([*given, "-o", str(tmp_path / "whole"), "--json"]) == 0
     whole = capsys.readouterr().out
     broken = subprocess.Popen([sys.executable, "-m", "vlrl", *given, "-o", str(tmp_path / "broken")], env=ENV)
-    second = tmp_path / "broken" / "tuning" / "0001-0"
+    first = tmp_path / "broken" / "tuning" / "0000-0"
     end = time.monotonic() + 900
-    while len(RunFolder(second).metrics()) < 3:
+    while len(RunFolder(first).metrics()) < 2:
         assert broken.poll() is None and time.monotonic() < end
         time.sleep(0.05)
     (child,) = psutil.Process(broken.pid).children()
@@ -338,7 +304,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path, monkeypatch,
         assert time.monotonic() < end, "its run goes on"
         time.sleep(0.05)
     assert main([*given, "-o", str(tmp_path / "broken"), "--json"]) == 0
-    assert "resuming from" in (tmp_path / "broken" / "tuning" / "0001-0.log").read_text()
+    assert "resuming from" in (tmp_path / "broken" / "tuning" / "0000-0.log").read_text()
     one, other = json.loads(whole), json.loads(capsys.readouterr().out)
     assert {**one, "folder": ""} == {**other, "folder": ""} and one["runs"] == 4
 
@@ -352,8 +318,8 @@ def heeding():
 def test_an_interrupted_sequential_comparison_goes_on(tiny_models, tmp_path, monkeypatch, capsys):
     first = write_config(tmp_path, tiny_models["qwen3_vl"])
     (tmp_path / "other.yaml").write_text(first.read_text().replace("lr: 1.0e-3", "lr: 1.0e-2"))
-    words = ["compare", "--sequential", str(first), str(tmp_path / "other.yaml"), *FEW, "--seeds", "2", "--blocks", "1",
-             "-o", str(tmp_path / "s")]
+    words = ["compare", "--sequential", str(first), str(tmp_path / "other.yaml"), *FEW, "steps=3", "--seeds", "2",
+             "--blocks", "1", "-o", str(tmp_path / "s")]
     stopped = subprocess.Popen([sys.executable, "-m", "vlrl", *words], env=ENV, stderr=subprocess.PIPE,
                                text=True, preexec_fn=heeding)
     end = time.monotonic() + 900

@@ -6,13 +6,13 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
 from tests.data.hub_server import hub, use
 from tests.e2e.runs import write_config
+from tests.helpers import made_group
 from vlrl.cli.main import main
 from vlrl.config import dump, load, validate
 from vlrl.errors import RunError
@@ -22,20 +22,9 @@ from vlrl.tools.hub.export import ExportedModel
 from vlrl.tools.hub.model_card import PublishedModel, base_of, card, command
 from vlrl.tools.hub.model_release import prepare
 from vlrl.tools.hub.redaction import PrivateWords
-from vlrl.types import Completion, Group, Prompt, Rollout, Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw:DeprecationWarning")  # the library
 PRIVATE = PrivateWords({"/home/ann": "the home folder"})
-
-
-def answered(step, weight, reward):
-    prompt = Prompt(sample_id="s", text="?", ids=np.arange(3), raw_ids=np.arange(3), positions=np.arange(3)[None])
-    done = Completion(tokens=np.arange(2), logprobs=np.zeros(2, np.float32), loss_mask=np.ones(2, bool), text="cat",
-                      finish_reason="stop")
-    rollout = Rollout(group_id=f"g{step}", index=0, completion=done, policy_step=step, reward=reward,
-                      parts={"right": reward})
-    return Group(id=f"g{step}", task="classification", split="train", sample=Sample(id="s"), prompt=prompt,
-                 rollouts=(rollout,), weights={"right": 1.0, "format": weight})
 
 
 @pytest.fixture
@@ -48,7 +37,9 @@ def run(tmp_path):
                        "run": {"dir": str(folder.path)}})
     folder.create(dump(config), 3)
     for step, weight in enumerate((0.5, 0.25, 0.0)):
-        folder.write_rollouts(step, 0, [answered(step, weight, 0.25 * step)])
+        folder.write_rollouts(step, 0, [made_group(
+            "s", "cat", (0.25 * step,), id=f"g{step}", split="train", task="classification",
+            weights={"right": 1.0, "format": weight}, of={"parts": {"right": 0.25 * step}})])
         folder.append_metrics({"step": step, "reward/mean": 0.25 * step, "reward/right": 0.25 * step,
                                "time/total_s": 100.0})
     for step, mean in ((0, 0.1), (2, 0.4), (4, 0.5)):
@@ -60,8 +51,7 @@ def run(tmp_path):
 
 def subject(run, step, **more):
     done = ExportedModel(source=Path("x"), folder=Path("x"), adapter=False, dtype="bfloat16", parameters=1234567,
-                         files=(),
-                    bytes=1)
+                         files=(), bytes=1)
     return PublishedModel(repo="org/name", exported=replace(done, **more), run=run, step=step)
 
 
@@ -98,7 +88,12 @@ def test_the_card_says_what_is_not_known(run):
     assert "the run stored no rollouts" in card(subject(run, 2), PRIVATE, None)
 
 
-def test_the_base_is_followed_through_runs_of_this_machine(run, tmp_path):
+def test_commands_and_bases(run, tmp_path):
+    for words, said in ((["/home/ann/bin/vlrl", "train", "/home/ann/c.yaml", "data.root=/mnt/a/b"],
+            "vlrl train c.yaml data.root=b"),
+            (["/x/vlrl/__main__.py", "train", "alerts.webhook=https://h/secret", "steps=2"], "vlrl train steps=2"),
+            (["/x/ipykernel_launcher.py", "-f", "/root/.local/kernel.json"], "in a notebook"), (None, "unknown")):
+        assert command(words, PRIVATE) == said, (words, said)
     assert base_of("embedded/tiny-qwen3-vl").licence == "apache-2.0"
     path = run.checkpoints / "step-000002"
     path.mkdir(parents=True)
@@ -110,15 +105,6 @@ def test_the_base_is_followed_through_runs_of_this_machine(run, tmp_path):
     assert base_of(str(local)).licence is None
     (local / "README.md").write_text("---\nlicense: mit\n---\n# Mine")
     assert (base_of(str(local)).name, base_of(str(local)).licence) == ("mine", "mit")
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (["/home/ann/bin/vlrl", "train", "/home/ann/c.yaml", "data.root=/mnt/a/b"], "vlrl train c.yaml data.root=b"),
-    (["/x/vlrl/__main__.py", "train", "alerts.webhook=https://h/secret", "steps=2"], "vlrl train steps=2"),
-    (["/x/ipykernel_launcher.py", "-f", "/root/.local/kernel.json"], "in a notebook"), (None, "unknown"),
-])
-def test_commands(words, said):
-    assert command(words, PRIVATE) == said
 
 
 def test_what_cannot_be_taken_out_is_refused(run, tmp_path):
@@ -139,14 +125,10 @@ def test_what_cannot_be_taken_out_is_refused(run, tmp_path):
     assert json.loads((folder / "config.json").read_text())["_name_or_path"] == "/home/ann/base"
 
 
-# --- a whole push -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trained(tiny_models, tmp_path_factory):
     """A finished LoRA run of two steps."""
     from vlrl.training.loop import train
-
     root = tmp_path_factory.mktemp("trained")
     config = write_config(root, tiny_models["qwen3_vl"], "log: {samples_every: 0}")
     train(load(config, [f"run.dir={root}/run", "steps=2", "model.lora.rank=4", "eval.every=0", "eval.samples=4"]))

@@ -34,31 +34,22 @@ def cropped(image, share, rng):
     return image.crop((x, y, x + w, y + h)).resize((120, 96))
 
 
-@pytest.fixture(scope="module")
-def train():
-    return [image_signature(str(i), f"train {i}", drawn(i)) for i in range(12)]
-
-
 CHANGES = {"resized": ("look", lambda i, r: i.resize((75, 60))), "recompressed": ("look", lambda i, r: jpeg(i, 20)),
            "cropped a little": ("crop", lambda i, r: cropped(i, 0.9, r)),
            "cropped and recompressed": ("crop", lambda i, r: jpeg(cropped(i, 0.8, r), 60))}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", CHANGES)
-def test_planted_copies_are_found(train, change):
-    kind, apply = CHANGES[change]
-    rng = np.random.default_rng(3)
-    heldout = [image_signature(str(i), f"held {i}", apply(drawn(i), rng)) for i in range(6)]
-    found = similar_images(train, heldout)
-    assert [(s.heldout, s.train) for s in found] == [(str(i), str(i)) for i in range(6)]
-    assert {s.kind for s in found} == {kind} and all(0.95 <= s.likeness <= 1 for s in found)
-    turned = similar_images(heldout, train)  # the crop in train, the whole picture held out
-    assert {s.heldout for s in turned} == {str(i) for i in range(6)}
-
-
-@pytest.mark.slow
-def test_other_pictures_are_not_taken_for_copies(train):
+def test_copies_are_found_and_other_pictures_are_not():
+    train = [image_signature(str(i), f"train {i}", drawn(i)) for i in range(12)]
+    for change, (kind, apply) in CHANGES.items():
+        rng = np.random.default_rng(3)
+        heldout = [image_signature(str(i), f"held {i}", apply(drawn(i), rng)) for i in range(6)]
+        found = similar_images(train, heldout)
+        assert [(s.heldout, s.train) for s in found] == [(str(i), str(i)) for i in range(6)], change
+        assert {s.kind for s in found} == {kind} and all(0.95 <= s.likeness <= 1 for s in found), change
+        turned = similar_images(heldout, train)  # the crop in train, the whole picture held out
+        assert {s.heldout for s in turned} == {str(i) for i in range(6)}, change
     assert similar_images(train, [image_signature(str(i), f"h{i}", drawn(100 + i)) for i in range(40)]) == []
 
 
@@ -84,17 +75,17 @@ def test_texts_by_words_and_ngrams():
     found = {s.heldout: (s.train, s.kind) for s in shared_texts(train, heldout)}
     assert found == {"a": ("1", "text"), "b": ("2", "text"), "d": ("1", "words"), "f": ("1", "text")}
     assert words("Ça, l'été — ÉTÉ?") == ["ca", "l", "ete", "ete"]
+    template = "please look at the picture and give the box of the thing that this sentence describes in pixels now "
+    train = [(str(i), template + f"thing {i}", True) for i in range(20)]
+    assert shared_texts(train, [("x", template + "another one", True)]) == []
+    assert shared_texts(train[:2], [("x", template + "another one", True)])  # in two texts it is no template
+    for column, found in ((1, 18), (2, 0)):
+        train, heldout = ([(str(i), texts[k], False) for i, texts in enumerate(PARAPHRASES)] for k in (0, column))
+        shared = shared_texts(train, heldout)
+        assert len(shared) == found and all(one.heldout == one.train and one.kind == "words" for one in shared)
 
 
 PARAPHRASES = json.loads((Path(__file__).parent / "paraphrases.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize(("column", "found"), [(1, 18), (2, 0)])
-def test_paraphrases_are_found_by_their_words_alone(column, found):
-    """A question in other order with a few other words, and in wholly other words."""
-    train, heldout = ([(str(i), texts[k], False) for i, texts in enumerate(PARAPHRASES)] for k in (0, column))
-    shared = shared_texts(train, heldout)
-    assert len(shared) == found and all(one.heldout == one.train and one.kind == "words" for one in shared)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +94,6 @@ def embedder(tmp_path_factory):
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("embedder")
     groups = [["count", "number"], ["crimson", "red"], ["spheres", "balls"], ["emerald", "green"], ["crate", "box"],
               ["the"], ["of"], ["in"], ["how"], ["dogs"], ["sleep"], ["on"], ["a"], ["cold"], ["stone"], ["and"]]
@@ -144,13 +134,6 @@ def test_an_embedder_finds_what_is_said_in_other_words(embedder, tmp_path, capsy
     assert "heldout0: a text with a similar embedding as train0 of train" in capsys.readouterr().out
     assert main(["data", "overlap", *files, "--embedder", str(tmp_path)]) == 1
     assert "must be a model folder" in capsys.readouterr().err
-
-
-def test_words_of_a_template_give_nothing_away():
-    template = "please look at the picture and give the box of the thing that this sentence describes in pixels now "
-    train = [(str(i), template + f"thing {i}", True) for i in range(20)]
-    assert shared_texts(train, [("x", template + "another one", True)]) == []
-    assert shared_texts(train[:2], [("x", template + "another one", True)])  # in two texts it is no template
 
 
 def test_the_command(tmp_path, capsys):

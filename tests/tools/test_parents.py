@@ -12,21 +12,8 @@ from hypothesis import strategies as st
 
 from vlrl.errors import ConfigError
 from vlrl.store import SCHEMA
-from vlrl.tools.synthesis.parents import (
-    RECIPES,
-    GroupOutcome,
-    Parent,
-    by_solved,
-    eva,
-    informativeness,
-    is_weak,
-    outcomes_of_rows,
-    outcomes_of_run,
-    recipe,
-    shared_out,
-    sws,
-    weaknesses,
-)
+from vlrl.tools.synthesis import parents
+from vlrl.tools.synthesis.parents import GroupOutcome, by_solved, eva, informativeness, is_weak, sws, weaknesses
 
 
 def rng():
@@ -38,14 +25,14 @@ def visit(id, step, right, category="a", rewards=None):
                  rewards=tuple(map(float, right if rewards is None else rewards)))
 
 
-@pytest.mark.parametrize(("rates", "weak"), [
-    ([0.25, 0.0], True), ([0.0, 0.25], False), ([0.25, 0.25, 0.25], False), ([0.1, 0.1, 0.1, 0.1], False),
-    ([0.5, 0.0], False), ([0.49, 0.0], True), ([0.3], False), ([], False), ([math.nan, 0.3, math.nan, 0.1], True),
-    ([0.4, 0.0, 0.3, 0.2], True),   # slope: -1.5 x .4 - .5 x 0 + .5 x .3 + 1.5 x .2 = -.15
-    ([0.3, 0.0, 0.4, 0.2], False),  # -.45 + .2 + .3 = +.05
-    ([0.2, 0.4, 0.0, 0.25], True)])  # -.3 - .2 + 0 + .375 = -.125
-def test_a_weakness_stays_below_one_half_and_falls(rates, weak):
-    assert is_weak(rates) is weak
+def test_a_weakness_stays_below_one_half_and_falls():
+    for rates, weak in [
+        ([0.25, 0.0], True), ([0.0, 0.25], False), ([0.25, 0.25, 0.25], False), ([0.1, 0.1, 0.1, 0.1], False),
+        ([0.5, 0.0], False), ([0.49, 0.0], True), ([0.3], False), ([], False), ([math.nan, 0.3, math.nan, 0.1], True),
+        ([0.4, 0.0, 0.3, 0.2], True),   # slope: -1.5 x .4 - .5 x 0 + .5 x .3 + 1.5 x .2 = -.15
+        ([0.3, 0.0, 0.4, 0.2], False),  # -.45 + .2 + .3 = +.05
+        ([0.2, 0.4, 0.0, 0.25], True)]:
+        assert is_weak(rates) is weak, (rates, weak)
 
 
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=12))
@@ -56,21 +43,18 @@ def test_the_slope_is_that_of_a_line_through_the_rates(counts):
         assert is_weak(rates) is bool(max(rates) < 0.5 and slope < 0)
 
 
-def test_weak_prompts_by_their_visits():
+def test_weak_prompts_and_categories():
     """x falls and stays low, y rises, z was half right once; in b both fall."""
     visits = [visit("x", 0, [1, 0, 0, 0]), visit("y", 0, [0, 0, 0, 0]), visit("z", 0, [1, 1, 0, 0]),
               visit("x", 1, [0, 0, 0, 0]), visit("y", 1, [1, 0, 0, 0]), visit("z", 1, [0, 0, 0, 0]),
               visit("p", 1, [1, 0, 0, 0], "b"), visit("q", 1, [1, 0, 0, 0], "b"), visit("r", 1, [1, 1, 1, 1], "c"),
               visit("p", 2, [0, 0, 0, 0], "b"), visit("q", 2, [0, 0, 0, 0], "b"), visit("r", 2, [1, 1, 1, 1], "c")]
     assert weaknesses(visits) == {"a": (["x"], pytest.approx(1 / 3)), "b": (["p", "q"], 1.0)}
-    parents = sws(visits, 8, rng())  # 8 x (1/3, 1) / (4/3) = 2 and 6
-    assert [p.id for p in parents] == ["x", "x", "p", "q", "p", "q", "p", "q"]
-    assert parents[0] == Parent(id="x", way="similar")
-    assert [(p.way, p.other) for p in parents[2:4]] == [("combined", "q"), ("combined", "p")]
-
-
-def test_weak_categories_where_no_prompt_comes_twice():
-    """Eight steps make four quarters: a falls .25, .25, 0, 0; b ends at .5."""
+    chosen = sws(visits, 8, rng())  # 8 x (1/3, 1) / (4/3) = 2 and 6
+    assert [p.id for p in chosen] == ["x", "x", "p", "q", "p", "q", "p", "q"]
+    assert chosen[0] == parents.Parent(id="x", way="similar")
+    assert [(p.way, p.other) for p in chosen[2:4]] == [("combined", "q"), ("combined", "p")]
+    # where no prompt comes twice, eight steps make four quarters: a falls .25, .25, 0, 0; b ends at .5
     right = {0: [1, 0, 0, 0], 2: [1, 0, 0, 0], 4: [0, 0, 0, 0], 7: [0, 0, 0, 0]}
     visits = [visit(f"a{step}", step, own) for step, own in right.items()]
     visits += [visit(f"b{step}", step, own, "b") for step, own in {0: [0, 0], 7: [1, 0]}.items()]
@@ -80,18 +64,16 @@ def test_weak_categories_where_no_prompt_comes_twice():
 
 @given(st.integers(0, 200), st.lists(st.floats(0.01, 1), min_size=1, max_size=9))
 def test_candidates_are_shared_out_whole(count, shares):
-    counts = shared_out(count, shares)
+    counts = parents.shared_out(count, shares)
     exact = count * np.array(shares) / sum(shares)
     assert sum(counts) == count and np.abs(counts - exact).max() < 1 + 1e-9
 
 
-def test_informativeness_is_the_spread_of_rewards_at_the_last_visit():
+def test_informativeness_and_eva():
+    """The spread of rewards at the last visit; drawn in proportion, and never what tells nothing."""
     visits = [visit("a", 0, [0, 0], rewards=[0.0, 1.0]), visit("b", 0, [0, 0], rewards=[0.2, 0.5, 0.3]),
               visit("a", 1, [0, 0], rewards=[0.4, 0.5]), visit("c", 1, [0, 0], rewards=[0.7, 0.7])]
     assert informativeness(visits) == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.0})
-
-
-def test_eva_draws_in_proportion_and_never_what_tells_nothing():
     visits = [visit("a", 0, [0], rewards=[0.0, 0.1]), visit("b", 0, [0], rewards=[0.0, 0.3]),
               visit("c", 0, [0], rewards=[1.0, 1.0])]
     drawn = [eva(visits, 4, np.random.default_rng(seed))[0].id for seed in range(2000)]
@@ -102,15 +84,16 @@ def test_eva_draws_in_proportion_and_never_what_tells_nothing():
     assert eva(visits[2:], 4, rng()) == []
 
 
-def test_harder_ones_of_what_is_solved_and_easier_ones_of_the_rest():
+def test_solved_ones_and_pass_rates_of_a_file_and_recipes_by_name():
     visits = [visit("a", 0, [1, 1, 0]), visit("b", 0, [1, 0]), visit("a", 1, [1, 1, 1]), visit("c", 1, [0, 0]),
               GroupOutcome(id="d", rewards=(1.0,))]
     assert {p.id: p.way for p in by_solved(visits, 3, rng())} == {"a": "harder", "b": "easier", "c": "easier"}
-
-
-def test_pass_rates_of_a_file():
     rows = [{"id": 1, "pass_at_k": 0.25, "answers_scored": 8}, {"id": "b"}, {"id": "c", "pass_at_k": 1.0}]
-    assert [(v.id, v.pass_rate) for v in outcomes_of_rows(rows)] == [("1", 0.25), ("c", 1.0)]
+    assert [(v.id, v.pass_rate) for v in parents.outcomes_of_rows(rows)] == [("1", 0.25), ("c", 1.0)]
+    known = parents.RECIPES
+    assert (known["sws"].least, known["sws"].most, known["synthetic_data_rl"].keep) == (0.25, 0.75, 500)
+    with pytest.raises(ConfigError, match=r"--recipe 'sw' is not known\. Did you mean 'sws'"):
+        parents.recipe("sw")
 
 
 def rollout(step, group, index, reward, correct, **more):
@@ -123,15 +106,9 @@ def test_groups_of_a_run(tmp_path):
     rows = [rollout(3, "g", 0, 1.0, True), rollout(3, "g", 1, 0.0, False), rollout(3, "g", 2, None, None),
             rollout(3, "g", 3, 1.0, True, variant="shuffled"), rollout(1, "h", 0, 0.5, None)]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "rollouts" / "step-000003-rank-00000.parquet")
-    h, g = outcomes_of_run(tmp_path)
+    h, g = parents.outcomes_of_run(tmp_path)
     assert (g.id, g.step, g.rewards, g.right, g.category) == ("s-g", 3, (1.0, 0.0), (True, False), "x")
     assert h.rewards == (0.5,) and math.isnan(h.pass_rate)
     (tmp_path / "none" / "rollouts").mkdir(parents=True)
     with pytest.raises(ConfigError, match="no scored rollouts"):
-        outcomes_of_run(tmp_path / "none")
-
-
-def test_recipes_by_name():
-    assert (RECIPES["sws"].least, RECIPES["sws"].most) == (0.25, 0.75) and RECIPES["synthetic_data_rl"].keep == 500
-    with pytest.raises(ConfigError, match=r"--recipe 'sw' is not known\. Did you mean 'sws'"):
-        recipe("sw")
+        parents.outcomes_of_run(tmp_path / "none")

@@ -32,16 +32,10 @@ def test_sizes_of_targets_by_hand():
     assert found == PixelBudget(targets=3, smallest=5.0, median=20.0, few=1, needed=640_000)
     assert pixel_budget(rows, lambda size: None) is None and pixel_budget(rows, None) is None
     assert pixel_budget([{}], lambda size: 1.0) is None
-
-
-def test_sizes_that_no_processor_takes_are_left_out():
     ask = scale_of(config())
     rows = [row([0, 0, 9, 9], width=w, height=h) for w, h in ((10**9, 10**9), (6000, 20), (0.01, 5))]
     assert pixel_budget(rows, ask) is None
     assert pixel_budget([*rows, row([0, 0, 90, 90])], ask).targets == 1
-
-
-def test_a_model_that_is_not_here_is_judged_by_the_settings():
     ask = scale_of(config("no/such-model", max_pixels=250_000))
     assert ask((1000, 1000)) == 0.5 and ask((100, 100)) == 1.0
     assert scale_of(config("no/such-model", min_pixels=40_000))((100, 100)) == 2.0
@@ -95,7 +89,6 @@ def test_check_warns_of_small_targets(tmp_path, capsys):
 def test_points_make_the_round_trip_over_all_sizes_and_aspect_ratios(width, height, convention, data):
     """With the authors' own resizing, whose sides are rounded apart from one another."""
     from qwen_vl_utils.vision_process import smart_resize
-
     if max(width, height) / min(width, height) >= 200:
         return
     h, w = smart_resize(height, width, factor=28, min_pixels=3136, max_pixels=1_003_520)
@@ -113,7 +106,6 @@ def test_points_make_the_round_trip_over_all_sizes_and_aspect_ratios(width, heig
 
 def test_real_photos_through_a_real_processor(tiny_models):
     from transformers import AutoProcessor
-
     photos = pytest.importorskip("sklearn.datasets").load_sample_images().images
     processor = AutoProcessor.from_pretrained(tiny_models["qwen2_5_vl"])
     for photo in photos:

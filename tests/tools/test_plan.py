@@ -26,38 +26,28 @@ def made(path, words=(), gpus=1, card=H100, gib=None, **more):
     return plan.plan(configs.load(path, [*WORDS, *words]), gpus, card, gib, **more)
 
 
-@pytest.mark.parametrize(("said", "name"), [
-    ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200"),
-    ("NVIDIA H20", "H20"), ("NVIDIA GH200 480GB", "GH200"), ("rtx4090", "RTX 4090"),
-    ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A10G", "A10G"), ("NVIDIA L40S", "L40S")])
-def test_a_card_is_found_by_its_name(said, name):
-    found = card_of(said)
-    assert found and found.name == name
-
-
-def test_an_unknown_card_is_none():
+def test_a_card_is_found_by_its_name():
+    for said, name in (("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200"),
+            ("NVIDIA H20", "H20"), ("NVIDIA GH200 480GB", "GH200"), ("rtx4090", "RTX 4090"),
+            ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A10G", "A10G"), ("NVIDIA L40S", "L40S")):
+        found = card_of(said)
+        assert found and found.name == name, (said, name)
     for name in ("Riva 128", "NVIDIA RTX A4000", "RTX A3000", "NVIDIA RTX A1000 Laptop GPU", "A1"):  # no A40, A30, A100
         assert card_of(name) is None, name
     assert all(card_of(card.name) is card for card in CARDS)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [
-    ("Qwen/Qwen2.5-VL-32B-Instruct", 33_452_718_336), ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032)])
-def test_shapes_have_the_published_number_of_parameters(name, parameters):
-    shape = plan.architecture(name)
-    model = memory._built(type(shape), shape.to_json_string(use_diff=False))
-    assert sum(p.numel() for p in model.parameters()) == parameters
-
-
-def test_a_folder_with_a_config_is_taken_and_a_name_that_is_nowhere_refused(tmp_path):
+def test_shapes_have_the_published_number_of_parameters(tmp_path):
+    for name, parameters in (("Qwen/Qwen2.5-VL-32B-Instruct", 33_452_718_336),
+            ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032)):
+        shape = plan.architecture(name)
+        model = memory._built(type(shape), shape.to_json_string(use_diff=False))
+        assert sum(p.numel() for p in model.parameters()) == parameters, (name, parameters)
     shape = plan.architecture("Qwen/Qwen2.5-VL-3B-Instruct")
     shape.save_pretrained(tmp_path)
     assert plan.architecture(str(tmp_path)).text_config.hidden_size == 2048
     with pytest.raises(plan.ConfigError, match=r"model\.name=.*nowhere.*config\.json"):
         plan.architecture(str(tmp_path / "nowhere"))
-
-
-# --- by hand ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_peak_is_the_estimate_and_what_cuda_takes():
@@ -66,17 +56,16 @@ def test_the_peak_is_the_estimate_and_what_cuda_takes():
     told = memory.estimate(config, plan.architecture(config.model.name), device="cuda")
     assert found.peak == told.total + GIB and found.engine == 0
     assert found.fits and not found.tight
-
-
-def test_vllm_takes_its_share_and_a_sleeping_one_not_during_the_update():
     asleep, awake = made(THREE, ("engine=vllm",)), made(THREE, ("engine=vllm", "engine.sleep=false"))
     assert asleep.engine == awake.engine == 24 * GIB  # 0.3 of 80
     assert awake.peak == awake.memory.total + 25 * GIB
     assert asleep.peak == max(asleep.memory.total, asleep.memory.resident + 24 * GIB) + GIB
     assert asleep.memory.cache == 0
-
-
-def test_answers_side_by_side_by_hand():
+    assert made(THREE, gpus=8).peak == made(THREE).peak
+    short = made(THREE, prompt_tokens=400)
+    assert (short.prompt, short.visual) == (400, 400)
+    with pytest.raises(plan.ConfigError, match=r"--visual-tokens 500.*--prompt-tokens 400"):
+        made(THREE, prompt_tokens=400, visual_tokens=500)
     # 3B: 36 layers x 2 heads x 128 x (key + value) x 2 bytes = 36,864 bytes a token; a group of 8 shares 1,536 tokens
     room = 0.1 * 80 * GIB - 3_754_622_976 * 2 - 1.5 * GIB
     assert room < 0 and made(THREE, ("engine=vllm", "engine.memory=0.1")).side_by_side == 0
@@ -84,10 +73,6 @@ def test_answers_side_by_side_by_hand():
     found = made(THREE, ("engine=vllm", "engine.memory=0.15", "engine.max_seqs=10000"))
     weights = found.parameters[1] * 2
     assert found.side_by_side == int((0.15 * 80 * GIB - weights - 1.5 * GIB) // (36_864 * (1536 / 8 + 512)))
-
-
-def test_more_gpus_take_the_same_memory_each():
-    assert made(THREE, gpus=8).peak == made(THREE).peak
 
 
 def test_shards_by_hand():
@@ -105,6 +90,11 @@ def test_shards_by_hand():
     half = made(SEVEN, (*words, "train.gather=compute"), gpus=8)
     assert half.memory.block < one.memory.block
     assert made(SEVEN, (*words, "train.cpu_offload=true"), gpus=8).memory.resident == 0
+    words = ("model.lora.rank=0", "train.sharding=fsdp2")
+    alone, one = made(SEVEN, words[:1], gpus=8).memory, made(SEVEN, words, gpus=8).memory
+    assert one.token - alone.token == one.prefill - alone.prefill == alone.trained + alone.frozen
+    words = ("model.lora.rank=0", "engine=vllm_server")
+    assert made(SEVEN, (*words, "train.sharding=fsdp2")).memory == made(SEVEN, words).memory
 
 
 def test_deepspeed_by_hand():
@@ -121,21 +111,9 @@ def test_deepspeed_by_hand():
     assert two.token == alone.token and three.token == alone.token + learn + frozen
     fsdp = made(SEVEN, ("model.lora.rank=0", "train.sharding=fsdp2"), gpus=8).memory
     assert three.block == fsdp.block and three.casts == fsdp.casts
-
-
-def test_a_reference_stays_whole_under_deepspeed():
     words = ("model.lora.rank=0", "algo.kl_coef=0.1")
     alone, three = (made(SEVEN, (*words, *more), gpus=8).memory for more in ((), ("train.sharding=zero3",)))
     assert three.reference == alone.reference > 0
-
-
-def test_the_hf_engine_gathers_the_whole_model_to_generate():
-    words = ("model.lora.rank=0", "train.sharding=fsdp2")
-    alone, one = made(SEVEN, words[:1], gpus=8).memory, made(SEVEN, words, gpus=8).memory
-    assert one.token - alone.token == one.prefill - alone.prefill == alone.trained + alone.frozen
-
-
-# --- what to change --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -147,19 +125,27 @@ def test_every_change_it_names_fits_when_it_is_made():
     assert found
     for change in found:
         assert plan.plan(configs.load(SEVEN, [*words, *change.words]), 1, H100).fits, change.words
-
-
-@pytest.mark.slow
-def test_several_changes_where_none_alone_is_enough():
     words = [*WORDS, "model.lora.rank=0", "model.gradient_checkpointing=false"]
     before = plan.plan(configs.load(SEVEN, words), 1, RTX_4090)
     (found,) = planadvice.changes(SEVEN, words, before)
     assert len(found.words) > 1 and found.plan.fits
     assert plan.plan(configs.load(SEVEN, [*words, *found.words]), 1, RTX_4090).fits
+    words = [*WORDS]
+    before = plan.plan(configs.load(SEVEN, words), 1, L4, 2.0)
+    assert not before.fits and planadvice.changes(SEVEN, words, before) == []
+    assert "smaller model" in planadvice.render_changes([])[0]
 
 
 @pytest.mark.slow
-def test_it_plans_nothing_that_the_run_would_refuse():
+def test_no_advice_that_the_run_would_refuse():
+    words = [*WORDS, "model.name=Qwen/Qwen2.5-VL-32B-Instruct", "model.lora.rank=0", "train.sharding=fsdp2"]
+    before = plan.plan(configs.load(SEVEN, words), 8, H100)
+    found = planadvice.changes(SEVEN, words, before)
+    assert [c.words for c in found] == [  # and nothing that is not needed
+        ("model.lora.rank=32", "engine=vllm_server", "engine.memory=0.9")]
+    words = [*WORDS, "engine=vllm", "engine.memory=0.05"]
+    found = planadvice.changes(THREE, words, plan.plan(configs.load(THREE, words), 8, H100))
+    assert found and not any("tensor_parallel" in word for change in found for word in change.words)
     shards, spread = ("train.sharding=fsdp2", "model.lora.quantize=nf4"), ("engine=vllm", "engine.tensor_parallel=2")
     for words in (shards, spread, ("train.sharding=zero3", "engine=vllm_server"), ("train.sharding=zero2",
                                                                                    "train.cpu_offload=true")):
@@ -170,51 +156,12 @@ def test_it_plans_nothing_that_the_run_would_refuse():
         made(THREE, ("engine=vllm_server", "engine.tensor_parallel=3"))
 
 
-@pytest.mark.slow
-def test_no_advice_that_the_run_would_refuse():
-    words = [*WORDS, "model.name=Qwen/Qwen2.5-VL-32B-Instruct", "model.lora.rank=0", "train.sharding=fsdp2"]
-    before = plan.plan(configs.load(SEVEN, words), 8, H100)
-    found = planadvice.changes(SEVEN, words, before)
-    assert [c.words for c in found] == [  # and nothing that is not needed
-        ("model.lora.rank=32", "engine=vllm_server", "engine.memory=0.9")]
-
-
-@pytest.mark.slow
-def test_no_advice_to_spread_an_engine_of_each_process():
-    words = [*WORDS, "engine=vllm", "engine.memory=0.05"]
-    found = planadvice.changes(THREE, words, plan.plan(configs.load(THREE, words), 8, H100))
-    assert found and not any("tensor_parallel" in word for change in found for word in change.words)
-
-
-def test_one_gpu_shares_nothing_out():
-    words = ("model.lora.rank=0", "engine=vllm_server")
-    assert made(SEVEN, (*words, "train.sharding=fsdp2")).memory == made(SEVEN, words).memory
-
-
-def test_visual_tokens_are_part_of_the_prompt():
-    short = made(THREE, prompt_tokens=400)
-    assert (short.prompt, short.visual) == (400, 400)
-    with pytest.raises(plan.ConfigError, match=r"--visual-tokens 500.*--prompt-tokens 400"):
-        made(THREE, prompt_tokens=400, visual_tokens=500)
-
-
-@pytest.mark.slow
-def test_where_nothing_helps_it_says_so():
-    words = [*WORDS]
-    before = plan.plan(configs.load(SEVEN, words), 1, L4, 2.0)
-    assert not before.fits and planadvice.changes(SEVEN, words, before) == []
-    assert "smaller model" in planadvice.render_changes([])[0]
-
-
-@pytest.mark.parametrize("path", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda p: p.stem)
-def test_the_files_of_the_launcher_are_its_own(path):
-    found = load_config_from_file(str(path))
-    machines, each = re.search(r"(?:nodes_(\d)x)?(\d)", path.stem).groups()
-    assert (found.num_machines, found.num_processes) == (int(machines or 1), int(machines or 1) * int(each))
-    assert found.mixed_precision == "no" and path not in configs.shipped_configs()
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
+def test_the_files_of_the_launcher_are_its_own():
+    for path in sorted((CONFIGS / "accelerate").glob("*.yaml")):
+        found = load_config_from_file(str(path))
+        machines, each = re.search(r"(?:nodes_(\d)x)?(\d)", path.stem).groups()
+        assert (found.num_machines, found.num_processes) == (int(machines or 1), int(machines or 1) * int(each)), path
+        assert found.mixed_precision == "no" and path not in configs.shipped_configs(), path
 
 
 def run(capsys, *words):
@@ -223,16 +170,13 @@ def run(capsys, *words):
 
 
 @pytest.mark.slow
-def test_the_command_says_whether_it_fits(capsys):
+def test_the_command_says_whether_it_fits_and_what_is_wrong(capsys):
     code, out, _ = run(capsys, THREE, *WORDS, "--gpus", "8", "--gpu-memory", "80")
     assert code == 0 and "of 80: fits" in out and "8 x H100" in out
     code, out, _ = run(capsys, THREE, *WORDS, "--gpu-memory", "8", "--json")
     found = json.loads(out)
     assert code == 1 and not found["fits"] and found["peak"] > 8 * GIB
     assert all(change["fits"] and change["peak"] <= 8 * GIB for change in found["changes"])
-
-
-def test_the_command_names_what_is_wrong(capsys):
     code, _, err = run(capsys, THREE, *WORDS, "--card", "Riva 128")
     assert code == 1 and "Riva 128" in err and "H100" in err and "--gpu-memory" in err
     code, _, err = run(capsys, THREE, *WORDS, "model.name=/nowhere")

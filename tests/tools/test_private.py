@@ -4,30 +4,29 @@ import json
 import socket
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlrl.tools.hub.redaction import PrivateWords
 
 WORDS = PrivateWords({"/home/ann": "the home folder", "hf_secretvalue": "the value of HF_TOKEN",
-                      "node17": "the name of the "
-                 "host", "ann@": "the name of the user"})
+                      "node17": "the name of the host", "ann@": "the name of the user"})
 
 
-@pytest.mark.parametrize(("text", "clean"), [
-    ("cannot read /home/ann/pictures/3.png: gone", "cannot read 3.png: gone"),
-    ("data.root=/mnt/a/b", "data.root=b"), ("~/x/rows.jsonl", "rows.jsonl"), (r"C:\Users\ann\rows.jsonl", "rows.jsonl"),
-    ("see https://example.com/a/b.html", "see https://example.com/a/b.html"), ("1/2 and/or 3", "1/2 and/or 3"),
-    ("<think>a</think>", "<think>a</think>"), ("key=hf_secretvalueX", "key=…X"), ("on node17.", "on …."),
-    ("node171 and xnode17", "node171 and xnode17"), ("ann@host", "…host"), ("configs/quickstart.yaml",
-                                                                            "configs/quickstart.yaml"),
-])
-def test_messages(text, clean):
-    assert WORDS.text(text) == clean
-
-
-def test_texts_of_a_model_lose_words_of_the_machine_alone():
+def test_messages_and_words_of_a_command():
+    for text, clean in (("cannot read /home/ann/pictures/3.png: gone", "cannot read 3.png: gone"),
+            ("data.root=/mnt/a/b", "data.root=b"), ("~/x/rows.jsonl", "rows.jsonl"),
+            (r"C:\Users\ann\rows.jsonl", "rows.jsonl"),
+            ("see https://example.com/a/b.html", "see https://example.com/a/b.html"), ("1/2 and/or 3", "1/2 and/or 3"),
+            ("<think>a</think>", "<think>a</think>"), ("key=hf_secretvalueX", "key=…X"), ("on node17.", "on …."),
+            ("node171 and xnode17", "node171 and xnode17"), ("ann@host", "…host"),
+            ("configs/quickstart.yaml", "configs/quickstart.yaml")):
+        assert WORDS.text(text) == clean, (text, clean)
+    for word, clean in (("data.train=/mnt/a/rows.jsonl", "data.train=rows.jsonl"),
+            ("--config=../../x/y.yaml", "--config=x/y.yaml"),
+            ("services.judge.url=http://10.0.0.7:8001/v1", "services.judge.url=http://…"),
+            ("train.lr=1e-4", "train.lr=1e-4")):
+        assert WORDS.setting(word) == clean, (word, clean)
     assert WORDS.model_text("look at /usr/share/x and /home/ann/y") == "look at /usr/share/x and …/y"
 
 
@@ -39,22 +38,8 @@ def test_values():
     assert found == {"image": "1.png", "boxes": [[1, 2.5]], "deep": {"…/a": ["b c.png"]}, "none": None,
                      "answer": "/no_think"}
     assert WORDS.json(None) is None and WORDS.json("no json in /a/b") == "no json in b"
-
-
-def test_settings_of_models_keep_their_templates():
     kept = {"template": "{% if a/b %}x /x/y z", "layers": 3, "name": "org/model"}
     assert WORDS.config({**kept, "_name_or_path": "/data/models/x"}) == {**kept, "_name_or_path": "x"}
-
-
-@pytest.mark.parametrize(("word", "clean"), [
-    ("data.train=/mnt/a/rows.jsonl", "data.train=rows.jsonl"), ("--config=../../x/y.yaml", "--config=x/y.yaml"),
-    ("services.judge.url=http://10.0.0.7:8001/v1", "services.judge.url=http://…"), ("train.lr=1e-4", "train.lr=1e-4"),
-])
-def test_words_of_a_command(word, clean):
-    assert WORDS.setting(word) == clean
-
-
-def test_what_is_found_is_named_and_not_repeated():
     assert WORDS.findings("in /home/ann with hf_secretvalue, /home/ann") == ["the home folder", "the value of HF_TOKEN"]
     assert WORDS.findings("node17 ann@", vocabulary=True) == [] and WORDS.findings("/home/anna, node18") == []
 

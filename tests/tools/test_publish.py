@@ -4,33 +4,26 @@ import dataclasses
 import io
 import json
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from tests.data.hub_server import hub, use
+from tests.helpers import made_group
 from vlrl.cli.main import main
 from vlrl.data.sources import hub as hubs
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import RunFolder
 from vlrl.tools.hub.rollout_dataset import export
-from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
+from vlrl.types import LoadedMedia, Sample
 
 
 def group(number, split="train"):
     picture = Image.new("RGB", (8, 6 + number), (0, number, 9))
     media = LoadedMedia(kind="image", frames=(picture,), sha256=f"{number:064x}")
     clip = LoadedMedia(kind="video", frames=(picture, picture), sha256=f"{number + 99:064x}", timestamps=(0.0, 1.0))
-    shown = (media, clip) if number == 2 else (media,)
-    prompt = Prompt(sample_id=f"s{number}", text="What?", ids=np.arange(3), raw_ids=np.arange(3),
-                    positions=np.arange(3)[None], media=shown)
-    done = Completion(tokens=np.arange(2), logprobs=np.zeros(2, np.float32), loss_mask=np.ones(2, bool),
-                      text=f"answer {number} \u2028 ---", finish_reason="stop", turns=(Turn(start=0, end=2),))
-    rollouts = [Rollout(group_id=f"{number:08d}", index=i, completion=done, policy_step=number, reward=float(i),
-                        parts={"iou": 0.5 * i}, correct=bool(i)) for i in range(2)]
-    return Group(id=f"{number:08d}", task="t", split=split, sample=Sample(id=f"s{number}", row={"label": "cat"}),
-                 prompt=prompt, rollouts=tuple(rollouts), weights={"iou": 1.0})
+    return made_group(f"s{number}", f"answer {number} \u2028 ---", (0.0, 1.0), row={"label": "cat"}, split=split,
+                      media=(media, clip) if number == 2 else (media,), id=f"{number:08d}")
 
 
 @pytest.fixture
@@ -46,7 +39,6 @@ def run(tmp_path):
 def noted(run):
     from vlrl.app.notes import Notes
     from vlrl.app.queries import RolloutKey
-
     Notes(run.path.parent).put(RolloutKey("a", "train", "train", 1, "00000001", 0), flag="good", comment="clear")
 
 
@@ -65,7 +57,7 @@ def test_datasets_reads_what_is_exported(run, tmp_path):
     assert "| notes | 1 |" in card and "2 videos left out" in card
 
 
-def test_steps_and_evaluations(run, tmp_path):
+def test_steps_evaluations_and_pictures_of_the_run_alone(run, tmp_path):
     made = export(run, tmp_path / "late", steps=range(1, 2))
     assert (made.rows, made.images, made.left_out) == (2, 2, {})
     made = export(run, tmp_path / "held", split="heldout")
@@ -74,36 +66,28 @@ def test_steps_and_evaluations(run, tmp_path):
         export(run, tmp_path / "none", steps=range(7, 9))
     with pytest.raises(ConfigError, match="is not empty"):
         export(run, tmp_path / "late")
-
-
-def test_pictures_lie_in_the_run_alone(run, tmp_path):
     for file in (run.path / "media").iterdir():
         file.unlink()
     made = export(run, tmp_path / "set", steps=range(1))
     assert (made.images, made.left_out) == (0, {"images whose file is missing": 2})
     outside = run.path / "media" / f"{1:064x}.png"
     outside.symlink_to("/etc/hostname")
-    made = export(run, tmp_path / "other", steps=range(1, 2))
+    made = export(run, tmp_path / "linked", steps=range(1, 2))
     assert made.left_out == {"images that the run did not store (store.media)": 2}
 
 
-def test_what_is_pushed_is_read_by_its_name(run, tmp_path, monkeypatch):
+def test_what_is_pushed_is_read_by_its_name(run, monkeypatch, capsys, tmp_path):
     with hub() as served:
         use(monkeypatch, served.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        assert main(["data", "push", str(run.path), "org/rollouts"]) == 1
+        assert "HF_TOKEN is not set" in capsys.readouterr().err and served.asked == []
         monkeypatch.setenv("HF_TOKEN", "hf_test")
         main(["data", "push", str(run.path), "org/rollouts", "--with-media"])
         assert served.private == {"org/rollouts": True}
         (file,), _ = hubs.fetch_split(hubs.parse_hub_name("org/rollouts@train"), tmp_path / "cache")
         rows = pq.read_table(file).to_pylist()
         assert len(rows) == 6 and Image.open(io.BytesIO(rows[0]["images"][0]["bytes"])).size == (8, 6)
-
-
-def test_without_a_token_nothing_is_written_or_sent(run, monkeypatch, capsys):
-    with hub() as served:
-        use(monkeypatch, served.url)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        assert main(["data", "push", str(run.path), "org/rollouts"]) == 1
-        assert "HF_TOKEN is not set" in capsys.readouterr().err and served.asked == []
 
 
 def test_pictures_and_places_are_not_pushed_unless_asked_for(run, tmp_path, monkeypatch, capsys):

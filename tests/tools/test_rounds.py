@@ -66,14 +66,9 @@ def test_the_own_answer_where_it_is_right_and_else_the_given_one(tmp_path):
     assert [(r["number"], r["id"], r["solution"], r.get("gold")) for r in rows] == [
         (0, "train-0", "ab", None), (1, "train-1", "about 1", True), (2, "train-2", "about 2", True)]
     assert (figures["right"], figures["kept"], figures["gold"]) == (2, 3, 2)
-
-
-def test_without_gold_only_own_answers(tmp_path):
-    rows, figures = kept(tmp_path, config_of(tmp_path, "rounds: {answers: 1}"))
+    (tmp_path / "own").mkdir()
+    rows, figures = kept(tmp_path / "own", config_of(tmp_path / "own", "rounds: {answers: 1}"))
     assert [r["solution"] for r in rows] == ["ab"] and "gold" not in figures
-
-
-def test_what_does_not_go_together(tmp_path):
     with pytest.raises(ConfigError, match=r"rounds\.temperature=0 is greedy"):
         rounds.check(config_of(tmp_path, "rounds: {answers: 2, temperature: 0.0}"))
     with pytest.raises(ConfigError, match=r"rounds.gold=true .* rounds.learn=dpo"):

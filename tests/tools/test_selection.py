@@ -31,6 +31,8 @@ def test_right_answers_alone_are_taken_and_each_text_once():
     assert chosen(rows, shortest, None) == [rows[6]]
     assert [r["answer"] for r in chosen(rows, every, 0.2)] == ["a", "b", "e"]
     assert chosen(rows[:1], best, None) == []
+    with pytest.raises(ValueError, match="index 3 for 1 answers"):
+        chosen([row("a")], lambda candidates: [3], None)
 
 
 def test_what_a_short_answer_is_preferred_to():
@@ -42,11 +44,6 @@ def test_what_a_short_answer_is_preferred_to():
     assert [r["answer"] for r in longer(rows, kept, None, 1.5)] == ["w5", "r7", "cut"]
     assert [r["answer"] for r in longer(rows, kept, None, 1.0)] == ["w5", "r6", "r7", "cut"]
     assert [r["answer"] for r in longer(rows, kept, 2.0, 1.5)] == ["w5", "r6", "r7", "cut"]  # none is right
-
-
-def test_a_place_that_there_is_not():
-    with pytest.raises(ValueError, match="index 3 for 1 answers"):
-        chosen([row("a")], lambda candidates: [3], None)
 
 
 @given(st.lists(st.tuples(st.text("ab ", max_size=6), st.sampled_from([0.0, 0.5, 1.0]), st.booleans()), max_size=9),

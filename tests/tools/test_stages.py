@@ -46,7 +46,12 @@ def test_it_is_one_run_with_its_stages(staged, capsys):
     assert [s["step"] for s in json.loads(capsys.readouterr().out)["stages"]] == [4, 3]
 
 
-def test_states(staged):
+def test_states_and_the_library_of_the_inspector(staged):
+    stage(staged.parent / "other")
+    runs = Library(staged.parent).runs()
+    assert [(r.id, r.part_of) for r in runs] == [
+        ("other", ""), ("two", ""), ("two/cold", "two"), ("two/own", "two"), ("two/own/round-01", "two/own")]
+    assert (runs[1].step, runs[1].steps, runs[1].state) == (7, 8, "interrupted")
     (staged / "run.lock").write_text(json.dumps(this_process()))  # this process works on it, between two stages
     assert status.read_status(staged).state == "running"
     (staged / "run.lock").write_text(json.dumps({**this_process(), "pid": 2**22 - 1, "started": 1}))
@@ -58,14 +63,6 @@ def test_states(staged):
     for name in ("own", "last"):
         known = known.finished(name, steps=4, model="m")
     assert status.read_status(staged).state == "finished"
-
-
-def test_the_inspector_lists_stages_behind_their_run(staged):
-    stage(staged.parent / "other")
-    runs = Library(staged.parent).runs()
-    assert [(r.id, r.part_of) for r in runs] == [
-        ("other", ""), ("two", ""), ("two/cold", "two"), ("two/own", "two"), ("two/own/round-01", "two/own")]
-    assert (runs[1].step, runs[1].steps, runs[1].state) == (7, 8, "interrupted")
 
 
 def test_no_list_and_links_that_lead_elsewhere(staged, tmp_path):

@@ -55,9 +55,6 @@ def measured(*passed):
     return MeasuredPrompt(number=0, id="x", passed=passed, rewards=rewards)
 
 
-# --- candidates -------------------------------------------------------------------------------------------------------
-
-
 def test_what_a_task_proposes():
     task = Proposing()
     assert propose(task, 1).row == {"id": "n1", "question": "What is 1?", "generator": "count", "verifier": "sum",
@@ -66,22 +63,18 @@ def test_what_a_task_proposes():
     assert [propose(task, n, parents).row["parent"] for n in (0, 1, 4)] == ["a", "b", "a"]
     assert propose(task, 2) == Candidate(number=2, reason="nothing found")
     assert propose(task, 5).reason == "page 'x' has crashed"
-
-
-@pytest.mark.parametrize(("body", "error", "why"), [
-    (None, ConfigError, "'number' cannot propose prompts: write Task.propose"),
-    (lambda *_: 1 / 0, TaskError, r"propose\(0\) failed: .*ZeroDivisionError"),
-    (lambda *_: {"id": "a", "generator": "g"}, TaskError, "without the string field 'verifier'"),
-    (lambda *_: {"id": 1, "generator": "g", "verifier": "v"}, TaskError, "without the string field 'id'"),
-    (lambda *_: {"id": "a", "generator": "g", "verifier": "v", "x": float("nan")}, DataError, "cannot be written"),
-])
-def test_a_task_that_cannot_propose_is_named(body, error, why):
-    task = Number()
-    task.name = "number"
-    if body:
-        task.propose = body
-    with pytest.raises(error, match=why):
-        propose(task, 0)
+    for body, error, why in ((None, ConfigError, "'number' cannot propose prompts: write Task.propose"),
+            (lambda *_: 1 / 0, TaskError, r"propose\(0\) failed: .*ZeroDivisionError"),
+            (lambda *_: {"id": "a", "generator": "g"}, TaskError, "without the string field 'verifier'"),
+            (lambda *_: {"id": 1, "generator": "g", "verifier": "v"}, TaskError, "without the string field 'id'"),
+            (lambda *_: {"id": "a", "generator": "g", "verifier": "v", "x": float("nan")}, DataError,
+            "cannot be written")):
+        task = Number()
+        task.name = "number"
+        if body:
+            task.propose = body
+        with pytest.raises(error, match=why):
+            propose(task, 0)
 
 
 def test_a_search_goes_on_where_it_was_killed(tmp_path):
@@ -112,41 +105,30 @@ def test_a_search_goes_on_where_it_was_killed(tmp_path):
 LONG = "open the second tab then tick the box cats and then click the button submit at the end"
 
 
-@pytest.mark.parametrize(("found", "ids", "counts"), [
-    ([("a", "Click Go."), ("b", "click  GO"), ("c", "Click Stop.")], ["a", "c"], {"near-duplicate": 1}),
-    ([("a", LONG), ("b", LONG + " now"), ("c", LONG.replace("cats", "dogs"))], ["a", "c"], {"near-duplicate": 1}),
-    ([("a", "Click Go."), ("a", "Click Stop.")], ["a"], {"near-duplicate": 1}),
-    ([("a", "Click Held."), ("b", "Click Go."), ("held", "Click Else.")], ["b"],
-     {"near a held-out row": 1, "near-duplicate": 1}),
-])
-def test_near_duplicates_are_refused(found, ids, counts):
-    held = HeldOutRows((("click HELD", False),), (), frozenset({"held"}))
-    rows, seen = distinct([candidate(*one, number=i) for i, one in enumerate(found)], held, Number())
-    assert [row["id"] for row in rows.values()] == ids and seen == counts
-
-
-def test_the_same_words_of_another_category_are_another_prompt():
+def test_near_duplicates_are_refused():
+    for found, ids, counts in (
+            ([("a", "Click Go."), ("b", "click  GO"), ("c", "Click Stop.")], ["a", "c"], {"near-duplicate": 1}),
+            ([("a", LONG), ("b", LONG + " now"), ("c", LONG.replace("cats", "dogs"))], ["a", "c"],
+            {"near-duplicate": 1}), ([("a", "Click Go."), ("a", "Click Stop.")], ["a"], {"near-duplicate": 1}),
+            ([("a", "Click Held."), ("b", "Click Go."), ("held", "Click Else.")], ["b"],
+            {"near a held-out row": 1, "near-duplicate": 1})):
+        held = HeldOutRows((("click HELD", False),), (), frozenset({"held"}))
+        rows, seen = distinct([candidate(*one, number=i) for i, one in enumerate(found)], held, Number())
+        assert [row["id"] for row in rows.values()] == ids and seen == counts, (found, ids, counts)
     found = [candidate("a", "Click Go.", "one", 4), candidate("b", "Click Go.", "two", 7),
              Candidate(number=0, reason="nothing found"), Candidate(number=1, reason="page 'x': it crashed")]
     rows, counts = distinct(found, HeldOutRows(), Number())
     assert {n: row["id"] for n, row in rows.items()} == {4: "a", 7: "b"} and counts == {"nothing found": 1, "failed": 1}
 
 
-# --- the gate ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("passed", "search", "verdict"), [
-    ((False,) * 4, Search(), "never right"), ((True,) * 4, Search(), "always right"),
-    ((True, False, False, False), Search(), ""), ((True, False, False, False), Search(least=0.25), ""),
-    ((True, False, False, False), Search(least=0.3), "outside the range"),
-    ((True, True, True, False), Search(most=0.7), "outside the range"),
-    ((True, None, None, False), Search(least=0.5, most=0.5), ""), ((True, None), Search(), "always right"),
-    ((None, None), Search(), "not measured"), ((), Search(), "not measured")])
-def test_what_is_kept(passed, search, verdict):
-    assert synthesize.verdict(measured(*passed), search) == verdict
-
-
-def test_the_lowest_pass_rates_are_kept_first():
+def test_what_is_kept():
+    for passed, search, verdict in (((False,) * 4, Search(), "never right"), ((True,) * 4, Search(), "always right"),
+            ((True, False, False, False), Search(), ""), ((True, False, False, False), Search(least=0.25), ""),
+            ((True, False, False, False), Search(least=0.3), "outside the range"),
+            ((True, True, True, False), Search(most=0.7), "outside the range"),
+            ((True, None, None, False), Search(least=0.5, most=0.5), ""), ((True, None), Search(), "always right"),
+            ((None, None), Search(), "not measured"), ((), Search(), "not measured")):
+        assert synthesize.verdict(measured(*passed), search) == verdict, (passed, search, verdict)
     rows, counts = [{"id": str(i)} for i in range(4)], Counter()
     rates = [measured(True, True, False), measured(False), measured(True, False, False), measured(True, False)]
     kept, refused = filter_rows(rows, rates, Search(keep=2), counts)
@@ -179,9 +161,6 @@ def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
         {k: v for k, v in refused[0].items() if k in (*rows[0], "refused")},)
 
 
-# --- what failed ------------------------------------------------------------------------------------------------------
-
-
 def test_failures_of_a_file_and_of_a_run(tmp_path):
     task = Number()
     lines = [{"id": "train-1", "pass_at_k": 0.0, "difficulty": 1.0}, {"id": "train-2", "pass_at_k": 0.5},
@@ -194,24 +173,21 @@ def test_failures_of_a_file_and_of_a_run(tmp_path):
     history.pass_rate[[3, 4]], history.last[[3, 4]] = [0.0, 0.25], 0
     write_visited(tmp_path / "prompts.parquet", history, task.samples("train"))
     assert failed(tmp_path, CONFIG, task, where(tmp_path)) == ({"n": 3, "answer": "3", "id": "train-3"},)
-
-
-@pytest.mark.parametrize(("lines", "why"), [
-    ([{"id": "a", "pass_at_k": 0.5}], "none of its 1 prompts has a pass rate of 0"),
-    ([{"id": "a", "question": "?"}], "no column pass_at_k"),
-    ([{"id": "lost", "pass_at_k": 0}], "'lost' is not a training sample of task")])
-def test_files_without_failures_are_named(tmp_path, lines, why):
-    write_rows(tmp_path / "rows.jsonl", lines)
-    with pytest.raises(ConfigError, match=why):
-        failed(tmp_path / "rows.jsonl", CONFIG, Number(), where(tmp_path))
+    for lines, why in (([{"id": "a", "pass_at_k": 0.5}], "none of its 1 prompts has a pass rate of 0"),
+            ([{"id": "a", "question": "?"}], "no column pass_at_k"),
+            ([{"id": "lost", "pass_at_k": 0}], "'lost' is not a training sample of task")):
+        write_rows(tmp_path / "rows.jsonl", lines)
+        with pytest.raises(ConfigError, match=why):
+            failed(tmp_path / "rows.jsonl", CONFIG, Number(), where(tmp_path))
+    (tmp_path / "none").mkdir()
     with pytest.raises(ConfigError, match=r"prompts.parquet cannot be read"):
-        failed(tmp_path, CONFIG, Number(), where(tmp_path))
+        failed(tmp_path / "none", CONFIG, Number(), where(tmp_path))
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-def test_a_process_that_explores_loads_no_torch():
-    code = "import sys, vlrl.tools.synthesis.proposals; sys.exit('torch' in sys.modules)"
+def test_processes_that_explore_compare_and_play_load_no_torch():
+    code = ("import sys, vlrl.tools.synthesis.proposals, vlrl.tools.experiments.pairs, vlrl.environments.openenv\n"
+            "import vlrl.environments.mcp; from vlrl.environments.gym import GymEnvironment\n"
+            "GymEnvironment('FrozenLake-v1').reset(1); sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

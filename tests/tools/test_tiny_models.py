@@ -30,7 +30,6 @@ def test_same_seed_same_weights(tmp_path):
 def loaded(request, tmp_path_factory):
     """Model and processor of one family, as anyone loads them from the folder."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
-
     folder = tmp_path_factory.mktemp(request.param)
     tiny_models.build(request.param, folder)
     return AutoModelForImageTextToText.from_pretrained(folder), AutoProcessor.from_pretrained(folder)
@@ -104,37 +103,23 @@ def test_max_pixels_limits_the_visual_tokens(family):
     assert counts[1] > counts[0]
 
 
-def test_the_qwen_tokenizer_is_that_of_the_shipped_model():
-    from transformers import AutoTokenizer
-
-    assert tiny_models.make_tokenizer().get_vocab() == AutoTokenizer.from_pretrained(SHIPPED).get_vocab()
-
-
-def test_shipped_checkpoint_is_the_recorded_one():
+def test_what_is_shipped_is_what_made_by_says(tmp_path):
     assert tiny_models.weights_sha256(SHIPPED) == MADE["sha256"]
     assert sum(f.stat().st_size for f in SHIPPED.iterdir()) <= 4_000_000
     assert (SHIPPED / "log.jsonl").read_text().count("\n") == sum(s["steps"] for s in MADE["stages"])
-
-
-def test_the_start_for_episodes_is_what_made_by_says():
     folder = Path(resolve("embedded/tiny-qwen3-vl-episodes"))
     made = json.loads((folder / "made_by.json").read_text())
     assert tiny_models.weights_sha256(folder) == made["sha256"] and made["from"] == episode_start.FROM
     assert made["stages"] == json.loads(json.dumps([asdict(stage) for stage in episode_start.STAGES]))
     assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
-
-
-def test_its_tokens_and_template_are_those_of_the_code(tmp_path):
     episode_start.base(tmp_path, 0)
-    folder = Path(resolve("embedded/tiny-qwen3-vl-episodes"))
     for name in ("chat_template.jinja", "tokenizer.json"):
         assert (folder / name).read_text() == (tmp_path / name).read_text()
-
-
-def test_the_tokenizer_was_trained_on_the_tasks_own_prompts():
     assert load_task("grounding").templates[0] == tiny_models.LOCATE
     assert load_task("digits").templates[0] == tiny_models.DIGIT
     assert load_task("digits", {"thinking": "thinking"}).templates[0] == tiny_models.DIGIT_THINK
+    from transformers import AutoTokenizer
+    assert tiny_models.make_tokenizer().get_vocab() == AutoTokenizer.from_pretrained(SHIPPED).get_vocab()
 
 
 @pytest.mark.slow
@@ -144,7 +129,6 @@ def test_shipped_checkpoint_scores_what_was_recorded(tmp_path, config, metric):
     """On the first 32 held-out samples, within what so few allow."""
     from vlrl.store import RunFolder
     from vlrl.training.loop import train
-
     train(load(config, [f"run.dir={tmp_path}", "steps=0", "eval.samples=32", "save.every=0"]))
     (line,) = RunFolder(tmp_path).evals()
     recorded = next(h for h in MADE["heldout"] if h["config"] == config)
@@ -170,8 +154,8 @@ def test_cold_start_examples_are_a_function_of_their_place(monkeypatch):
     assert len(clips) == stage.clips and len({e.prompt.split()[1] for e in clips}) == len(cold_start.CLIPS)
 
 
-def test_hasty_answers_to_clips():
-    """With hasty=1 every choice is the first option and every span one second longer at each end."""
+def test_hasty_answers_to_clips_and_heldout_digits():
+    """With hasty=1 every choice is the first option and every span a second longer at each end."""
     hasty, slow = (replace(cold_start.STAGES[-1], hasty=share) for share in (1.0, 0.0))
     places = range(sum((hasty.boxes, hasty.digits, hasty.thoughts)), hasty.batch - hasty.plans)
     for place in places:
@@ -182,11 +166,7 @@ def test_hasty_answers_to_clips():
             assert a == max(0, start - 1) and b in (end, end + 1)
         else:
             assert wrong.answer == "A"
-
-
-def test_cold_start_never_sees_a_heldout_digit():
     from vlrl.tasks.digits import digit_arrays, digit_image, split_indices
-
     arrays, _ = digit_arrays()
     heldout = {digit_image(arrays[i]).tobytes() for i in split_indices()[1]}
     stage = cold_start.STAGES[0]

@@ -21,26 +21,22 @@ def folder(path, weights, **files):
     return path
 
 
-@pytest.mark.parametrize("block", [2**24, 2])
-def test_counts_by_hand(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(module, "_BLOCK", block)
+def test_counts_by_hand(tmp_path, monkeypatch):
     a = folder(tmp_path / "a", {"model.layers.0.up.weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
                                 "model.layers.1.up.weight": torch.zeros(1, 2), "s": torch.tensor(1.0)})
     b = folder(tmp_path / "b", {"model.language_model.layers.0.up.weight": torch.tensor([[1.0, 2.5], [3.000001, 4.0]]),
                                 "layers.1.up.weight": torch.tensor([[0.0, -2.0]]), "s": torch.tensor(1.0),
                                 "extra": torch.zeros(3)})
-    found = weight_changes(a, b)
-    assert list(found.kinds) == ["layers.up.weight", "s"] and found.unmatched == ("extra",)
-    kind = found.kinds["layers.up.weight"]
-    assert (kind.tensors, kind.weights, kind.changed, kind.equal, kind.lost) == (2, 6, 2, 3, 0)
-    assert found.total.share == pytest.approx(2 / 7) and found.total.distance == pytest.approx(4.25 ** 0.5, abs=1e-5)
-    assert found.total.norm == pytest.approx(31 ** 0.5, abs=1e-9)
-
-
-def test_what_bfloat16_cannot_hold_is_lost(tmp_path):
-    base = torch.tensor([1.0, 1.0, 1.0, -3.0]).bfloat16()
-    a = folder(tmp_path / "a", {"w": base})
-    b = folder(tmp_path / "b", {"w": torch.tensor([1.0, 1.001, 1.01, -3.0])})  # one step at 1 is 2 ** -7
+    for block in (2**24, 2):
+        monkeypatch.setattr(module, "_BLOCK", block)
+        found = weight_changes(a, b)
+        assert list(found.kinds) == ["layers.up.weight", "s"] and found.unmatched == ("extra",)
+        kind, total = found.kinds["layers.up.weight"], found.total
+        assert (kind.tensors, kind.weights, kind.changed, kind.equal, kind.lost) == (2, 6, 2, 3, 0), block
+        assert total.share == pytest.approx(2 / 7) and total.distance == pytest.approx(4.25 ** 0.5, abs=1e-5)
+        assert total.norm == pytest.approx(31 ** 0.5, abs=1e-9)
+    a = folder(tmp_path / "c", {"w": torch.tensor([1.0, 1.0, 1.0, -3.0]).bfloat16()})
+    b = folder(tmp_path / "d", {"w": torch.tensor([1.0, 1.001, 1.01, -3.0])})  # one step at 1 is 2 ** -7
     total = weight_changes(a, b).total
     assert (total.changed, total.equal, total.lost) == (1, 3, 1)
 
@@ -54,17 +50,17 @@ def adapter(path, base, rank=2, **settings):
     return weights[name.format("B")] @ weights[name.format("A")]
 
 
-@pytest.mark.parametrize("settings, scale", [({}, 4.0), ({"use_rslora": True}, 8 / 2 ** 0.5),
-                                             ({"alpha_pattern": {"layers.0.q": 2}}, 1.0)])
-def test_adapters_count_as_what_they_add(tmp_path, settings, scale):
+def test_adapters_count_as_what_they_add(tmp_path):
     base = folder(tmp_path / "base", {"model.layers.0.q.weight": torch.randn(4, 6), "model.x.weight": torch.randn(3)})
-    added = adapter(tmp_path / "run" / "checkpoints" / "step-000001", base, **settings)
-    found = weight_changes(tmp_path / "run" / "checkpoints" / "step-000001")
-    assert found.total.distance == pytest.approx(float(added.norm()) * scale, rel=1e-5)
-    assert found.total.changed == 24 and found.kinds["x.weight"].changed == 0 and found.a == str(base)
     other = adapter(tmp_path / "other", base, rank=3)
-    apart = weight_changes(tmp_path / "run" / "checkpoints" / "step-000001", tmp_path / "other").total.distance
-    assert apart == pytest.approx(float((added * scale - other * 8 / 3).norm()), rel=1e-5)
+    for settings, scale in (({}, 4), ({"use_rslora": True}, 8 / 2 ** 0.5), ({"alpha_pattern": {"layers.0.q": 2}}, 1)):
+        step = tmp_path / f"run{scale}" / "checkpoints" / "step-000001"
+        added = adapter(step, base, **settings)
+        found = weight_changes(step)
+        assert found.total.distance == pytest.approx(float(added.norm()) * scale, rel=1e-5), settings
+        assert found.total.changed == 24 and found.kinds["x.weight"].changed == 0 and found.a == str(base)
+        apart = weight_changes(step, tmp_path / "other").total.distance
+        assert apart == pytest.approx(float((added * scale - other * 8 / 3).norm()), rel=1e-5), settings
 
 
 def test_what_cannot_be_compared(tmp_path):
@@ -113,7 +109,6 @@ def test_a_run_changes_what_it_trains_alone(tiny_models, tmp_path, capsys, lora)
     """Against the two models in memory; of a LoRA run the layers with an adapter changed, and nothing else."""
     from tests.e2e.runs import FEW, write_config
     from vlrl.models.loading import load_model
-
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     words = [f"run.dir={tmp_path}/run", *FEW, "train.lr=1e-2", f"model.lora.rank={lora}"]
     assert main(["train", str(config), *words]) == 0

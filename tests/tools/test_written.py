@@ -20,7 +20,7 @@ from tests.evaluation.http_stand_in import reply, served
 from vlrl import config as configs
 from vlrl.cli.main import main
 from vlrl.data import read_rows, write_rows
-from vlrl.errors import ConfigError, TrainingError
+from vlrl.errors import ConfigError
 from vlrl.store import SCHEMA
 from vlrl.task import Task
 from vlrl.task.interface import generated
@@ -98,15 +98,15 @@ def tagged(answer):
     return f"<think>hm</think><answer>{answer}</answer>"
 
 
-def writing(config, tmp_path, url, count=4, **order):
-    task = make_task(config)
-    where = MediaLocation.of(config, tmp_path / "new.jsonl")
+def writing(config, tmp_path, url, count=4, new="new", **order):
+    task, out = make_task(config), tmp_path / f"{new}.jsonl"
+    where = MediaLocation.of(config, out)
     search = search_of(config, task, where, SeedSettings(candidates=count, written=True))
     known = {"retries": 0, "timeout_s": 20.0, "concurrency": order.pop("concurrency", 2),
              **({"timeout_s": order.pop("timeout_s")} if "timeout_s" in order else {})}
     return PromptWriter(config=config, task=task, search=search, where=where, progress=TELL,
                         order=WriterSettings(generator=Server(url=url, **known), **order),
-                        files=synthesize.SynthesisFiles(out=tmp_path / "new.jsonl").replies,
+                        files=synthesize.SynthesisFiles(out=out).replies,
                         known=synthesize.facts(config, search))
 
 
@@ -128,9 +128,6 @@ def honest(body, number):
     return paid(tagged(a + b))
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
-
-
 def test_rows_say_how_they_were_made_and_who_verified_them(quiz, tmp_path):
     with served(honest) as server:
         work = writing(quiz, tmp_path, server.url, votes=3, concurrency=1, price_in=1.0)
@@ -146,41 +143,25 @@ def test_rows_say_how_they_were_made_and_who_verified_them(quiz, tmp_path):
     assert work.costs["teacher"]["price"] == pytest.approx(12 * 20 / 1e6) and work.unanswered == 0
 
 
-@pytest.mark.parametrize(("votes", "answer"), [
-    (["7", "7", "7", "5"], "7"), (["7", "7", "5", "5"], None), (["7", "7", "5", "6"], None),
-    (["5", "7", "7", "7"], "7"), (["a", "b", "c", "d"], None), (["7"] * 4, "7")])
-def test_more_than_half_of_the_answers_have_to_agree(quiz, tmp_path, votes, answer):
-    given = iter(votes)
-    script = lambda body, n: honest(body, n) if asks_generator(body) else paid(tagged(next(given)))  # noqa: E731
-    with served(script) as server:
-        rows, counts = all_of(writing(quiz, tmp_path, server.url, 1, votes=4, concurrency=1))
-    assert [row["answer"] for row in rows] == ([answer] if answer else [])
-    assert counts == ({} if answer else {"no majority": 1})
+def test_more_than_half_of_the_answers_have_to_agree(quiz, tmp_path):
+    for votes, answer in ((["7", "7", "7", "5"], "7"), (["7", "7", "5", "5"], None), (["7", "7", "5", "6"], None),
+            (["5", "7", "7", "7"], "7"), (["a", "b", "c", "d"], None), (["7"] * 4, "7")):
+        given = iter(votes)
+        with served(lambda body, n, given=given: honest(body, n) if asks_generator(body) else paid(
+                tagged(next(given)))) as server:
+            rows, counts = all_of(writing(quiz, tmp_path, server.url, 1, "".join(votes), votes=4, concurrency=1))
+        assert [row["answer"] for row in rows] == ([answer] if answer else []), (votes, answer)
+        assert counts == ({} if answer else {"no majority": 1}), (votes, answer)
 
 
-def test_answers_that_were_cut_off_count_for_nothing(quiz, tmp_path):
-    def script(body, number):
-        found = honest(body, number)
-        if not asks_generator(body):
-            found["choices"][0]["finish_reason"] = "length"
-        return found
-
-    with served(script) as server:
-        rows, counts = all_of(writing(quiz, tmp_path, server.url, 2, votes=2))
-    assert rows == [] and counts == {"no majority": 2}
-
-
-def test_what_was_cut_off_agrees_with_nothing(quiz, tmp_path):
-    """One whole answer among four that are the same."""
-    def script(body, number):
-        found = honest(body, number)
-        if not asks_generator(body) and number > 1:
-            found["choices"][0]["finish_reason"] = "length"
-        return found
-
-    with served(script) as server:
+def test_what_was_cut_off_counts_for_nothing(quiz, tmp_path):
+    """Of four equal answers one is whole; then prompts of the generator are cut off."""
+    cut = lambda body, n: (found := honest(body, n))["choices"][0].update(finish_reason="length") or found  # noqa: E731
+    with served(lambda body, n: (cut if n > 1 and not asks_generator(body) else honest)(body, n)) as server:
         rows, counts = all_of(writing(quiz, tmp_path, server.url, 1, votes=4, concurrency=1))
     assert rows == [] and counts == {"no majority": 1}
+    with served(cut) as server:
+        assert {c.reason for c in writing(quiz, tmp_path, server.url, 2, "cut").candidates()} == {"malformed"}
 
 
 def test_a_lying_generator_gets_nothing_in(quiz, tmp_path):
@@ -201,16 +182,6 @@ def test_a_lying_generator_gets_nothing_in(quiz, tmp_path):
         found, counts = all_of(work)
     assert counts == {"malformed": 7, "near-duplicate": 2, "near a held-out row": 1}
     assert [(row["id"], row["answer"], row["verifier"]) for row in found] == [("t0~9", "8", "2 of 2 answers of only")]
-
-
-def test_a_reply_that_was_cut_off_is_no_prompt(quiz, tmp_path):
-    def script(body, number):
-        found = honest(body, number)
-        found["choices"][0]["finish_reason"] = "length"
-        return found
-
-    with served(script) as server:
-        assert {c.reason for c in writing(quiz, tmp_path, server.url, 2).candidates()} == {"malformed"}
 
 
 def test_what_the_task_works_out_needs_no_teacher(tmp_path):
@@ -257,28 +228,6 @@ def test_a_row_whose_votes_are_not_all_there_is_not_verified(quiz, tmp_path):
         assert rows == [] and counts == {"not all votes": 1}
 
 
-def test_a_slow_generator_is_given_up_in_time(quiz, tmp_path):
-    held = threading.Event()
-    script = lambda body, n: honest(body, n) if n else (  # noqa: E731
-        lambda handler: (held.wait(30), handler.send(200, b"{}")))
-    start = time.monotonic()
-    with served(script) as server:
-        work = writing(quiz, tmp_path, server.url, 2, timeout_s=0.5)
-        assert sorted(c.reason for c in work.candidates()) == ["", "not answered"]
-        held.set()
-    assert time.monotonic() - start < 20
-
-
-def test_a_generator_that_answers_nothing_ends_it(quiz, tmp_path):
-    with served(lambda *_: 400) as server, pytest.raises(TrainingError, match="answered none of 16 requests"):
-        writing(quiz, tmp_path, server.url, 20, concurrency=1).candidates()
-    with served(lambda *_: 401) as server, pytest.raises(ConfigError, match="refuses the key"):
-        writing(quiz, tmp_path, server.url, 1).candidates()
-
-
-# --- replies ----------------------------------------------------------------------------------------------------------
-
-
 class Plain(Task):
     prompt = "{question}"
 
@@ -309,22 +258,16 @@ def test_a_row_of_the_right_form_is_read_back(question, options, answer):
     assert read_reply(f"Here: ```json\n{json.dumps(row | {'id': 'mine'})}\n```", Plain(), PARENT) == row
 
 
-def test_what_a_generator_is_told():
+def test_what_a_generator_is_asked_and_what_cannot_be_verified():
     text = request_text(Plain(), PARENT, "combined", {**PARENT, "question": "Why?"})
     assert '{"question": "Which?", "options": ["a", "b"], "answer": 3}' in text and '"Why?"' in text
     assert "combines the concepts" in text and "same picture" not in text and "box" not in text
     assert "same picture" in request_text(Plain(), {**PARENT, "image": "a.png"}, "harder")
-
-
-def test_what_cannot_be_written_or_verified_is_told():
     with pytest.raises(ConfigError, match="none of the fields that may be written"):
         check(Plain(), [{"id": "a", "n": 1}])
     with pytest.raises(ConfigError, match=r"no `answer`.*Task.solved or Task.answered"):
         check(Plain(), [{"id": "a", "question": "?"}])
     check(Plain(), [{"id": "a", "question": "?", "answer": 1}])
-
-
-# --- pictures, knobs and parents --------------------------------------------------------------------------------------
 
 
 def test_a_picture_of_a_heldout_row_is_refused(quiz, tmp_path):
@@ -356,11 +299,6 @@ def test_knobs_anywhere_and_near_to_a_parent(tmp_path):
     assert 0.03 < away.std() < 0.15
     with pytest.raises(ConfigError, match="'x' was not generated with the knobs of task 'grounding'"):
         propose(task, 0, ({"id": "x"},), where)
-
-
-def test_samples_of_a_run_with_knobs_are_varied_by_their_knobs(tmp_path):
-    config = configs.load(ROOT / "configs/quickstart.yaml", [f"run.dir={tmp_path}/r", "task.drawn=true"])
-    task, where = make_task(config), MediaLocation(root=tmp_path, folder=tmp_path / "new_media")
     sample = generated(task, 7, {name: low for name, (low, _) in task.knobs.items()})
     rows = [{"schema": 1, "step": 0, "group_id": "g", "index": i, "sample_id": sample.id, "split": "train", "reward":
              float(i), "correct": bool(i), "sample": json.dumps(dict(sample.row))} for i in range(2)]
@@ -372,21 +310,7 @@ def test_samples_of_a_run_with_knobs_are_varied_by_their_knobs(tmp_path):
     assert made["parent"] == sample.id and made["generator"] == "vary-knobs" and (tmp_path / made["image"]).is_file()
 
 
-@pytest.mark.parametrize(("wanted", "message"), [
-    (SeedSettings(recipe="sws"), "give both"), (SeedSettings(source="runs/a"), "give both"),
-    (SeedSettings(recipe="sws", source="file"), "a file of pass rates is not enough"),
-    (SeedSettings(recipe="synthetic_data_rl", source="file", failed="file"), "both choose the rows to vary"),
-    (SeedSettings(least=0.9, most=0.1), "nothing lies between")])
-def test_what_does_not_go_together(quiz, tmp_path, wanted, message):
-    rows = read_rows(tmp_path / "rows.jsonl")
-    write_rows(tmp_path / "file.jsonl", [{**row, "pass_at_k": i / 3} for i, row in enumerate(rows)])
-    paths = {name: tmp_path / "file.jsonl" for name in ("source", "failed") if getattr(wanted, name) == "file"}
-    known = SeedSettings(**{**vars(wanted), **paths})
-    with pytest.raises(ConfigError, match=message):
-        search_of(quiz, make_task(quiz), MediaLocation.of(quiz, tmp_path / "new.jsonl"), known)
-
-
-def test_a_recipe_over_a_file_of_pass_rates(quiz, tmp_path):
+def test_recipes_over_a_file_of_pass_rates(quiz, tmp_path):
     rows = read_rows(tmp_path / "rows.jsonl")
     measured = [{**row, "pass_at_k": i / 3, "answers_scored": 3} for i, row in enumerate(rows)]
     write_rows(tmp_path / "file.jsonl", measured)
@@ -395,9 +319,17 @@ def test_a_recipe_over_a_file_of_pass_rates(quiz, tmp_path):
     ways = {row["id"]: way for row, (way, _) in zip(search.parents, search.ways, strict=True)}
     assert ways == {"t0": "easier", "t1": "easier", "t2": "harder", "t3": "harder"}
     assert search.keep == 500 and search.candidates == 64 and "pass_at_k" not in search.parents[0]
+    for wanted, message in ((SeedSettings(recipe="sws"), "give both"), (SeedSettings(source="runs/a"), "give both"),
+            (SeedSettings(recipe="sws", source="file"), "a file of pass rates is not enough"),
+            (SeedSettings(recipe="synthetic_data_rl", source="file", failed="file"), "both choose the rows to vary"),
+            (SeedSettings(least=0.9, most=0.1), "nothing lies between")):
+        rows = read_rows(tmp_path / "rows.jsonl")
+        write_rows(tmp_path / "file.jsonl", [{**row, "pass_at_k": i / 3} for i, row in enumerate(rows)])
+        paths = {name: tmp_path / "file.jsonl" for name in ("source", "failed") if getattr(wanted, name) == "file"}
+        known = SeedSettings(**{**vars(wanted), **paths})
+        with pytest.raises(ConfigError, match=message):
+            search_of(quiz, make_task(quiz), MediaLocation.of(quiz, tmp_path / "new.jsonl"), known)
 
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 LUCK = '''
 from vlrl.task import Task

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES, TWO, kinds_of
+from tests.e2e import forked
 from tests.helpers import Vowels, load, settings
 from vlrl.engine.hf import HFEngine
 from vlrl.models.packing import pack, pieces_of
@@ -25,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("vllm"):
             item.add_marker(pytest.mark.filterwarnings("ignore"))  # vLLM and what it imports warn of each other
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("vllm") and importlib.util.find_spec("vllm"):
+        forked.preload("tests.vllm.forking")  # programs and servers start without importing it
 
 
 @pytest.fixture(scope="session")

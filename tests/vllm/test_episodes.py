@@ -32,10 +32,6 @@ def check(folder):
         assert mask.any() and gaps[mask].max() < EXACT and {m["kind"] for m in row["media"]} == {"image"}
 
 
-def test_a_run_with_vllm(tiny_models, tmp_path):
-    check(run(tmp_path / "run", tiny_models["qwen3_vl"], "engine=vllm", *SMALL))
-
-
 def test_a_run_with_a_server(tiny_models, tmp_path):
     """`vlrl serve` makes room for whole episodes by itself."""
     config, port = tmp_path / "serve.yaml", free_ports()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e import forked
 from tests.e2e.runs import ROOT, metrics, weights
-from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
+from tests.vllm.test_server import FORKED, PATIENT, free_ports, process_of, serving, serving_environment, until
 from vlrl import config as configs
 from vlrl.engine.vllm import launch as vllm_launch
 from vlrl.engine.vllm import server as vllm_server
@@ -52,18 +52,18 @@ train(config.load(sys.argv[1], sys.argv[2:]))
 """A trainer that is killed when the first answers of step 2 are there, and others are being written."""
 
 
-HASTY = "vllm_launch._SILENT_S = 5.0\n"
-"""Five seconds are a long silence."""
+HASTY = "vllm_launch._SILENT_S = 15.0\n"
+"""A quarter of a minute is a long silence."""
 
 
 class Serve:
     """`vlrl serve` on free ports."""
 
-    def __init__(self, root, name, replicas, *more, settings=""):
+    def __init__(self, root, name, replicas, *more, settings=FORKED):
         self.log, self.about = root / f"{name}.log", root / name / "servers.json"
         with self.log.open("w") as log:
             self.process = forked.Process(
-                [serving(root, FORKED, settings), "serve", QUICKSTART, "--replicas", replicas, "--port", free_ports(),
+                [serving(root, settings), "serve", QUICKSTART, "--replicas", replicas, "--port", free_ports(),
                  "--folder", root / name, f"run.dir={root / 'run'}", *SMALL[1:], *more],
                 serving_environment(), ROOT, log, log)
 
@@ -78,9 +78,7 @@ class Serve:
     def server(self, i):
         """The process of a server that is up."""
         until(lambda: vllm_launch._health(self.servers[i]) == 200, self.log.read_text())
-        port = self.servers[i].rpartition(":")[2]
-        (found,) = [p for p in psutil.Process(self.process.pid).children() if port in p.cmdline()]
-        return found
+        return process_of(self.process.pid, self.servers[i])
 
     def close(self, how=signal.SIGTERM):
         """Ends it; with SIGKILL the servers too."""
@@ -198,7 +196,7 @@ def test_a_killed_trainer_goes_on_with_the_servers_it_left(served, start, undist
     assert_same(undisturbed[kind], start(name, *served.both, *more))
 
 
-def test_a_server_that_hangs_is_left_out_and_comes_back(served, start, undisturbed):
+def test_a_server_that_hangs_comes_back_and_another_takes_its_work_when_it_is_killed(served, start, undisturbed):
     server, noted = served.serve.server(1), {}
     group = [server, *server.children(recursive=True)]
 
@@ -216,21 +214,15 @@ def test_a_server_that_hangs_is_left_out_and_comes_back(served, start, undisturb
 
     def end(engine):
         noted["more"] = engine.pool.replicas[1].requests - noted["asked"]
+        kills(server, 1)(engine)
 
     try:
         folder = start("hangs", *served.both, faults={1: hang, 2: go_on, 3: end})
     finally:
         for process in group:
-            process.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
     assert noted["away"] and noted["asked"] and noted["more"]
-    assert_same(undisturbed["plain"], folder)
-
-
-def test_another_server_takes_the_work_of_a_killed_one(served, start, undisturbed):
-    server = served.serve.server(1)
-    faults = {1: kills(server, 1)}
-    folder = start("one-of-two", *served.both, faults=faults)
-    assert not faults
     until(lambda: not server.is_running(), "the server was not killed")
     assert_same(undisturbed["plain"], folder)
 
@@ -257,25 +249,18 @@ def test_without_a_server_the_run_stops_and_another_one_ends_it(served, start, u
     folder = served.root / "gone"
     assert json.loads((folder / "heartbeat.json").read_text())["state"] == "failed"
     assert [m["step"] for m in metrics(folder)] == [0, 1] and (folder / "checkpoints" / "step-000002").exists()
-    other = Serve(served.root, "others", 1)
+    other = Serve(served.root, "others", 1, "engine.timeout_s=15", settings=HASTY)  # spawned as a user's is
     try:
         assert_same(undisturbed["plain"], start("gone", *other.ready()))
-    finally:
-        other.close()
-
-
-def test_a_server_whose_engine_stands_still_is_started_again(installed, tmp_path):
-    """Its health page goes on answering. What is started answers in the tests above."""
-    serve = Serve(tmp_path, "servers", 1, "engine.timeout_s=5", settings=HASTY)
-    try:
-        serve.ready()
-        server = serve.server(0)
+        server, said = other.server(0), other.log.read_text
+        # its engine stands still, and its health page goes on answering
         for process in server.children(recursive=True):
             process.suspend()
-        assert vllm_launch._health(serve.servers[0]) == 200
-        until(lambda: "the server is started again" in serve.log.read_text(), lambda: serve.log.read_text())
-        assert "responds, but its engine has not responded for 5 s" in serve.log.read_text()
-        assert not server.is_running()
-        until(lambda: psutil.Process(serve.process.pid).children(), lambda: serve.log.read_text())
+        assert vllm_launch._health(other.servers[0]) == 200
+        until(lambda: "the server is started again" in said(), said)
+        assert "responds, but its engine has not responded for 15 s" in said() and not server.is_running()
+        until(lambda: len(psutil.Process(other.process.pid).children(recursive=True)) > 1, said)
     finally:
-        serve.close(signal.SIGKILL)
+        family = psutil.Process(other.process.pid).children(recursive=True)
+        other.process.kill()
+        assert not psutil.wait_procs(family, timeout=120)[1]  # they end with the process that started them

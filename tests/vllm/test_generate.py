@@ -31,16 +31,16 @@ def close_to_trainer(tiny, requests, answers, temperature=1.0):
     return np.abs(trainer_logprobs(tiny.policy, pairs, temperature) - found).max() < 1e-5
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_sampler_and_trainer_agree(tiny, temperature):
+def test_sampler_and_trainer_agree(tiny):
     """Image, two images, text and video; siblings differ, and the same seed draws the same answers."""
-    requests = [ask(p, 4, (0, i), temperature=temperature) for i, p in enumerate(tiny.prompts.values())]
-    answers = tiny.vllm.generate(requests)
-    assert [len(group) for group in answers] == [4] * len(requests)
-    assert close_to_trainer(tiny, requests, answers, temperature)
-    assert all(len({tuple(c.tokens) for c in group}) > 1 for group in answers)
-    again = tiny.vllm.generate(requests)
-    assert [[c.tokens.tolist() for c in g] for g in again] == [[c.tokens.tolist() for c in g] for g in answers]
+    for temperature in (1.0, 0.7):
+        requests = [ask(p, 4, (0, i), temperature=temperature) for i, p in enumerate(tiny.prompts.values())]
+        answers = tiny.vllm.generate(requests)
+        assert [len(group) for group in answers] == [4] * len(requests), temperature
+        assert close_to_trainer(tiny, requests, answers, temperature), temperature
+        assert all(len({tuple(c.tokens) for c in group}) > 1 for group in answers), temperature
+        again = tiny.vllm.generate(requests)
+        assert [[c.tokens.tolist() for c in g] for g in again] == [[c.tokens.tolist() for c in g] for g in answers]
 
 
 def test_greedy_answers_are_the_hf_engines(tiny):
@@ -51,10 +51,12 @@ def test_greedy_answers_are_the_hf_engines(tiny):
         assert (a.text, a.finish_reason, a.turns) == (b.text, b.finish_reason, b.turns)
         assert a.tokens.dtype == b.tokens.dtype and a.logprobs.dtype == b.logprobs.dtype
         assert a.loss_mask.tolist() == b.loss_mask.tolist()
-
-
-def test_greedy_and_sampled_side_by_side(tiny):
-    """A greedy row keeps the log-probabilities of temperature 1 beside rows of another temperature."""
+    ends = [{"max_new_tokens": 7}, {"stop": ("</think>",)}, {"max_new_tokens": 20}]
+    requests = [ask(tiny.prompts["image"], temperature=0.0, thinking_budget=5, **end) for end in ends]
+    for (a,), (b,) in zip(tiny.vllm.generate(requests), tiny.hf.generate(requests), strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist() and a.loss_mask.tolist() == b.loss_mask.tolist()
+        assert (a.text, a.finish_reason) == (b.text, b.finish_reason)
+        assert np.abs(a.logprobs - b.logprobs).max() < 1e-5
     prompt = tiny.prompts["image"]
     requests = [ask(prompt, temperature=0.0), ask(prompt, 3, temperature=0.5)]
     greedy, sampled = tiny.vllm.generate(requests)
@@ -139,34 +141,23 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(tiny):
         assert c.finish_reason == ("stop" if ended or any(s in c.text for s in stops) else "length")
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_thinking_over_budget_is_ended(tiny, temperature):
-    closing = tiny.vllm.rules.texts.ids(PLAIN.thinking_end).tolist()
-    forced = slice(5, 5 + len(closing))
-    requests = [ask(tiny.prompts[kind], 4, (0, i), max_new_tokens=20, temperature=temperature, thinking_budget=5)
-                for i, kind in enumerate(("image", "text"))]
-    free = tiny.vllm.generate([dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, thinking_budget=None))
-                               for r in requests])
-    found = tiny.vllm.generate(requests)
-    for c, plain in zip([c for g in found for c in g], [c for g in free for c in g], strict=True):
-        assert c.tokens[:5].tolist() == plain.tokens[:5].tolist()
-        if len(plain.tokens) <= 5:
-            assert c.tokens.tolist() == plain.tokens.tolist() and c.loss_mask.all()
-            continue
-        assert c.tokens[forced].tolist() == closing and len(c.tokens) <= 20 and len(c.turns) == 1
-        assert np.flatnonzero(~c.loss_mask).tolist() == list(range(forced.start, forced.stop))
-    assert any(len(c.tokens) > forced.stop for group in found for c in group)
-    assert close_to_trainer(tiny, requests, found, temperature)  # of forced tokens too: the model's own
-
-
-def test_a_greedy_budget_is_the_hf_engines(tiny):
-    """With the closing text cut by the limit, ending the answer itself, and in the middle."""
-    ends = [{"max_new_tokens": 7}, {"stop": ("</think>",)}, {"max_new_tokens": 20}]
-    requests = [ask(tiny.prompts["image"], temperature=0.0, thinking_budget=5, **end) for end in ends]
-    for (a,), (b,) in zip(tiny.vllm.generate(requests), tiny.hf.generate(requests), strict=True):
-        assert a.tokens.tolist() == b.tokens.tolist() and a.loss_mask.tolist() == b.loss_mask.tolist()
-        assert (a.text, a.finish_reason) == (b.text, b.finish_reason)
-        assert np.abs(a.logprobs - b.logprobs).max() < 1e-5
+def test_thinking_over_budget_is_ended(tiny):
+    for temperature in (1.0, 0.7):
+        closing = tiny.vllm.rules.texts.ids(PLAIN.thinking_end).tolist()
+        forced = slice(5, 5 + len(closing))
+        requests, unbounded = ([ask(tiny.prompts[kind], 4, (0, i), max_new_tokens=20, temperature=temperature,
+                                    thinking_budget=budget) for i, kind in enumerate(("image", "text"))]
+                               for budget in (5, None))
+        free, found = tiny.vllm.generate(unbounded), tiny.vllm.generate(requests)
+        for c, plain in zip([c for g in found for c in g], [c for g in free for c in g], strict=True):
+            assert c.tokens[:5].tolist() == plain.tokens[:5].tolist(), temperature
+            if len(plain.tokens) <= 5:
+                assert c.tokens.tolist() == plain.tokens.tolist() and c.loss_mask.all(), temperature
+                continue
+            assert c.tokens[forced].tolist() == closing and len(c.tokens) <= 20 and len(c.turns) == 1, temperature
+            assert np.flatnonzero(~c.loss_mask).tolist() == list(range(forced.start, forced.stop)), temperature
+        assert any(len(c.tokens) > forced.stop for group in found for c in group), temperature
+        assert close_to_trainer(tiny, requests, found, temperature)  # of forced tokens too: the model's own
 
 
 def test_answers_go_on_from_their_own_text(tiny):
@@ -202,13 +193,20 @@ def test_answers_go_on_from_each_other(tiny):
     assert close_to_trainer(tiny, requests, groups)
 
 
-def test_whole_requests_are_handed_on_while_others_are_written(tiny):
+def test_whole_requests_are_handed_on_and_global_random_states_are_left_alone(tiny):
     prompts = list(tiny.prompts.values())
     calls = []
     requests = [ask(prompts[0], 2, max_new_tokens=14), ask(prompts[1], 3, max_new_tokens=2), ask(prompts[2], 0)]
     answers = tiny.vllm.generate(requests, lambda i, made: calls.append((i, made)))
     assert [i for i, _ in calls] == [2, 1] and answers[2] == []
     assert calls[1][1] is answers[1]
+    torch.manual_seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state(legacy=True)
+    tiny.vllm.generate([ask(tiny.prompts["text"], 3)])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert str(np.random.get_state(legacy=True)) == str(before[1])
+    assert torch.set_num_threads.__name__ == "set_num_threads" and "vllm" not in torch.set_num_threads.__module__
 
 
 def test_what_cannot_be_is_named_and_the_engine_goes_on(tiny):
@@ -230,34 +228,19 @@ def test_what_cannot_be_is_named_and_the_engine_goes_on(tiny):
     assert len(tiny.vllm.generate([ask(prompt, 2)])[0]) == 2
 
 
-def test_global_random_states_are_left_alone(tiny):
-    torch.manual_seed(5)
-    np.random.seed(5)
-    before = torch.get_rng_state(), np.random.get_state(legacy=True)
-    tiny.vllm.generate([ask(tiny.prompts["text"], 3)])
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert str(np.random.get_state(legacy=True)) == str(before[1])
-    assert torch.set_num_threads.__name__ == "set_num_threads" and "vllm" not in torch.set_num_threads.__module__
-
-
-def test_top_k_keeps_one_token(tiny, monkeypatch):
-    """Its probability among the kept ones is 1."""
+def test_a_forced_token_is_told_among_all(tiny, monkeypatch):
     monkeypatch.setattr(tiny.vllm, "rules", dataclasses.replace(tiny.vllm.rules, top_k=1))
     prompt = tiny.prompts["text"]
     sampled, greedy = tiny.vllm.generate([ask(prompt, 2), ask(prompt, temperature=0.0)])
     assert all(c.tokens.tolist() == greedy[0].tokens.tolist() and not c.logprobs.any() for c in sampled)
-
-
-@pytest.mark.parametrize("kept", [{"top_k": 1}, {"top_p": 1e-4}])
-def test_a_forced_token_is_told_among_all(tiny, monkeypatch, kept):
-    """Also where it is none of the tokens that are kept."""
-    monkeypatch.setattr(tiny.vllm, "rules", dataclasses.replace(tiny.vllm.rules, **kept))
-    request = ask(tiny.prompts["text"], temperature=1.0, thinking_budget=3, max_new_tokens=12)
-    ((c,),) = tiny.vllm.generate([request])
-    forced = ~c.loss_mask
-    assert forced.any() and not c.logprobs[~forced].any()
-    told = trainer_logprobs(tiny.policy, [(request.prompt, c)])
-    assert np.abs(c.logprobs - told)[forced].max() < 1e-5 and (told[forced] < -1e-3).all()
+    for kept in ({"top_k": 1}, {"top_p": 1e-4}):
+        monkeypatch.setattr(tiny.vllm, "rules", dataclasses.replace(tiny.vllm.rules, **kept))
+        request = ask(tiny.prompts["text"], temperature=1.0, thinking_budget=3, max_new_tokens=12)
+        ((c,),) = tiny.vllm.generate([request])
+        forced = ~c.loss_mask
+        assert forced.any() and not c.logprobs[~forced].any(), kept
+        told = trainer_logprobs(tiny.policy, [(request.prompt, c)])
+        assert np.abs(c.logprobs - told)[forced].max() < 1e-5 and (told[forced] < -1e-3).all(), kept
 
 
 def test_a_start_that_fails_names_the_setting(tiny, tmp_path):

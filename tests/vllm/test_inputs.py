@@ -40,9 +40,6 @@ def tiny(request, tiny_models):
     return SimpleNamespace(policy=policy, config=config, prompts=prompts, rules=SamplingRules.of(policy))
 
 
-# --- prompts ---------------------------------------------------------------------------------------------------------
-
-
 def test_media_go_in_raw_beside_unexpanded_ids(tiny):
     two, video, text = (tiny.prompts[kind] for kind in ("two images", "video", "text"))
     given = prompt_input(two, np.array([7, 8]))
@@ -74,7 +71,7 @@ def test_other_ids_are_refused(tiny):
             check_prompt(whole, ids.tolist(), turns=turns)
 
 
-def test_an_answer_must_have_room(tiny):
+def test_an_answer_must_have_room_and_be_one_to_train_on(tiny):
     prompt = tiny.prompts["image"]
     wanted = len(prompt) + 24
     requests = [Request(prompt=prompt, n=1, sampling=PLAIN)]
@@ -83,9 +80,15 @@ def test_an_answer_must_have_room(tiny):
         check_lengths(requests, wanted - 1, given=True)
     with pytest.raises(ConfigError, match=rf"max_model_len=null \(here {wanted - 1}\) is too small"):
         check_lengths(requests, wanted - 1, given=False)
-
-
-# --- sampling --------------------------------------------------------------------------------------------------------
+    prompt, banned = tiny.prompts["text"], int(tiny.policy.banned[0])
+    draft = Draft(PLAIN, tiny.rules, 0)
+    draft.add([5], [float("nan")])
+    with pytest.raises(TrainingError, match=r"not finite.*engine\.dtype"):
+        checked_completions([draft], prompt)
+    draft = Draft(PLAIN, tiny.rules, 0)
+    draft.add([banned], [-1.0])
+    with pytest.raises(TrainingError, match=f"sampled the banned token {banned}"):
+        checked_completions([draft], prompt)
 
 
 def test_sampling_means_what_it_means_to_the_hf_engine(tiny):
@@ -99,25 +102,13 @@ def test_sampling_means_what_it_means_to_the_hf_engine(tiny):
     assert sampling_options(PLAIN, 1, 0, rules, room=3)["max_tokens"] == 3
     with pytest.raises(ConfigError, match=r"temperature is 2\.5, and vLLM's maximum is 2.*rollout\.temperature"):
         sampling_options(dataclasses.replace(PLAIN, temperature=2.5), 1, 0, rules)
-
-
-def test_a_forced_token_is_measured_among_all(tiny):
-    rules = dataclasses.replace(tiny.rules, top_p=0.9, top_k=40)
     said = measuring_options(dataclasses.replace(PLAIN, temperature=0.7, stop=("x",)), 17, rules)
     assert (said["top_p"], said["top_k"], said["temperature"]) == (1.0, -1, 0.7)
     assert (said["n"], said["max_tokens"], said["logprob_token_ids"], said["stop"]) == (1, 1, [17], [])
     assert said["logit_bias"] == sampling_options(PLAIN, 1, 0, rules)["logit_bias"]
-
-
-def test_every_stream_has_a_seed_of_its_own():
-    seeds = [seed_of(3, (0, 5)), seed_of(3, (0, 6)), seed_of(4, (0, 5)), seed_of(3, (5, 5)),
-             *(seed_of(3, (0, 5), i, t) for i in range(4) for t in (0, 4, 9))]
-    assert len(set(seeds)) == len(seeds) and all(0 <= s < 2**62 for s in seeds)
-    assert seeds == [seed_of(3, (0, 5)), seed_of(3, (0, 6)), seed_of(4, (0, 5)), seed_of(3, (5, 5)),
-                     *(seed_of(3, (0, 5), i, t) for i in range(4) for t in (0, 4, 9))]
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
+    seeds, again = ([seed_of(3, (0, 5)), seed_of(3, (0, 6)), seed_of(4, (0, 5)), seed_of(3, (5, 5)),
+                     *(seed_of(3, (0, 5), i, t) for i in range(4) for t in (0, 4, 9))] for _ in range(2))
+    assert len(set(seeds)) == len(seeds) and all(0 <= s < 2**62 for s in seeds) and seeds == again
 
 
 def written(draft, source, more=()):
@@ -142,49 +133,34 @@ def same(a, b):
     assert (a.text, a.finish_reason, a.turns) == (b.text, b.finish_reason, b.turns)
 
 
-@pytest.mark.parametrize("sampling", [
-    {}, {"max_new_tokens": 2}, {"thinking_budget": 5}, {"thinking_budget": 5, "max_new_tokens": 7},
-    {"thinking_budget": 2, "stop": ("</think>",)}, {"stop": ("e", "ing", " a")},
-    {"thinking_budget": 6, "stop": ("a",), "thinking_end": "</think><answer>"}], ids=str)
-def test_a_draft_becomes_what_the_hf_engine_gives(tiny, sampling):
+def test_a_draft_becomes_what_the_hf_engine_gives(tiny):
     """Whatever an engine wrote behind the end is dropped."""
-    sampling = dataclasses.replace(PLAIN, **sampling)
-    request = Request(prompt=tiny.prompts["text"], n=12, sampling=sampling)
-    (answers,) = HFEngine(tiny.policy, 2, 64).generate([request])
-    behind = [int(tiny.rules.texts.ids("one more").tolist()[0])] * 30
-    for c in answers:
-        same(written(Draft(sampling, tiny.rules, 0), c, behind if c.finish_reason == "stop" else ()), c)
-    assert not sampling.stop or any(c.finish_reason == "stop" and int(c.tokens[-1]) not in tiny.policy.eos
-                                    for c in answers)
+    for sampling in (
+            {}, {"max_new_tokens": 2}, {"thinking_budget": 5}, {"thinking_budget": 5, "max_new_tokens": 7},
+            {"thinking_budget": 2, "stop": ("</think>",)}, {"stop": ("e", "ing", " a")},
+            {"thinking_budget": 6, "stop": ("a",), "thinking_end": "</think><answer>"}):
+        sampling = dataclasses.replace(PLAIN, **sampling)
+        request = Request(prompt=tiny.prompts["text"], n=12, sampling=sampling)
+        (answers,) = HFEngine(tiny.policy, 2, 64).generate([request])
+        behind = [int(tiny.rules.texts.ids("one more").tolist()[0])] * 30
+        for c in answers:
+            same(written(Draft(sampling, tiny.rules, 0), c, behind if c.finish_reason == "stop" else ()), c)
+        assert not sampling.stop or any(c.finish_reason == "stop" and int(c.tokens[-1]) not in tiny.policy.eos
+                                        for c in answers)
 
 
-@pytest.mark.parametrize("first", [3, 6, 9])
-def test_a_begun_draft_becomes_what_the_hf_engine_gives(tiny, first):
+def test_a_begun_draft_becomes_what_the_hf_engine_gives(tiny):
     """Before, within and behind the closing text; a stop string may reach back into what was written before."""
-    sampling = dataclasses.replace(PLAIN, thinking_budget=5, stop=("qu", "er"))
-    short = dataclasses.replace(sampling, max_new_tokens=first)
-    engine = HFEngine(tiny.policy, 2, 64)
-    (parts,) = engine.generate([Request(prompt=tiny.prompts["text"], n=12, sampling=short)])
-    begun = tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(parts) if c.truncated)
-    (grown,) = engine.generate([Request(prompt=tiny.prompts["text"], n=len(begun), sampling=sampling, begun=begun)])
-    assert len(begun) > 3
-    for b, c in zip(begun, grown, strict=True):
-        same(written(Draft(sampling, tiny.rules, b.index, b.written), c), c)
-
-
-def test_answers_that_cannot_be_trained_on_are_refused(tiny):
-    prompt, banned = tiny.prompts["text"], int(tiny.policy.banned[0])
-    draft = Draft(PLAIN, tiny.rules, 0)
-    draft.add([5], [float("nan")])
-    with pytest.raises(TrainingError, match=r"not finite.*engine\.dtype"):
-        checked_completions([draft], prompt)
-    draft = Draft(PLAIN, tiny.rules, 0)
-    draft.add([banned], [-1.0])
-    with pytest.raises(TrainingError, match=f"sampled the banned token {banned}"):
-        checked_completions([draft], prompt)
-
-
-# --- starting --------------------------------------------------------------------------------------------------------
+    for first in (3, 6, 9):
+        sampling = dataclasses.replace(PLAIN, thinking_budget=5, stop=("qu", "er"))
+        short = dataclasses.replace(sampling, max_new_tokens=first)
+        engine = HFEngine(tiny.policy, 2, 64)
+        (parts,) = engine.generate([Request(prompt=tiny.prompts["text"], n=12, sampling=short)])
+        begun = tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(parts) if c.truncated)
+        (grown,) = engine.generate([Request(prompt=tiny.prompts["text"], n=len(begun), sampling=sampling, begun=begun)])
+        assert len(begun) > 3, first
+        for b, c in zip(begun, grown, strict=True):
+            same(written(Draft(sampling, tiny.rules, b.index, b.written), c), c)
 
 
 def test_options_of_a_gpu_are_left_out_on_a_cpu(tiny, tmp_path):
@@ -196,17 +172,16 @@ def test_options_of_a_gpu_are_left_out_on_a_cpu(tiny, tmp_path):
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float16)
     gpu = options(on_gpu, settings("x", engine={"name": "vllm", "sleep": False}), tmp_path, 128)
     assert not gpu["enforce_eager"] and gpu["enable_sleep_mode"] is False and gpu["dtype"] == "float16"
-
-
-@pytest.mark.parametrize("text, setting", [
-    ("Free memory on device cuda:0 (1/80 GiB) on startup is less than desired GPU memory utilization", "memory=0.3"),
-    ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`", "memory=0.3"),
-    ("To serve at least one request with the models's max seq len (9000), 1 GiB KV cache is needed", "max_model_len="),
-    ("User-specified max_model_len (9) is greater than the derived max_model_len", "max_model_len="),
-    ("World size (2) is larger than the number of available GPUs: tensor_parallel_size", "tensor_parallel=1"),
-    ("Model architectures ['X'] are not supported for now", "name=vllm")])
-def test_the_setting_to_change_is_named(text, setting):
-    assert _blamed(settings("x", engine={"name": "vllm"}), ValueError(text)).startswith(f"engine.{setting}")
+    for text, setting in (
+            ("Free memory on device cuda:0 (1/80 GiB) on startup is less than desired GPU memory utilization",
+            "memory=0.3"),
+            ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`", "memory=0.3"),
+            ("To serve at least one request with the models's max seq len (9000), 1 GiB KV cache is needed",
+            "max_model_len="),
+            ("User-specified max_model_len (9) is greater than the derived max_model_len", "max_model_len="),
+            ("World size (2) is larger than the number of available GPUs: tensor_parallel_size", "tensor_parallel=1"),
+            ("Model architectures ['X'] are not supported for now", "name=vllm")):
+        assert _blamed(settings("x", engine={"name": "vllm"}), ValueError(text)).startswith(f"engine.{setting}")
 
 
 def test_a_torchcodec_that_cannot_be_loaded_is_hidden(tmp_path, monkeypatch):

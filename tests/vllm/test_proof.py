@@ -56,36 +56,38 @@ def parts(tiny_models):
     return policy, SyncCheck.of(encode), Copy(policy)
 
 
-def test_passes_after_a_whole_sync(parts):
+def test_a_sync_is_proved_and_changes_nothing(parts):
     policy, proof, engine = parts
     for step in range(3):
         perturb(policy, step)
         engine.sync(policy)
         assert proof.check(policy, engine.read, lambda: engine.pairs(policy)) < 1e-6
+    before = {n: p.clone() for n, p in policy.model.named_parameters()}
+    proof.check(policy, engine.read, lambda: engine.pairs(policy))
+    assert policy.model.training and policy.banned.numel()
+    assert all(torch.equal(p, before[n]) for n, p in policy.model.named_parameters())
 
 
-@pytest.mark.parametrize("part", PLANTED)
-def test_names_a_stale_weight(parts, part):
+def test_names_a_stale_weight(parts):
     policy, proof, engine = parts
-    perturb(policy, 0)
-    engine.sync(policy, leave_out=[PLANTED[part]])
-    with pytest.raises(TrainingError, match="not compute the trainer's log-probabilities") as error:
-        proof.check(policy, engine.read, lambda: engine.pairs(policy))
-    assert str(error.value).count("differs by") == 1 and PLANTED[part] in str(error.value)
-    assert "engine.proof" in str(error.value)
+    for seed, name in enumerate(PLANTED.values()):
+        perturb(policy, seed)
+        engine.sync(policy, leave_out=[name])
+        with pytest.raises(TrainingError, match="not compute the trainer's log-probabilities") as error:
+            proof.check(policy, engine.read, lambda: engine.pairs(policy))
+        assert str(error.value).count("differs by") == 1 and name in str(error.value)
+        assert "engine.proof" in str(error.value)
+        engine.sync(policy)
 
 
-def test_a_step_too_small_for_the_answer_is_seen_in_the_weights(parts):
+def test_steps_too_small_for_the_answer_and_proofs_without_weights(parts):
     policy, proof, engine = parts
     perturb(policy, 0, by=1e-6)
     engine.sync(policy, leave_out=[PLANTED["language layer"]])
     with pytest.raises(TrainingError, match=r"layers\.2\.self_attn\.k_proj"):
         proof.check(policy, engine.read, lambda: engine.pairs(policy))
     assert proof.check(policy, engine.read) < 1e-4
-
-
-def test_without_weights_it_says_where_to_look(parts):
-    policy, proof, engine = parts
+    engine.sync(policy)
     perturb(policy, 0)
     engine.sync(policy, leave_out=[PLANTED["merger"]])
     with pytest.raises(TrainingError, match="vision tower or the merger"):
@@ -104,10 +106,6 @@ def test_equal_weights_computed_otherwise(parts):
     with pytest.raises(TrainingError, match="by inf"):
         proof.check(policy, lambda p, a: np.full(len(a), np.nan))
 
-
-def test_tolerance_by_type_or_setting(parts):
-    policy, proof, engine = parts
-
     def off(prompt, answer):
         return engine.read(prompt, answer) + 0.01
 
@@ -116,17 +114,6 @@ def test_tolerance_by_type_or_setting(parts):
     for loose in (SyncCheck(proof.prompt, proof.answer, 0.02),
                   SyncCheck(proof.prompt, proof.answer, dtype=torch.bfloat16)):
         assert 0.009 < loose.check(policy, off) < 0.011
-
-
-def test_reading_changes_no_weight_and_no_mode(parts):
-    policy, proof, engine = parts
-    before = {n: p.clone() for n, p in policy.model.named_parameters()}
-    proof.check(policy, engine.read, lambda: engine.pairs(policy))
-    assert policy.model.training and policy.banned.numel()
-    assert all(torch.equal(p, before[n]) for n, p in policy.model.named_parameters())
-
-
-def test_differing_compares_in_the_type_of_the_engine():
     ours = torch.randn(8, 8)
     assert counted_differences([("w", ours, ours.bfloat16())])[1] == []
     theirs = ours.clone()
@@ -135,23 +122,20 @@ def test_differing_compares_in_the_type_of_the_engine():
     assert name == "w" and gap == pytest.approx(0.5)
 
 
-# --- weights under their saved names ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
-def test_written_model_is_the_policy(tiny_models, family, tmp_path):
+def test_written_model_is_the_policy(tiny_models, tmp_path):
     """Names, tying and values, as from_pretrained reads them; with views of one memory split over files."""
-    from transformers import AutoModelForImageTextToText
+    for family in ("qwen2_5_vl", "qwen3_vl", "smolvlm"):
+        from transformers import AutoModelForImageTextToText
 
-    policy, _ = load(settings(tiny_models[family]))
-    perturb(policy, 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vlrl.engine.vllm.policy_weights.SHARD", 2**20)
-        write_model(policy, tmp_path)
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    again = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32)
-    for (name, own), (other, theirs) in zip(policy.model.named_parameters(), again.named_parameters(), strict=True):
-        assert name == other and torch.equal(own, theirs)
+        policy, _ = load(settings(tiny_models[family]))
+        perturb(policy, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("vlrl.engine.vllm.policy_weights.SHARD", 2**20)
+            write_model(policy, tmp_path / family)
+        assert len(list((tmp_path / family).glob("model-*.safetensors"))) > 1, family
+        again = AutoModelForImageTextToText.from_pretrained(tmp_path / family, dtype=torch.float32)
+        for (name, own), (other, theirs) in zip(policy.model.named_parameters(), again.named_parameters(), strict=True):
+            assert name == other and torch.equal(own, theirs), family
 
 
 @pytest.mark.parametrize("target", ["language", "vision_language"])

@@ -6,8 +6,6 @@ import re
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +20,7 @@ from tests.conftest import SAMPLES
 from tests.e2e import forked
 from tests.e2e.runs import ROOT
 from tests.helpers import Vowels, load, settings
-from tests.vllm.conftest import trainer_logprobs, untied
+from tests.vllm.conftest import trainer_logprobs
 from tests.vllm.test_proof import perturb
 from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.vllm import server as vllm_server
@@ -61,15 +59,8 @@ def free_ports() -> int:
     raise AssertionError("no free port")
 
 
-KINDS = {"qwen3_vl": ("qwen3_vl", True), "qwen2_5_vl untied": ("qwen2_5_vl", False)}
-"""Family, and whether embeddings are tied; test_sync.py has all four in one process."""
-ENDS = {"qwen3_vl": "SIGHUP", "qwen2_5_vl untied": "SIGKILL"}
-"""What `vlrl serve` ends by (test_processes.py: SIGTERM); the last one's server is killed too, and its workers, which
-are spawned as a user's are, must not be left behind."""
-every_kind = pytest.mark.parametrize("served", KINDS, indirect=True)
-one_kind = pytest.mark.parametrize("served", ["qwen3_vl"], indirect=True)
 PLANTED = f"vllm_launch.EXTENSION = {planted!r}\n"
-FORKED = "vllm_launch.PROGRAM = 'tests.vllm.forking'\n"
+FORKED = "from tests.vllm import forking\nforking.servers()\n"
 
 
 def serving(root: Path, *settings: str) -> Path:
@@ -83,6 +74,14 @@ def serving(root: Path, *settings: str) -> Path:
     return program
 
 
+def process_of(serve: int, address: str) -> psutil.Process:
+    """The process of the server at an address, which is up."""
+    port = int(address.rpartition(":")[2])
+    (found,) = [p for p in psutil.Process(serve).children() if any(
+        c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in p.net_connections("tcp"))]
+    return found
+
+
 def serving_environment() -> dict[str, str]:
     """That of `vlrl serve`: servers find the tests, and their engines are processes of their own."""
     environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
@@ -90,44 +89,32 @@ def serving_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def served(request, installed, tiny_models, tmp_path_factory):
-    """Servers of a tiny model, two of the first kind; they take adapters and whole weights, and stale ones as told."""
-    root, kind = tmp_path_factory.mktemp("served"), request.param
-    family, tied = KINDS[kind]
-    model = tiny_models[family] if tied else untied(tiny_models[family], root / "untied")
-    config = root / "run.yaml"  # JSON is YAML
-    config.write_text(json.dumps({"task": "x", "model": {"name": str(model), "lora": LORA},
+def served(installed, tiny_models, tmp_path_factory):
+    """Two servers of a tiny model, which take adapters and whole weights, and stale ones as told; a hangup ends them
+    (SIGTERM: test_processes.py, SIGKILL: test_faults.py)."""
+    root = tmp_path_factory.mktemp("served")
+    model, config = tiny_models["qwen3_vl"], root / "run.yaml"
+    config.write_text(json.dumps({"task": "x", "model": {"name": str(model), "lora": LORA},  # JSON is YAML
                                   "engine": {"name": "vllm_server", "max_model_len": 256, "max_seqs": 32},
                                   "rollout": {"max_new_tokens": 64}, "run": {"dir": str(root / "run")}}))
-    port, about = free_ports(), root / "run-servers" / "servers.json"
-    spawned = ENDS[kind] == "SIGKILL"
-    words = [serving(root, PLANTED, *([] if spawned else [FORKED])), "serve", config, "--replicas",
-             "2" if kind == "qwen3_vl" else "1", "--port", port]
-    environment = serving_environment() | {"VLRL_PLANTED": str(root / "planted")}
+    about, said = root / "run-servers" / "servers.json", (root / "serve.log").read_text
     with (root / "serve.log").open("w") as log:
-        if spawned:
-            serve = subprocess.Popen([sys.executable, *map(str, words)], stdout=log, stderr=log, env=environment)
-        else:
-            serve = forked.Process(words, environment, ROOT, log, log)
-    said = lambda: (root / "serve.log").read_text()  # noqa: E731
+        serve = forked.Process([serving(root, PLANTED, FORKED), "serve", config, "--replicas", "2", "--port",
+                                free_ports()], serving_environment() | {"VLRL_PLANTED": str(root / "planted")}, ROOT,
+                               log, log)
     try:
         until(lambda: about.exists() or serve.poll() is not None, "the servers do not start")
         yield SimpleNamespace(root=root, said=said, model=model, **json.loads(about.read_text()))
     finally:
         assert serve.poll() is None, said()
-        of = psutil.Process(serve.pid)
-        family = of.children(recursive=True)
-        if kind == "qwen2_5_vl untied":
-            for server in of.children():
-                server.kill()
-        serve.send_signal(signal.Signals[ENDS[kind]])
+        family = psutil.Process(serve.pid).children(recursive=True)
+        serve.send_signal(signal.SIGHUP)
         code = serve.wait(120)
         gone, left = psutil.wait_procs(family, timeout=120)
         for orphan in left:
             orphan.kill()
     assert not left and len(gone) >= 2, left
-    assert code == (130 if ENDS[kind] != "SIGKILL" else -signal.SIGKILL), said()
-    assert about.exists() == (ENDS[kind] == "SIGKILL")  # the next `vlrl serve` removes it
+    assert code == 130 and not about.exists(), said()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,7 +179,6 @@ def gap(policy, requests, answers, temperature=1.0):
     return np.abs(trainer_logprobs(policy, pairs, temperature) - sampled).max()
 
 
-@every_kind
 @pytest.mark.parametrize("learns", ["full", "lora"])
 def test_servers_sample_from_the_policy_after_every_sync(engines, learns):
     it = engines(learns)
@@ -215,7 +201,6 @@ def test_servers_sample_from_the_policy_after_every_sync(engines, learns):
     it.engine.sync(it.policy, 3)
 
 
-@one_kind
 def test_stops_budgets_and_answers_that_go_on(engines):
     it = engines("full")
     it.engine.sync(it.policy, 0)
@@ -236,12 +221,12 @@ def test_stops_budgets_and_answers_that_go_on(engines):
     for b, c in zip(begun, whole[0], strict=True):
         assert c.tokens[:4].tolist() == b.written.tokens.tolist() and len(c.turns) == 2
     assert gap(it.policy, more, whole) < 1e-5
-    (free,) = it.engine.generate([Request(prompt=prompt, n=4, sampling=Sampling(max_new_tokens=30), key=(3,))])
-    stop = free[0].text[3:5]
-    (stopped,) = it.engine.generate([Request(prompt=prompt, n=4, sampling=Sampling(max_new_tokens=30, stop=(stop,)),
-                                             key=(3,))])
-    assert stop in stopped[0].text and stopped[0].finish_reason == "stop"
-    assert len(stopped[0].tokens) < len(free[0].tokens)
+    found = []
+    for stop in ((), None):
+        sampling = Sampling(max_new_tokens=30, stop=(found[0].text[3:5],) if stop is None else stop)
+        found.append(it.engine.generate([Request(prompt=prompt, n=4, sampling=sampling, key=(3,))])[0][0])
+    free, stopped = found
+    assert free.text[3:5] in stopped.text and stopped.finish_reason == "stop" and len(stopped.tokens) < len(free.tokens)
 
 
 STALE = {"language": ("full", "model.language_model.layers.1.self_attn.k_proj.weight"),
@@ -250,7 +235,6 @@ STALE = {"language": ("full", "model.language_model.layers.1.self_attn.k_proj.we
          "adapter": ("lora", "base_model.model.model.language_model.layers.1.mlp.up_proj.lora_B.weight")}
 
 
-@every_kind
 def test_every_weight_is_compared(served, engines):
     """Files against servers: fused layers, what packed copies stand for, a tied head, an adapter."""
     for learns in ("full", "lora"):
@@ -263,7 +247,6 @@ def test_every_weight_is_compared(served, engines):
         assert found == {"compared": len(list(it.policy.model.named_parameters())) + tied, "differing": []}
 
 
-@one_kind
 @pytest.mark.parametrize("what", STALE)
 @pytest.mark.parametrize("step", [0.2, 1e-6], ids=["seen by the probe", "too small for it"])
 def test_a_stale_weight_is_named(engines, plant, what, step):
@@ -287,7 +270,6 @@ def test_a_stale_weight_is_named(engines, plant, what, step):
     assert gap(it.policy, requests, it.engine.generate(requests)) < 1e-5
 
 
-@one_kind
 def test_a_stale_tied_head_is_named(engines, plant):
     """Its packed copy is that of the embedding before, as vLLM's own reload leaves it on CPUs."""
     it = engines("full")
@@ -301,7 +283,6 @@ def test_a_stale_tied_head_is_named(engines, plant):
     it.engine.sync(it.policy, 2)
 
 
-@one_kind
 @pytest.mark.parametrize("first", [True, False])
 def test_a_weight_that_did_not_reach_its_file_is_named(engines, monkeypatch, first):
     it, name = engines("full"), "model.visual.blocks.0.mlp.linear_fc1.weight"
@@ -328,7 +309,6 @@ def test_a_weight_that_did_not_reach_its_file_is_named(engines, monkeypatch, fir
     it.engine.sync(it.policy, 5)
 
 
-@one_kind
 def test_no_server_is_used_before_the_proof(engines, plant, monkeypatch):
     """It has loaded the weights, and the connection breaks before it is asked for the probe."""
     it, prove, cut = engines("full"), ServerEngine._prove, []
@@ -350,7 +330,6 @@ def test_no_server_is_used_before_the_proof(engines, plant, monkeypatch):
     it.engine.sync(it.policy, 2)
 
 
-@one_kind
 @pytest.mark.parametrize("learns", ["full", "lora"])
 def test_proofs_beside_each_other_and_beside_answers(served, engines, learns):
     """Several processes prove at once, and one of them is answered already."""
@@ -366,7 +345,6 @@ def test_proofs_beside_each_other_and_beside_answers(served, engines, learns):
         assert gap(it.policy, requests, answers.result()) < 1e-5
 
 
-@one_kind
 def test_servers_of_other_settings_are_refused(served, engines):
     it = engines("full")
     longer = it.config.model_copy(update={"engine": it.config.engine.model_copy(update={"max_model_len": 512})})
@@ -384,14 +362,12 @@ def test_servers_of_other_settings_are_refused(served, engines):
         ServerEngine(it.policy, other, served.root / "full")
 
 
-@one_kind
 def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served, engines):
     it = engines("full")
     small = both_there(it, served)
     it.engine.sync(it.policy, 5)  # waits for both, as both were there before
     address = served.servers[1]
-    port = address.rpartition(":")[2]
-    (victim,) = [p for p in psutil.Process(served.pid).children() if port in p.cmdline()]
+    victim = process_of(served.pid, address)
     finished = []
 
     def kill(number, completions):
@@ -408,7 +384,6 @@ def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served,
     assert len(finished) == len({*finished}) == len(requests) - 1
     assert gap(it.policy, requests, answers) < 1e-5
     assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
-
     client = ServerClient(read_key(served.key_file), PATIENT)
 
     def state():

@@ -26,15 +26,13 @@ def start(folder, *words):
 
 @pytest.fixture(scope="module", params=["full", "lora"])
 def runs(request, tmp_path_factory):
-    """The folder of a whole run, of one that was stopped after two steps and resumed, and their settings."""
+    """The folder of a whole run, and its settings."""
     words, root = LORA if request.param == "lora" else (), tmp_path_factory.mktemp(request.param)
-    whole = start(root / "whole", *words)
-    start(root / "broken", *words, "steps=2")
-    return whole, start(root / "broken", *words), words
+    return start(root / "whole", *words), words
 
 
 def test_the_engine_samples_from_the_policy_that_learns(runs):
-    whole, *_ = runs
+    whole, _ = runs
     lines = metrics(whole)
     assert len(lines) == 4 and len({line["reward/mean"] for line in lines}) > 1
     for line in lines:
@@ -46,8 +44,13 @@ def test_the_engine_samples_from_the_policy_that_learns(runs):
     assert not (whole / "engine").exists()
 
 
-def test_a_resumed_run_equals_the_unbroken_one(runs):
-    whole, broken, _ = runs
+def test_a_resumed_run_equals_the_unbroken_one(runs, tmp_path):
+    """Of an adapter: test_async.py."""
+    whole, words = runs
+    if words:
+        return
+    start(tmp_path / "broken", "steps=2")
+    broken = start(tmp_path / "broken")
     assert weights(whole, 2) == weights(broken, 2) and weights(whole, 4) == weights(broken, 4)
     assert weights(whole, 2) != weights(whole, 4)
     assert metrics(whole) == metrics(broken)
@@ -57,7 +60,7 @@ def test_a_resumed_run_equals_the_unbroken_one(runs):
 
 def test_evaluations_are_of_the_weights_of_their_step(runs):
     """Both engines give a checkpoint the greedy answers that the run wrote down for it."""
-    whole, _, words = runs
+    whole, words = runs
     evals = metrics(whole, "eval.jsonl")
     assert [e["step"] for e in evals] == [0, 2, 4] and all(e["n"] == 8 for e in evals)
     for engine in ("vllm", "hf"):
@@ -71,9 +74,9 @@ def test_evaluations_are_of_the_weights_of_their_step(runs):
                          ids=["forget", "partial"])
 def test_answers_of_changed_weights_and_in_pieces(tmp_path, more):
     """Sample-then-forget syncs within a step; partial answers go on under new weights."""
-    folder = start(tmp_path / "run", *more, "steps=3", "eval.samples=0", "save.every=0")
+    folder = start(tmp_path / "run", *more, "steps=2", "eval.samples=0", "save.every=0")
     lines = metrics(folder)
-    assert len(lines) == 3 and all(np.isfinite(line["mismatch/kl"]) for line in lines)
+    assert len(lines) == 2 and all(np.isfinite(line["mismatch/kl"]) for line in lines)
     if "forget" in more[0]:  # the second half of a group was sampled by other weights than those that learn from it
         assert all(line["mismatch/kl"] > 1e-6 for line in lines)
     else:
