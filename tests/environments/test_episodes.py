@@ -89,8 +89,7 @@ def test_the_trainer_reads_what_the_engine_wrote(ran):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [
-    (), ("async.max_staleness=1", "algo.correction=token_truncate"),
-    ("episode.horizon={name: success, start: 1, at: 1, window: 2}", "episode.max_turns=3", "curriculum.pass_at=0",
+    (), ("episode.horizon={name: success, start: 1, at: 1, window: 2}", "episode.max_turns=3", "curriculum.pass_at=0",
      "async.max_staleness=1", "algo.correction=token_truncate")], ids=str)
 def test_a_resumed_run_is_the_undisturbed_one(tiny_models, tmp_path, words):
     """With async, the episodes that were played ahead are in the checkpoint by their actions alone."""
@@ -275,7 +274,7 @@ def test_a_broken_environment_is_counted_and_not_paid(tiny_models, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("episode.history=last:1", "data.quarantine=true", "rollout.minibatches=2"),
+@pytest.mark.parametrize("words", [("episode.history=last:1", "data.quarantine=true", "rollout.minibatches=2"),
                                    ("async.max_staleness=1", "algo.correction=token_truncate")])
 def test_what_cannot_be_reset_is_counted_and_not_paid(tiny_models, tmp_path, words):
     """A group of it is stored without tokens, and not trained on; in an evaluation it is unscorable."""

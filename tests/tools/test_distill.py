@@ -3,17 +3,14 @@
 import base64
 import io
 import json
-import signal
 import threading
-import time
 
 import pytest
 from PIL import Image
 
-from tests.e2e import forked
-from tests.e2e.runs import ENV, ROOT
 from tests.evaluation.http_stand_in import reply, served
 from vlrl import config as configs
+from vlrl.cli.main import main
 from vlrl.config import stages_of
 from vlrl.config.base import Named
 from vlrl.data import write_rows
@@ -187,45 +184,16 @@ def test_what_cannot_be_asked_and_a_teacher_that_answers_nothing(config, tmp_pat
             distill.check(known, order, DistillFiles(tmp_path / name))
 
 
-@pytest.mark.slow
-def test_a_killed_command_goes_on(config, tmp_path):
-    """kill -9 in the middle: every reply that came is on the disk, and nothing is asked or counted twice."""
-    (tmp_path / "sums.py").write_text(TASK.replace("range(3)", "range(12)"))
-    hold, answered = threading.Event(), []
-
-    def script(body, n):
-        if len(answered) >= 5:
-            hold.wait(60)
-        answered.append(number(body))
-        return right(body)
-
-    words = ["-m", "vlrl", "data", "distill", str(tmp_path / "sums.yaml"), "-o",
-             str(tmp_path / "a.jsonl"), "--concurrency", "2", "--json", "--price-in", "1"]
-    with served(script) as server:
-        words += ["--endpoint", server.url]
-        with (tmp_path / "said.txt").open("w") as text:
-            process = forked.Process(words, ENV, ROOT, text, text)
-        drawn = tmp_path / "a.drawn.jsonl"
-        end = time.monotonic() + 120
-        while not drawn.exists() or len(drawn.read_bytes().splitlines()) < 6:
-            assert process.poll() is None and time.monotonic() < end, (tmp_path / "said.txt").read_text()
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL
-        assert not (tmp_path / "a.jsonl").exists()
-        kept = {json.loads(line)["number"] for line in drawn.read_bytes().splitlines()[1:]}
-        hold.set()
-        time.sleep(0.5)
-        before = len(server.asked)
-        done = forked.run(words, ENV, ROOT, 200)
-        assert done.returncode == 0, done.stderr
-        again = [number(body) for _, _, body in server.asked[before:]]
-        assert sorted(again) == sorted({*range(12)} - kept)
-    found = json.loads(done.stdout)
-    assert found["kept"] == 12 and found["cost"]["replies"] == 12 and found["cost"]["tokens_in"] == 240
-    assert found["next"].endswith(f"data.solutions={tmp_path / 'a.jsonl'}")
-    whole = forked.run(words, ENV, ROOT, 200)
-    assert whole.returncode == 1 and "exists already" in whole.stderr
+def test_the_command(config, tmp_path, capsys):
+    """A kill: test_written.py, whose replies are kept in the same way."""
+    with served(right) as server:
+        words = ["data", "distill", str(tmp_path / "sums.yaml"), "-o", str(tmp_path / "a.jsonl"), "--concurrency", "2",
+                 "--json", "--price-in", "1", "--endpoint", server.url]
+        assert main(words) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["kept"] == found["cost"]["replies"] == 3 and found["cost"]["tokens_in"] == 60
+        assert found["next"].endswith(f"data.solutions={tmp_path / 'a.jsonl'}")
+        assert main(words) == 1 and "exists already" in capsys.readouterr().err and len(server.asked) == 3
 
 
 def test_critiques_of_answers_to_one_problem(tmp_path):

@@ -26,7 +26,7 @@ def weights(tmp_path, name="model.safetensors", byte=b"w"):
     return tmp_path / name
 
 
-def test_files_arrive_in_one_commit_of_a_private_model(served, tmp_path):
+def test_files_arrive_in_one_commit_and_public_models_are_not_filled(served, tmp_path):
     files = {"config.json": b"{}", "model.safetensors": weights(tmp_path)}
     assert push(MODEL, files, "first").endswith("org/model")
     assert served.head("org/model") == {"config.json": b"{}", "model.safetensors": b"w" * 5000}

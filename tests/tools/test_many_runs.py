@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -37,12 +38,7 @@ def done(folder, value, split="heldout"):
 @pytest.fixture
 def instant(monkeypatch):
     """Runs that take no time: a run's score is `instant.of` of its words; which were started is `instant.started`."""
-    class Instant:
-        of = staticmethod(lambda words, seed: 0.0)
-        started: list = []
-
-    found = Instant()
-    found.started = []
+    found = SimpleNamespace(of=lambda words, seed: 0.0, started=[])
 
     def run(jobs, parallel=1, progress=None, what="runs"):
         for place, job in enumerate(jobs):
@@ -53,8 +49,8 @@ def instant(monkeypatch):
                 words = dict(w.split("=", 1) for w in job.words if "=" in w)
                 done(job.folder, found.of(words, int(words["seed"])))
 
-    monkeypatch.setattr(sweep, "run_jobs", run)
-    monkeypatch.setattr(sequential_runs, "run_jobs", run)
+    for module in (sweep, sequential_runs):
+        monkeypatch.setattr(module, "run_jobs", run)
     return found
 
 
@@ -309,11 +305,6 @@ def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path, monkeypatch,
     assert {**one, "folder": ""} == {**other, "folder": ""} and one["runs"] == 4
 
 
-def heeding():
-    """A command in the background of a shell is started deaf to Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.slow
 def test_an_interrupted_sequential_comparison_goes_on(tiny_models, tmp_path, monkeypatch, capsys):
     first = write_config(tmp_path, tiny_models["qwen3_vl"])
@@ -321,7 +312,7 @@ def test_an_interrupted_sequential_comparison_goes_on(tiny_models, tmp_path, mon
     words = ["compare", "--sequential", str(first), str(tmp_path / "other.yaml"), *FEW, "steps=3", "--seeds", "2",
              "--blocks", "1", "-o", str(tmp_path / "s")]
     stopped = subprocess.Popen([sys.executable, "-m", "vlrl", *words], env=ENV, stderr=subprocess.PIPE,
-                               text=True, preexec_fn=heeding)
+                               text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     end = time.monotonic() + 900
     while not RunFolder(tmp_path / "s" / "shades-0").metrics():
         assert stopped.poll() is None and time.monotonic() < end

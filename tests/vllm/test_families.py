@@ -12,7 +12,7 @@ from vlrl.engine.base import Request, Sampling
 from vlrl.types import Media, Sample
 
 pytestmark = pytest.mark.vllm
-TAKEN = ("qwen2_vl", "smolvlm", "idefics3", "internvl")
+TAKEN = ("qwen2_vl", "smolvlm", "internvl")
 """vLLM 0.32 refuses LLaVA-OneVision as transformers 5 names its weights."""
 SIZES = {"one": [(84, 84)], "three": [(84, 84), (112, 56), (60, 100)], "in tiles": [(300, 100)]}
 
