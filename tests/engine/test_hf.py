@@ -156,16 +156,6 @@ def test_pick_follows_the_distribution():
     assert mixed.tolist() == [0, 3]
 
 
-def test_the_end_token_is_no_part_of_the_text():
-    texts = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
-    engine = SimpleNamespace(policy=SimpleNamespace(eos={9}), _texts=texts)
-    tokens = np.array([[5, 6, 9], [5, 6, 7]])
-    written = DecodedBatch(tokens, np.zeros((2, 3), np.float32), np.ones((2, 3), bool), np.array([3, 3]))
-    ended, cut = (HFEngine._completion(engine, written, row, request((), length=3), None) for row in (0, 1))
-    assert (ended.text, ended.finish_reason, ended.tokens.tolist()) == ("56", "stop", [5, 6, 9])
-    assert (cut.text, cut.finish_reason, cut.tokens.tolist()) == ("567", "length", [5, 6, 7])
-
-
 def test_every_answer_of_every_request_has_a_stream_of_its_own():
     def draws(seed, key, index, count=4):
         return HFEngine._draws(SimpleNamespace(seed=seed), request((), n=2, key=key), index, count).tolist()
@@ -176,3 +166,10 @@ def test_every_answer_of_every_request_has_a_stream_of_its_own():
     requests = [request((), n=n) for n in (3, 5, 1)]
     assert list(batches(requests, Capacity(rows=4).fits)) == [
         [(0, [0, 1, 2]), (1, [0])], [(1, [1, 2, 3, 4])], [(2, [0])]]
+    texts = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
+    engine = SimpleNamespace(policy=SimpleNamespace(eos={9}), _texts=texts)
+    tokens = np.array([[5, 6, 9], [5, 6, 7]])
+    written = DecodedBatch(tokens, np.zeros((2, 3), np.float32), np.ones((2, 3), bool), np.array([3, 3]))
+    ended, cut = (HFEngine._completion(engine, written, row, request((), length=3), None) for row in (0, 1))
+    assert (ended.text, ended.finish_reason, ended.tokens.tolist()) == ("56", "stop", [5, 6, 9])
+    assert (cut.text, cut.finish_reason, cut.tokens.tolist()) == ("567", "length", [5, 6, 7])

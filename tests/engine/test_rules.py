@@ -70,6 +70,11 @@ def test_a_request_keeps_to_its_own_stop_strings(parts):
     both = generate(parts, PLAIN, dataclasses.replace(PLAIN, stop=(stop,)))
     assert [c.tokens.tolist() for c in both[0]] == [c.tokens.tolist() for c in plain]
     assert both[1][0].text.startswith(plain[0].text[:5]) and len(both[1][0].tokens) < len(plain[0].tokens)
+    free = [PLAIN, Sampling(max_new_tokens=3, temperature=0)]
+    for sampling, some in ((free, False), ([*free, Sampling(max_new_tokens=3, stop=("x",))], True)):
+        n = len(sampling)
+        writing = DecodingBatch(sampling, np.zeros((n, 24), np.float32), parts[2], [None] * n)
+        assert (writing._rules is not None) == some
 
 
 @examples(max_examples=60)
@@ -157,14 +162,6 @@ def test_only_what_is_open_and_being_written_is_closed(parts):
     first = int(texts.ids("\n</think>\n")[0])
     assert ids is not None and ids.tolist() == [-1, first, -1, -1]
     assert forced(budget + len(texts.ids("\n</think>\n"))) is None
-
-
-def test_nothing_runs_without_rules(parts):
-    plain = [PLAIN, Sampling(max_new_tokens=3, temperature=0)]
-    for sampling, some in ((plain, False), ([*plain, Sampling(max_new_tokens=3, stop=("x",))], True)):
-        n = len(sampling)
-        writing = DecodingBatch(sampling, np.zeros((n, 24), np.float32), parts[2], [None] * n)
-        assert (writing._rules is not None) == some
 
 
 def test_settings_that_cannot_work_are_named(parts):

@@ -76,11 +76,17 @@ def test_another_engine_drops_the_settings_of_the_old_one(tmp_path):
     assert load("engine.memory=0.4", path=own).engine.servers == ("http://a:1",)
 
 
-def test_presets_lie_on_any_config():
+def test_presets_lie_on_any_config_and_supervised_training_needs_no_engine(recorded, tiny_models, tmp_path,
+                                                                           monkeypatch):
     for preset in sorted(Path("configs/engines").iterdir()):
         for path in (QUICK, "configs/laptop.yaml"):
             found = load(f"extends=engines/{preset.name}", path=path)
             assert found.engine.name in ("vllm", "vllm_server") and found.task_name == load(path=path).task_name, preset
+    seen = []
+    monkeypatch.setattr(sft, "train_loop", lambda settings, source: seen.append(settings.engine))
+    sft.train(small(tmp_path, tiny_models["qwen3_vl"]))
+    sft.train(load("engine.batch_rollouts=4"))
+    assert seen == [EngineSettings(), EngineSettings(batch_rollouts=4)]
 
 
 def test_what_may_change_on_resume():
@@ -102,7 +108,7 @@ def test_what_may_change_on_resume():
     assert known("engine=vllm") == known("engine=vllm", "engine.proof=0.1") != known("engine=vllm", "engine.top_k=5")
 
 
-def test_engines_are_made_by_name(monkeypatch, tmp_path, caplog):
+def test_engines_are_made_by_name_and_a_missing_vllm_is_said_before(monkeypatch, tmp_path, caplog):
     from vlrl.engine.vllm import engine as vllm
     from vlrl.engine.vllm import server as vllm_server
     for module, name in ((vllm, "VLLMEngine"), (vllm_server, "ServerEngine")):
@@ -118,6 +124,11 @@ def test_engines_are_made_by_name(monkeypatch, tmp_path, caplog):
         assert build_engine.make_engine(settings, model, tmp_path / "g")[0] == "ServerEngine"  # type: ignore[index]
     (said,) = caplog.messages
     assert "engine.top_p=0.9" in said and "normalized over this subset" in said
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "vllm" else find(name, *more))
+    with pytest.raises(ConfigError, match=r"engine\.name=vllm: vLLM is not installed"):
+        loop.train(load("engine=vllm", f"run.dir={tmp_path}/run", "model.name=/nowhere"))
+    build_engine.check_engine(load("engine=vllm_server"))
 
 
 def test_the_folder_of_an_engine_is_the_process_own(monkeypatch, tmp_path):
@@ -136,14 +147,6 @@ def test_the_folder_of_an_engine_is_the_process_own(monkeypatch, tmp_path):
     monkeypatch.setattr(build_engine.comm, "rank", lambda: 0)
     build_engine.remove_engine_folder(elsewhere)
     assert [*(tmp_path / "s").iterdir()] == []
-
-
-def test_a_missing_vllm_is_said_before_anything_is_loaded(monkeypatch, tmp_path):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "vllm" else find(name, *more))
-    with pytest.raises(ConfigError, match=r"engine\.name=vllm: vLLM is not installed"):
-        loop.train(load("engine=vllm", f"run.dir={tmp_path}/run", "model.name=/nowhere"))
-    build_engine.check_engine(load("engine=vllm_server"))
 
 
 class Recorded(HFEngine):
@@ -207,17 +210,11 @@ def test_the_engine_is_closed_after_an_error_and_when_a_later_part_fails(recorde
         raise TrainingError("no optimizer")
 
     monkeypatch.setattr(build, "make_optimizer", fails)
+    later = tmp_path / "later"
+    later.mkdir()
     with pytest.raises(TrainingError, match="no optimizer"):
-        loop.train(small(tmp_path, tiny_models["qwen3_vl"]))
-    assert recorded == ["close"] and not (tmp_path / "run" / "engine").exists()
-
-
-def test_supervised_training_needs_no_engine(recorded, tiny_models, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(sft, "train_loop", lambda settings, source: seen.append(settings.engine))
-    sft.train(small(tmp_path, tiny_models["qwen3_vl"]))
-    sft.train(load("engine.batch_rollouts=4"))
-    assert seen == [EngineSettings(), EngineSettings(batch_rollouts=4)]
+        loop.train(small(later, tiny_models["qwen3_vl"]))
+    assert recorded == ["close"] and not (later / "run" / "engine").exists()
 
 
 def test_tests_that_need_vllm_lie_where_make_looks_for_them():

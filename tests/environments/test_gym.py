@@ -42,9 +42,6 @@ def test_a_perfect_walk_over_ice(closing):
     for action in (1, 1, 2, 1, 2, 2):
         own.step(action)
     assert np.array_equal(np.asarray(steps[-1].observation.media[0].source), own.render())
-
-
-def test_the_same_seed_gives_the_same_world():
     slippery = [played(GymEnvironment("FrozenLake-v1", actions=NAMES), ["right"] * 4, seed) for seed in (1, 1)]
     assert [s.state for s in slippery[0][1]] == [s.state for s in slippery[1][1]]
     starts = {played(GymEnvironment("Taxi-v4"), [], seed)[0].media[0].source.tobytes() for seed in range(6)}
@@ -130,18 +127,7 @@ class Counted(Said):
 gymnasium.register("vlrl/Counted-v0", lambda **given: Counted(**given), disable_env_checker=True)
 
 
-def test_what_is_refused_or_only_asked_is_closed():
-    environment = GymEnvironment("vlrl/Counted-v0")
-    assert Counted.open == 1
-    environment.close()
-    with pytest.raises(ConfigError, match="names need a Discrete action space"):
-        GymEnvironment("vlrl/Counted-v0", actions=["a"])
-    with pytest.raises(ConfigError, match="render_mode='human'"):
-        GymEnvironment("vlrl/Counted-v0", render_mode="human")
-    assert Counted.open == 0
-
-
-def test_texts_and_frames_are_shown_and_progress_is_what_was_gained():
+def test_texts_and_frames_are_shown_and_what_is_refused_is_closed():
     said = {"progression": [0, 0.25, 0.2, 0.75], "success": [0, False, False, True]}
     first, steps = played(GymEnvironment("vlrl/Said-v0", said=said, parts=ALL), ["a", "b", "c"])
     assert first.text == "mission: go to 0" and not first.media
@@ -151,6 +137,14 @@ def test_texts_and_frames_are_shown_and_progress_is_what_was_gained():
     assert json.loads(both.reset(0).text) == {"mission": "go to 0", "place": 0}
     first, (step,) = played(GymEnvironment("vlrl/Said-v0", shape=(10, 20, 3)), ["a"])
     assert first.media[0].source.size == (20, 10) and step.observation.media[0].source.getpixel((0, 0)) == (1, 1, 1)
+    environment = GymEnvironment("vlrl/Counted-v0")
+    assert Counted.open == 1
+    environment.close()
+    with pytest.raises(ConfigError, match="names need a Discrete action space"):
+        GymEnvironment("vlrl/Counted-v0", actions=["a"])
+    with pytest.raises(ConfigError, match="render_mode='human'"):
+        GymEnvironment("vlrl/Counted-v0", render_mode="human")
+    assert Counted.open == 0
 
 
 def test_settings_and_rewards_that_cannot_act():

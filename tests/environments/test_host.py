@@ -199,7 +199,7 @@ def test_resets_while_a_server_is_away_have_one_try_each_until_it_is_back(worlds
     assert tries("back", 0) == 1 and tries("again", 2) == 3
 
 
-def test_no_reset_is_tried_beyond_its_time(tmp_path):
+def test_resets_have_a_limit_and_done_is_a_truth_value(tmp_path):
     host = Environments(lambda convention: Worlds(), EnvironmentSettings(workers=1, reset_s=0.6))
     try:
         episode = host.open(Sample(id="a", row={"how": "raise", "fails": 99, "file": str(tmp_path / "log")}), 1)
@@ -207,9 +207,6 @@ def test_no_reset_is_tried_beyond_its_time(tmp_path):
         assert len((tmp_path / "log").read_text()) == 2  # a third would begin after 0.75 s
     finally:
         host.close()
-
-
-def test_done_that_is_no_truth_value_ends_the_episode_unpaid():
     for done in ("no", "yes", "", 2, None, [], float("nan")):
         with pytest.raises(ProtocolError, match="done is"):
             checked_step(Step(Observation(), {}, done=done))

@@ -7,7 +7,8 @@ from vlrl.evaluation import stats
 from vlrl.tools.experiments.differences import difference, effect_size, outcomes, spread
 
 
-def test_of_one_seed_a_side_it_is_the_paired_bootstrap_widened_for_few_samples():
+def test_intervals_and_variance_components_by_hand():
+    """Seeds 0 and 1 of b differ by 0.4 on every sample and nothing else varies within b: no noise, 0.4^2 / 2 / 2."""
     rng = np.random.default_rng(0)
     a, b = rng.random(200), rng.random(200) + 0.1
     plain, found = stats.paired_gain(a, b), difference(a, b)
@@ -15,10 +16,6 @@ def test_of_one_seed_a_side_it_is_the_paired_bootstrap_widened_for_few_samples()
     assert found.high - found.low == pytest.approx(plain.high - plain.low, rel=0.05)
     half = 2.0 * (b - a).std(ddof=1) / 200 ** 0.5
     assert found.low == pytest.approx(found.mean - half, abs=0.15 * half) and found == difference(a, b)
-
-
-def test_variance_components_by_hand():
-    """Seeds 0 and 1 of b differ by 0.4 on every sample and nothing else varies within b: no noise, 0.4^2 / 2 / 2."""
     a = np.array([[0.0, 1.0, 0.0, 1.0]])
     b = np.array([[0.2, 0.8, 0.2, 1.0], [0.6, 1.2, 0.6, 1.4]])
     apart = [0.4, 0.0, 0.4, 0.2]

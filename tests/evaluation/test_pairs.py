@@ -73,7 +73,7 @@ def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
     assert "data.seed" in said
 
 
-def test_answers_of_one_sample_are_one_item_and_a_copy_counts_once(tmp_path):
+def test_copies_and_other_words_of_one_sample(tmp_path):
     (one,) = stored(tmp_path / "one", group("1", rewards=(0.0, 0.5, 1.0)))
     assert [row["reward"] for row in one.value] == [0, 0.5, 1]
     assert (one.id, one.media, one.prompt, one.target, one.episode) == ("1", ("aa" * 32,), "Where?", "1", False)
@@ -83,9 +83,6 @@ def test_answers_of_one_sample_are_one_item_and_a_copy_counts_once(tmp_path):
     assert paired(found) == [("copy", "again"), ("2", "2")] or paired(found) == [("1", "1"), ("2", "2")]
     assert len(found.pairs) == 2 and set(reasons(found.first).values()) == {"duplicate"}
     assert [one.reason for one in found.second] == ["duplicate"] * 2
-
-
-def test_other_words_for_the_same_row_are_paired_and_counted(tmp_path):
     a, b = (stored(tmp_path / words, group("1", prompt=f"{words} it", question="it"),
                    group("2", "", f"{words} 1?", question="1"), group("3", "bb", f"<image>{words}", question=words))
             for words in ("Find", "Seek"))

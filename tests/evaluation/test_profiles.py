@@ -24,6 +24,19 @@ def test_by_hand():
             iqm(table)
         with pytest.raises(ValueError, match="1 tasks cannot be compared with scores of 2"):
             probability_of_improvement([[1.0]], [[1.0, 2.0]])
+    settings = [{"lr": lr, "clip": clip} for lr in (1, 2) for clip in ("low", "high")]
+    lr, clip = profiles.sensitivities(settings, [0.0, 0.2, 1.0, 1.2])
+    assert (lr.name, lr.means, clip.means) == ("lr", {"1": (2, pytest.approx(0.1)), "2": (2, pytest.approx(1.1))},
+                                               {"high": (2, pytest.approx(0.7)), "low": (2, pytest.approx(0.5))})
+    assert (lr.spread, clip.spread) == pytest.approx((1.0, 0.2), abs=1e-12)
+    assert (lr.share, clip.share) == pytest.approx((1 / 1.04, 0.04 / 1.04), abs=1e-12)
+    (found,) = profiles.sensitivities([{"x": float(i)} for i in range(9)], [float(i // 3) for i in range(9)])
+    assert found.means == {"0..2": (3, 0.0), "3..5": (3, 1.0), "6..8": (3, 2.0)} and found.share == 1
+    (flat,) = profiles.sensitivities([{"x": [1]}, {"x": [2]}], [0.5, 0.5])
+    assert (flat.spread, flat.share, list(flat.means)) == (0, 0, ["[1]", "[2]"])
+    scores = np.array([0.1, 0.9]) + np.random.default_rng(1).normal(0, 0.02, (20, 2))
+    found, again = (profiles.stratified(lambda x: float(x.mean()), scores) for _ in range(2))
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 0.02 / 40 ** 0.5, rel=0.35) and found == again
 
 
 @given(TABLES)
@@ -55,23 +68,3 @@ def test_equal_to_rliable():
     taus = np.linspace(0, 1.2, 13)
     theirs = [library.run_score_deviation(scores, tau) for tau in taus]
     assert performance_profile(scores, taus) == pytest.approx(theirs, abs=1e-12)
-
-
-def test_runs_are_resampled_within_each_task():
-    """Tasks of unequal level: what differs between tasks is not in the interval."""
-    scores = np.array([0.1, 0.9]) + np.random.default_rng(1).normal(0, 0.02, (20, 2))
-    found, again = (profiles.stratified(lambda x: float(x.mean()), scores) for _ in range(2))
-    assert found.high - found.low == pytest.approx(2 * 1.96 * 0.02 / 40 ** 0.5, rel=0.35) and found == again
-
-
-def test_sensitivity_of_each_setting_by_hand():
-    settings = [{"lr": lr, "clip": clip} for lr in (1, 2) for clip in ("low", "high")]
-    lr, clip = profiles.sensitivities(settings, [0.0, 0.2, 1.0, 1.2])
-    assert (lr.name, lr.means, clip.means) == ("lr", {"1": (2, pytest.approx(0.1)), "2": (2, pytest.approx(1.1))},
-                                               {"high": (2, pytest.approx(0.7)), "low": (2, pytest.approx(0.5))})
-    assert (lr.spread, clip.spread) == pytest.approx((1.0, 0.2), abs=1e-12)
-    assert (lr.share, clip.share) == pytest.approx((1 / 1.04, 0.04 / 1.04), abs=1e-12)
-    (found,) = profiles.sensitivities([{"x": float(i)} for i in range(9)], [float(i // 3) for i in range(9)])
-    assert found.means == {"0..2": (3, 0.0), "3..5": (3, 1.0), "6..8": (3, 2.0)} and found.share == 1
-    (flat,) = profiles.sensitivities([{"x": [1]}, {"x": [2]}], [0.5, 0.5])
-    assert (flat.spread, flat.share, list(flat.means)) == (0, 0, ["[1]", "[2]"])

@@ -61,7 +61,7 @@ def run(tmp_path):
     return run
 
 
-def test_gains_pair_first_and_last_evaluation_by_sample(run):
+def test_gains_pair_by_sample_and_the_summary_shows_them(run):
     rows = {row.metric: row for row in report.gains(run)}
     assert list(rows) == ["reward/mean", "iou", "mAP"]
     iou = rows["iou"]
@@ -69,15 +69,6 @@ def test_gains_pair_first_and_last_evaluation_by_sample(run):
     assert iou.before.mean == pytest.approx(0.375) and iou.after.mean == pytest.approx(0.725)
     assert iou.gain == stats.paired_gain([0.1, 0.5, 0.9], [0.2, 0.7, 1.0])  # a, b, c: what both evaluations have
     assert rows["mAP"].gain.mean == pytest.approx(0.3) and np.isnan(rows["mAP"].gain.low)
-
-
-def text_of(renderable, width=200):
-    console = Console(width=width, file=io.StringIO())
-    console.print(renderable)
-    return console.file.getvalue()
-
-
-def test_the_summary_shows_figures_intervals_and_the_best_step(run):
     shown = text_of(report.summary_table(run))
     line = next(words for words in shown.splitlines() if " iou " in words)
     for words in ("heldout", "0.375 [", "0.725 [", "+0.133 [+0.100, +0.200]"):
@@ -91,6 +82,12 @@ def test_the_summary_shows_figures_intervals_and_the_best_step(run):
     assert "best acc of heldout: 0.300 at step 10 (checkpoints/best)" in text_of(report.summary_table(run))
     write_evaluation(run, 0, {"a": 0.0}, acc=0.4)
     assert "best acc of heldout: 0.400 before the first step" in text_of(report.summary_table(run))
+
+
+def text_of(renderable, width=200):
+    console = Console(width=width, file=io.StringIO())
+    console.print(renderable)
+    return console.file.getvalue()
 
 
 def test_an_empty_run_and_one_evaluation(tmp_path):

@@ -133,7 +133,7 @@ def test_what_could_not_be_answered_or_scored_is_no_wrong_answer():
     assert result([], task=Task()).metrics == {}
 
 
-def test_pictures_and_mixtures():
+def test_pictures_mixtures_and_clusters():
     rows = [row(n, "x", bool(right), cluster="left" if n < 2 else "right") for n, right in enumerate((1, 1, 0, 0))]
     metric = result(rows).metrics["correct_frac"]
     assert (metric.mean, metric.low, metric.high) == (0.5, 0.0, 1.0)
@@ -145,6 +145,14 @@ def test_pictures_and_mixtures():
                          task=mixture))
     assert found["one/correct_frac"] == 0.5 and found["two/correct_frac"] == 0
     assert found["one/accuracy/even"] == 0.5 and found["two/accuracy/odd"] == 0 and found["correct_frac"] == 0.25
+    values, clusters = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0], list("aabbcc")
+    mean, low, high = stats.clustered_ci(values, clusters)
+    assert mean == pytest.approx(2 / 3) and (low, high) == (0.5, 1.0)  # 1/27 of resamples are all c
+    assert stats.clustered_ci([0.3], ["a"]) == (0.3, 0.3, 0.3) and np.isnan(stats.clustered_ci([], [])).all()
+    assert stats.clustered_ci([1.0, 0.0], ["a", "b"]) == stats.mean_ci([1.0, 0.0])
+    low, high = stats.statistic_ci(lambda at: float(np.median(np.arange(100.0)[at])), [str(i) for i in range(100)])
+    assert 30 < low < 49.5 < high < 70
+    assert np.isnan(stats.statistic_ci(lambda at: float("nan"), ["a", "b"])).all()
 
 
 def clustered_data(rng, clusters=100):
@@ -166,14 +174,3 @@ def test_clustered_intervals_cover_the_truth_in_93_to_97_percent():
         half = 1.96 * values.std() / np.sqrt(len(values))
         plain += abs(values.mean() - 0.5) <= half
     assert 930 <= covered <= 970 and plain < 900  # as if independent: too narrow
-
-
-def test_golden_clusters():
-    values, clusters = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0], list("aabbcc")
-    mean, low, high = stats.clustered_ci(values, clusters)
-    assert mean == pytest.approx(2 / 3) and (low, high) == (0.5, 1.0)  # 1/27 of resamples are all c
-    assert stats.clustered_ci([0.3], ["a"]) == (0.3, 0.3, 0.3) and np.isnan(stats.clustered_ci([], [])).all()
-    assert stats.clustered_ci([1.0, 0.0], ["a", "b"]) == stats.mean_ci([1.0, 0.0])
-    low, high = stats.statistic_ci(lambda at: float(np.median(np.arange(100.0)[at])), [str(i) for i in range(100)])
-    assert 30 < low < 49.5 < high < 70
-    assert np.isnan(stats.statistic_ci(lambda at: float("nan"), ["a", "b"])).all()

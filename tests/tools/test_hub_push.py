@@ -37,9 +37,6 @@ def test_files_arrive_in_one_commit_and_public_models_are_not_filled(served, tmp
     with pytest.raises(ConfigError, match=r"org/open exists and is public: nothing is sent\. Pass"):
         push(HubTarget("org/open"), {"secret.json": b"{}"}, "x")
     assert list(served.head("org/open")) == ["config.json"]
-
-
-def test_weights_of_an_earlier_commit_go_and_other_files_stay(served, tmp_path):
     parts = {f"model-0000{i}-of-00002.safetensors": weights(tmp_path, byte=bytes([i])) for i in (1, 2)}
     push(MODEL, {"notes.md": b"mine", "model.safetensors.index.json": b"{}", **parts}, "in parts")
     push(MODEL, {"config.json": b"{}", "model.safetensors": weights(tmp_path)}, "whole")

@@ -30,7 +30,7 @@ def asked(*elements: dict, counts: Counter | None = None) -> set[str]:
     return {row["category"] + " " + row["instruction"] for row in rows}
 
 
-def test_only_what_one_element_answers_is_asked_for():
+def test_what_is_asked_for():
     button, other = element("button", "OK", 0, 0, 80, 40), element("text", "ok", 0, 90, 80, 120)
     assert len(asked(button)) == 1 and asked(button, other) == set()  # the same words on both
     field = element("textbox", "", 0, 200, 90, 230, text=False)
@@ -41,9 +41,6 @@ def test_only_what_one_element_answers_is_asked_for():
     for page, group in (("click-tab-2-hard", "click-tab"), ("book-flight-nodelay", "book-flight"),
             ("email-inbox-nl-turk", "email-inbox"), ("unicode-test", "unicode-test")):
         assert group_of(page) == group, (page, group)
-
-
-def test_rows_are_canonical_and_rare_names_come_first():
     elements = [element("button", name, 10, y, 80, y + 30) for y, name in enumerate(("Submit", "a", "b", "c", "d"), 2)]
     counts = Counter({"submit": 2, "d": 1, "other": 3})
     rows = rows_of(Screenshot(b"", 400, 300, tuple(elements)), "click-tab-2", random.Random(0), counts)

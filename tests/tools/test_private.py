@@ -30,7 +30,7 @@ def test_messages_and_words_of_a_command():
     assert WORDS.model_text("look at /usr/share/x and /home/ann/y") == "look at /usr/share/x and …/y"
 
 
-def test_values():
+def test_values_and_words_of_this_machine(tmp_path, monkeypatch):
     row = {"image": "/data/cats/1.png", "boxes": [[1, 2.5]], "deep": {"/home/ann/a": ["file:///a/b c.png"]},
            "none": None, "answer": "/no_think", "raw": "data:image/png;base64," + "iVBORw0KGgo" + "A" * 53}
     found = json.loads(WORDS.json(json.dumps(row)))
@@ -42,9 +42,6 @@ def test_values():
     assert WORDS.config({**kept, "_name_or_path": "/data/models/x"}) == {**kept, "_name_or_path": "x"}
     assert WORDS.findings("in /home/ann with hf_secretvalue, /home/ann") == ["the home folder", "the value of HF_TOKEN"]
     assert WORDS.findings("node17 ann@", vocabulary=True) == [] and WORDS.findings("/home/anna, node18") == []
-
-
-def test_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("OTHER_API_KEY", "abcdefghij")
     monkeypatch.setenv("SOME_TOKEN", "on")
     monkeypatch.setattr(socket, "gethostname", lambda: "node17")

@@ -22,9 +22,6 @@ def test_by_hand():
     # beside "red car": blue bus shares 0 of 4 words, "red car on the left" 2 of 5, "red car left" 2 of 3
     assert diverse(THREE, 3) == [1, 2, 3] and diverse(THREE, 9) == [1, 2, 3, 0]
     assert every(THREE) == [0, 1, 2, 3]
-
-
-def test_right_answers_alone_are_taken_and_each_text_once():
     rows = [row("a", 0.2, False), row("b", 0.9, tokens=5), row("b", 1.0), row("c", 0.8, truncated=True), row(""),
             row("d", None, None), row("e", 0.9, tokens=4), row("f", float("nan"))]
     assert [r["answer"] for r in chosen(rows, every, None)] == ["b", "e"]

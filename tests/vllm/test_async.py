@@ -114,16 +114,13 @@ def test_answers_are_of_the_weights_that_policy_step_says(runs):
         assert gap < 1e-4 < moved / 10, step
 
 
-def test_generation_takes_place_beside_the_update(runs):
+def test_generation_takes_place_beside_the_update_and_the_end_does_not_wait(runs):
     lines = [json.loads(line) for line in (runs[0].folder.path / "timeline.jsonl").read_text().splitlines()]
     ahead = {r["step"]: r for r in lines if r["phase"] == "ahead"}
     train = {r["step"]: r for r in lines if r["phase"] == "train"}  # the last span of a step: the update
     assert [*ahead] == [*train][1:] and [*train] == [*range(len(runs[2]))]
     for step, r in ahead.items():
         assert r["start"] < train[step - 1]["end"] and r["end"] < train[step]["start"]
-
-
-def test_the_end_does_not_wait_for_a_generation(runs):
     for session in runs[:2]:
         assert isinstance(session.last["error"], Abandoned) and not session.last["left"]
         assert not session.last["moved"]  # else the dropout of an update would depend on how fast both are

@@ -60,17 +60,13 @@ def play(request, tiny_models, tmp_path_factory):
         yield made
 
 
-def test_every_turn_agrees_after_each_sync(play):
-    """Also with images that it saw with other weights: no cache of them is left. The ids of earlier turns are those
-    that were sampled: sglang#12383 decoded and tokenised them again."""
+def test_every_turn_agrees_after_each_sync(play, monkeypatch):
+    """No cache is left of images seen with other weights; ids of earlier turns are the sampled ones (sglang#12383)."""
     for _ in range(SYNCS):
         play.sync()
         for prompt, completion in play.episodes():
             assert len(completion.observed_media) == 4 and max(per_turn(play, prompt, completion)) < EXACT
             assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
-
-
-def test_windows_of_the_history(play, monkeypatch):
     for prompt, completion in windowed(play, monkeypatch):
         assert len(completion.windows) == 4
         assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None

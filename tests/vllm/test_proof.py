@@ -173,7 +173,8 @@ def test_merging_dora(tiny_models):
         assert not torch.equal(weight, layers[name].base_layer.weight)
 
 
-def test_written_adapter_is_what_peft_writes(tiny_models, tmp_path):
+def test_adapters_and_four_bit_weights_are_written_as_what_they_stand_for(tiny_models, tmp_path):
+    """trl#3466, #5975: an adapter merged into 4 bits was rounded, and answers came from another policy."""
     from safetensors.torch import load_file
 
     policy, _ = load(settings(tiny_models["qwen3_vl"], model={
@@ -184,10 +185,6 @@ def test_written_adapter_is_what_peft_writes(tiny_models, tmp_path):
     ours, theirs = (load_file(tmp_path / who / "adapter_model.safetensors") for who in ("ours", "theirs"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], t) for n, t in theirs.items())
     assert (tmp_path / "ours/adapter_config.json").is_file()
-
-
-def test_four_bit_weights_are_written_as_what_they_stand_for(tiny_models):
-    """trl#3466, #5975: an adapter merged into 4 bits was rounded, and answers came from another policy."""
     from vlrl.models.adapters import dequantized
 
     policy, _ = load(settings(tiny_models["qwen3_vl"], model={

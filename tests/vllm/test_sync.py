@@ -172,8 +172,7 @@ def test_a_stale_weight_is_named(full, part, monkeypatch):
     assert full.check() < EXACT
 
 
-def test_weights_by_files(full, monkeypatch):
-    """As when the engine's workers are other processes."""
+def test_weights_by_files_and_not_while_answers_are_written(full, monkeypatch):
     from vlrl.engine.vllm.sync import WeightSync
     perturb(full.policy, 6, by=0.1)
     monkeypatch.setattr(WeightSync, "inside", property(lambda self: False))
@@ -182,6 +181,17 @@ def test_weights_by_files(full, monkeypatch):
     monkeypatch.undo()
     print(f"by files {full.weights.seconds:.3f} s")
     assert full.difference() < EXACT
+    from vllm import SamplingParams
+
+    from vlrl.engine.vllm.inputs import prompt_input
+    engine = full.llm.llm_engine
+    engine.add_request("busy", prompt_input(full.prompts["text"]), SamplingParams(max_tokens=50, ignore_eos=True))
+    engine.step()
+    with pytest.raises(TrainingError, match="completions are still being generated"):
+        full.weights.push(full.policy)
+    engine.abort_request(["busy"])
+    full.weights.push(full.policy)
+    assert full.check() < EXACT
 
 
 def test_an_adapter_that_vllm_cannot_take_is_merged(full):
@@ -207,20 +217,6 @@ def test_half_precision(tiny_models, tmp_path_factory):
         assert 1e-4 < made.check() < 0.05
         for name, ours, theirs in made.weights.compare(made.policy):
             assert theirs.dtype == torch.bfloat16 and torch.equal(ours.bfloat16(), theirs), name
-
-
-def test_no_sync_while_answers_are_written(full):
-    from vllm import SamplingParams
-
-    from vlrl.engine.vllm.inputs import prompt_input
-    engine = full.llm.llm_engine
-    engine.add_request("busy", prompt_input(full.prompts["text"]), SamplingParams(max_tokens=50, ignore_eos=True))
-    engine.step()
-    with pytest.raises(TrainingError, match="completions are still being generated"):
-        full.weights.push(full.policy)
-    engine.abort_request(["busy"])
-    full.weights.push(full.policy)
-    assert full.check() < EXACT
 
 
 def test_adapters_are_swapped(lora):
