@@ -118,7 +118,6 @@ def pool(*servers, admit=None, timeout_s=PATIENT, key=KEY_OF_ALL, **more):
 
 
 def asking(value, weight=1):
-    """One request that echoes `value`."""
     (found,) = yield [ServerCall("/do", lambda: json.dumps(value).encode(), weight=weight)]
     return found["echo"]
 

@@ -36,7 +36,6 @@ def parts(tiny_models):
 
 
 def generate(parts, *samplings, n=6, rows=64):
-    """`n` answers under each sampling, from the same random streams."""
     policy, prompt, _ = parts
     return HFEngine(policy, 2, rows).generate([Request(prompt=prompt, n=n, sampling=s) for s in samplings])
 

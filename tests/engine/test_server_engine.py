@@ -56,7 +56,6 @@ class Server(Stub):
 
 @pytest.fixture
 def two(tiny_models, tmp_path):
-    """A policy, its engine over two servers, and prompts."""
     servers = [Server(tmp_path), Server(tmp_path)]
     made = []
 

@@ -65,8 +65,6 @@ async def vllm(scope, receive, send):
 
 
 class Server:
-    """Routes under a key, with folders of weights."""
-
     def __init__(self, root):
         self.root, self.engine = root, Engine()
         self.routes = Routes(vllm)

@@ -150,8 +150,6 @@ def test_the_folder_of_an_engine_is_the_process_own(monkeypatch, tmp_path):
 
 
 class Recorded(HFEngine):
-    """Notes what is asked of it."""
-
     calls: list[str]
 
     def sync(self, policy, step):

@@ -10,8 +10,6 @@ from tests.environments.acting import Acting, Lamps
 
 
 class Gated(Lamps):
-    """The environments of sample train-0 answer nothing before one of train-1 has ended."""
-
     def step(self, action):
         made, own = super().step(action), self.sample.id == "train-0"
         while own and not os.path.exists(self.fault):

@@ -89,8 +89,6 @@ def test_log_probabilities_are_those_of_the_trainer_and_drawn_again_alike(tiny, 
 
 
 class Moody(Lamps):
-    """Says something else each time that it is played."""
-
     plays = 0
 
     def reset(self, seed):
@@ -104,8 +102,6 @@ class Moody(Lamps):
 
 
 class Short(Lamps):
-    """Of the second play on it ends after the first action."""
-
     plays = 0
 
     def reset(self, seed):

@@ -30,7 +30,6 @@ TASK = "tests/environments/acting.py:Acting"
 
 
 def run(folder, model, *words, **task):
-    """A short run of episodes in this process."""
     settings = {"steps": 2, "task": {"name": TASK, **task}, "seed": 3, "curriculum": "sequential",
                 "model": {"name": str(model), "train": ["language", "merger", "vision"]},
                 "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6},
@@ -171,7 +170,6 @@ def test_a_variant_has_an_environment_of_its_own(tiny_models, tmp_path, history,
 
 @pytest.mark.slow
 def test_commands_play_episodes_as_the_run_does(ran, tmp_path):
-    """vlrl eval gives the line of the run, vlrl data difficulty whole episodes."""
     config = configs.load(str(ran.path / "config.yaml"))
     ((record, groups),) = measure.measure(config, measure.choose_model(config))
     mean = {k: v for k, v in record.items() if k.startswith("vowels")}

@@ -28,8 +28,6 @@ def small_chunks(monkeypatch):
 
 
 class Noting(ScriptedEngine):
-    """Notes the key and sampling of every request."""
-
     def __init__(self, script):
         super().__init__(script)
         self.asked = []
@@ -156,8 +154,6 @@ def test_samples_that_cannot_be_asked_are_left_out(tmp_path):
 
 
 class Failing(Noting):
-    """A server that gives no second answer to the samples in `failing`."""
-
     failing = ("1", "5")
 
     def generate(self, requests, done=None):

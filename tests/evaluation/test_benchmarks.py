@@ -16,7 +16,6 @@ from vlrl.training.build_task import make_task
 
 
 def measured(task, rows, texts):
-    """Metrics of each answer, accuracies, and what the task says of the whole."""
     records = []
     for row, text in zip(rows, texts, strict=True):
         sample, answer = task.sample_from_row(row), parse_answer(text)
@@ -188,7 +187,6 @@ def authors_mathvista(extraction, choices, question_type, answer_type, precision
 
 
 def test_mathvista_is_the_authors_rule_for_each_kind_of_row(tmp_path):
-    """Records as they are published, read from a file."""
     words = {"choices": None, "precision": None, "image": "a.png", "question": "What?", "metadata": {"category": "x"}}
     kinds = [({"question_type": "multi_choice", "answer_type": "text", "choices": ["145 deg", "35 deg", "55 deg"],
                "answer": "35 deg"}, ["B", "(B) 35", "b", "35 deg", "35", "45 deg", "A", "(c)", "(C) or (B)", "55deg"]),

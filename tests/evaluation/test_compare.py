@@ -31,7 +31,6 @@ def run(capsys, *words):
 
 
 def test_a_comparison_by_hand(two, capsys):
-    """As an object, as JSON and in words."""
     found = compare([parse_side(two[0])], [parse_side(two[1])])
     assert (found.wins, found.losses, found.ties, found.unpaired) == (3, 1, 1, 0)
     assert [s.id for s in found.samples] == ["3", "0", "4", "1", "2"]

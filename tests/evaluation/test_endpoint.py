@@ -30,7 +30,6 @@ def request(text="hi", n=1, key=(1, 2), **sampling):
 
 
 def answers(script, requests=None, **options):
-    """What an endpoint gives, and the server that was asked."""
     with served(script) as server:
         made = Endpoint(server.url, options.pop("model", "m"), **{"wait_s": 0.0, "retries": 2, "timeout_s": 20.0,
                                                                   **options})

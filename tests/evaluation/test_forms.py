@@ -48,7 +48,6 @@ def test_shares_and_entropy():
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that was evaluated after 0 and 8 steps, on one split."""
     folder = RunFolder(tmp_path / "r")
     for step, texts in ((0, ["[1, 2]", "left", "right", "left of 3"]), (8, ["[5, 6]", "[7, 8]", "[9, 9]", "up"])):
         groups = []

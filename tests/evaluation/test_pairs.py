@@ -26,7 +26,6 @@ def group(sample, shown="aa", prompt="Where?", target=1, rewards=(1.0,), later=(
 
 
 def stored(folder, *groups):
-    """What a run folder says of an evaluation, through its parquet file."""
     run = RunFolder(folder)
     run.write_rollouts(0, 0, groups, split="heldout")
     return items(run.rollouts(0, split="heldout", columns=[*COLUMNS, "reward"]).to_pylist())

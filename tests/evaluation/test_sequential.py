@@ -9,7 +9,6 @@ from vlrl.tools.experiments.sequential import Sequential, _threshold, hypotheses
 
 
 def play(rng, shifts, **more):
-    """Plays a test to its end on normal scores with these means; returns it."""
     test = Sequential(tuple(shifts), **more)
     while test.undecided:
         test.add({name: rng.normal(shifts[name], 1, test.n) for name in test.waiting})

@@ -14,7 +14,6 @@ from vlrl.tools.evaluation.calibration import auroc, calibration, ece
 
 
 def test_pass_at_k():
-    """Against all subsets, and exact for many answers."""
     for n, c, k in itertools.product(range(1, 8), range(8), range(1, 8)):
         if max(c, k) > n:
             continue
@@ -77,7 +76,6 @@ def test_ballots_of_anything(parsed):
 
 
 def rastered(boxes, size):
-    """The same vote on a grid of pixels, connected regions by flooding."""
     votes_at = np.zeros(size[::-1], int)
     for x1, y1, x2, y2 in boxes:
         votes_at[max(0, y1):y2, max(0, x1):x2] += 1
@@ -128,7 +126,6 @@ PAIRS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.0, 1.0])), min_si
 
 @given(PAIRS)
 def test_auroc_and_ece(pairs):
-    """The share of pairs in order; the calibration error of the rewards."""
     good, bad = [q for q, r in pairs if r], [q for q, r in pairs if not r]
     found = auroc(*zip(*pairs, strict=True))
     if not good or not bad:

@@ -33,7 +33,6 @@ SCOPE = MeasurementScope(answers=4)
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Two prompts at a time."""
     monkeypatch.setattr(difficulty, "_TOGETHER", 8)
     BAD.clear()
 
@@ -167,7 +166,6 @@ def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
 
 @pytest.fixture
 def words(tmp_path):
-    """A config whose rows have pictures, for the embedded model."""
     rows = [{"id": str(i), "image": "a.png", "width": 64, "height": 64, "expression": "red", "boxes": [
         {"box": [1, 2, 60, 50]}], "category": "a名"[i % 2], "difficulty": 0.5} for i in range(4)]
     Image.new("RGB", (64, 64), "red").save(tmp_path / "a.png")

@@ -52,7 +52,6 @@ def config(tmp_path):
 
 
 def said(body):
-    """The text of what is asked."""
     content = body["messages"][-1]["content"]
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
@@ -71,7 +70,6 @@ def read_lines(path):
 
 
 def ask(config, tmp_path, script, order=None, progress=lambda *_: None, **more):
-    """Figures, kept rows, and what the server was asked."""
     with served(script) as server:
         known = {"retries": 1, "timeout_s": 20.0, **more}
         found = distill_answers(config, Server(url=server.url, **known), order or DistillSettings(),
@@ -102,7 +100,6 @@ def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
 
 
 def test_a_lying_teacher_gets_nothing_in(config, tmp_path):
-    """Wrong answers, right ones that were cut off, empty ones, and figures that are no numbers."""
     def lies(body, n):
         cut = right(body)
         cut["choices"][0]["finish_reason"] = "length"

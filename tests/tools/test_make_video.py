@@ -39,13 +39,11 @@ def made(kind: str, turn: int, split: str = "train"):
 
 
 def pixels(frame: np.ndarray, name: str) -> np.ndarray:
-    """[n, 2] x, y of the pixels of a shape's colour."""
     near = np.abs(frame - COLOURS[name.split()[0]]).max(axis=-1) < 40
     return np.argwhere(near)[:, ::-1]
 
 
 def hero(row: dict) -> str:
-    """The colour and shape that a question is about."""
     words = row["question"].replace("?", "").split()
     at = next(i for i, word in enumerate(words) if word in COLOURS)
     return " ".join(words[at:at + 2])

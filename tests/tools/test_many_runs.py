@@ -28,7 +28,6 @@ CONFIG = "configs/quickstart.yaml"
 
 
 def done(folder, value, split="heldout"):
-    """A finished run, as its folder tells."""
     run = RunFolder(folder)
     run.append_eval({"step": 0, "split": split, "reward/mean": 0.0, "reward/mean/ci95_low": 0.0})
     run.append_eval({"step": 9, "split": split, "reward/mean": value, "reward/mean/ci95_low": 0.0, "mAP": None})

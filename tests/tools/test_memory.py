@@ -35,7 +35,6 @@ PUBLISHED = {
 
 
 def published(path, *words):
-    """A preset's config with overrides, and the architecture of its model."""
     loaded = configs.load(path, ["task=digits", *words])
     return loaded, architecture(loaded.model.name)
 

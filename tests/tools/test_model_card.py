@@ -127,7 +127,6 @@ def test_what_cannot_be_taken_out_is_refused(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tiny_models, tmp_path_factory):
-    """A finished LoRA run of two steps."""
     from vlrl.training.loop import train
     root = tmp_path_factory.mktemp("trained")
     config = write_config(root, tiny_models["qwen3_vl"], "log: {samples_every: 0}")

@@ -14,7 +14,6 @@ from vlrl.tools.datasets.overlap import shared_meanings, shared_texts, words
 
 
 def drawn(number, size=(200, 160)):
-    """A picture of smooth and fine structure."""
     rng, values = np.random.default_rng(number), np.zeros((size[1], size[0]))
     for grain in (4, 8, 16, 32):
         part = Image.fromarray(rng.normal(0, 1, (grain, grain)).astype(np.float32))

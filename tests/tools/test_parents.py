@@ -70,7 +70,6 @@ def test_candidates_are_shared_out_whole(count, shares):
 
 
 def test_informativeness_and_eva():
-    """The spread of rewards at the last visit; drawn in proportion, and never what tells nothing."""
     visits = [visit("a", 0, [0, 0], rewards=[0.0, 1.0]), visit("b", 0, [0, 0], rewards=[0.2, 0.5, 0.3]),
               visit("a", 1, [0, 0], rewards=[0.4, 0.5]), visit("c", 1, [0, 0], rewards=[0.7, 0.7])]
     assert informativeness(visits) == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.0})

@@ -43,7 +43,6 @@ def test_sizes_of_targets_by_hand():
 
 
 def processed(processor, image) -> tuple[int, int]:
-    """The size that a processor with grids gives an image."""
     _, rows, columns = processor.image_processor(images=[image], return_tensors="np")["image_grid_thw"][0]
     side = processor.image_processor.patch_size
     return int(columns) * side, int(rows) * side

@@ -53,7 +53,6 @@ def made(parts, tmp_path):
 
 
 def played(made, name="a", turns=3):
-    """An episode of so many calls with an image in each; its messages."""
     messages = [{"role": "system", "content": "Be short."}, user("What is this?", url(1))]
     for turn in range(turns):
         reply = made.chat(name, {"messages": messages})

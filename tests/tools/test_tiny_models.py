@@ -21,7 +21,6 @@ MADE = json.loads((SHIPPED / "made_by.json").read_text())
 
 @pytest.fixture(scope="module", params=tiny_models.FAMILIES)
 def loaded(request, tmp_path_factory):
-    """Model and processor of one family, as anyone loads them from the folder."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
     folder = tmp_path_factory.mktemp(request.param)
     tiny_models.build(request.param, folder)
@@ -29,7 +28,6 @@ def loaded(request, tmp_path_factory):
 
 
 def encode(processor, images=(), frames=0):
-    """Processor output for a prompt with these images, and a video of so many frames."""
     kinds = ["image"] * len(images) + ["video"] * (frames > 0)
     content = [*({"type": kind} for kind in kinds), {"type": "text", "text": "Where is the red circle?"}]
     text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True,
@@ -43,13 +41,11 @@ def encode(processor, images=(), frames=0):
 
 
 def placeholders(model, batch):
-    """Tokens of the prompt that stand for visual features."""
     ids = {model.config.image_token_id, getattr(model.config, "video_token_id", None)}
     return sum(i in ids for i in batch["input_ids"][0].tolist())
 
 
 def features(model, batch):
-    """Visual features that the model makes of the media in the batch."""
     text = ("input_ids", "attention_mask", "mm_token_type_ids", "second_per_grid_ts")
     media = {k: v for k, v in batch.items() if k not in text}
     if not media:
@@ -88,7 +84,6 @@ def test_a_family_is_small_and_its_picture_matters(loaded):
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_max_pixels_limits_the_visual_tokens(family):
-    """Of a square picture of 128 pixels: more are seen with a higher limit."""
     counts = []
     for limit in (64 * 64, 128 * 128):
         _, processor = tiny_models.FAMILIES[family](tiny_models.make_tokenizer(tiny_models.TOKENS[family]), limit)

@@ -62,7 +62,6 @@ TELL = lambda *_: None  # noqa: E731
 
 @pytest.fixture
 def quiz(tmp_path):
-    """A config of the task Quiz with four rows, of which the last two show pictures."""
     rng = np.random.default_rng(0)
     rows = [{"id": f"t{i}", "question": f"How much is {i} and {i}?", "answer": str(2 * i), "category": "sums"}
             for i in range(4)]
@@ -111,7 +110,6 @@ def writing(config, tmp_path, url, count=4, new="new", **order):
 
 
 def all_of(work):
-    """Rows that are verified, and what became of the other candidates."""
     rows, counts = distinct(work.candidates(), HeldOutRows.of(work.config, work.task), work.task,
                             SignatureReader(work.config, work.task, work.where.root), work.search.parents)
     done, refused = work.verified(rows)
@@ -119,7 +117,6 @@ def all_of(work):
 
 
 def honest(body, number):
-    """Writes new sums about the parent, and knows the answers."""
     text = said(body)
     if asks_generator(body):
         i = json.loads(text[text.index("A problem:\n") + 11:].split("\n")[0])["answer"]

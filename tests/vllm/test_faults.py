@@ -57,8 +57,6 @@ HASTY = "vllm_launch._SILENT_S = 15.0\n"
 
 
 class Serve:
-    """`vlrl serve` on free ports."""
-
     def __init__(self, root, name, replicas, *more, settings=FORKED):
         self.log, self.about = root / f"{name}.log", root / name / "servers.json"
         with self.log.open("w") as log:
@@ -68,7 +66,6 @@ class Serve:
                 serving_environment(), ROOT, log, log)
 
     def ready(self):
-        """Waits until all answer; their settings for a run."""
         until(lambda: self.about.exists() or self.process.poll() is not None, "the servers do not start")
         assert self.process.poll() is None, self.log.read_text()
         about = json.loads(self.about.read_text())
@@ -76,12 +73,10 @@ class Serve:
         return f"engine.key_file={about['key_file']}", f"engine.servers=[{','.join(self.servers)}]"
 
     def server(self, i):
-        """The process of a server that is up."""
         until(lambda: vllm_launch._health(self.servers[i]) == 200, self.log.read_text())
         return process_of(self.process.pid, self.servers[i])
 
     def close(self, how=signal.SIGTERM):
-        """Ends it; with SIGKILL the servers too."""
         processes = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         self.process.send_signal(how)
         self.process.wait(PATIENT)
@@ -92,7 +87,6 @@ class Serve:
 
 @pytest.fixture(scope="module")
 def served(installed, tmp_path_factory):
-    """Two servers, and the words of a run that uses them."""
     root = tmp_path_factory.mktemp("faults")
     serve = Serve(root, "servers", 2)
     try:

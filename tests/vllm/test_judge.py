@@ -36,8 +36,6 @@ TERSE = ("structured-outputs-config.backend=xgrammar", "structured-outputs-confi
 
 
 class Server:
-    """`vlrl serve --judge`."""
-
     def __init__(self, root, config, model):
         self.log, self.model, self.address = root / "serve.log", str(model), f"http://127.0.0.1:{free_ports()}"
         further = [word for name in ("max-model-len=1024", "dtype=float32", "max-num-seqs=8", *TERSE)
@@ -52,7 +50,6 @@ class Server:
         return (f"services.judge.url={self.address}/v1", f"services.judge.model={self.model}")
 
     def ready(self):
-        """Waits until it answers."""
         until(lambda: self.answers() or self.process.poll() is not None, "the server does not start")
         assert self.process.poll() is None, self.log.read_text()
         return self
@@ -64,7 +61,6 @@ class Server:
             return False
 
     def vllm(self):
-        """The process of vLLM's server."""
         (found,) = psutil.Process(self.process.pid).children()
         return found
 
@@ -101,7 +97,6 @@ def judged(installed, tiny_models, tmp_path_factory):
 
 
 def counts(folder, name):
-    """Of all steps and evaluations."""
     return sum(line[f"judge/{name}"] for file in ("metrics.jsonl", "eval.jsonl") for line in runs.metrics(folder, file))
 
 

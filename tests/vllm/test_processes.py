@@ -68,7 +68,6 @@ def write_config(folder, model, engine):
 
 
 def one(config, folder, *words):
-    """A run in this process."""
     loaded = configs.load(str(config), [*words, f"run.dir={folder}", "log.samples_every=0"])
     return ran(train(loaded, make_session=Noting).folder.path, 1)
 
@@ -85,7 +84,6 @@ def two(config, folder, *words):
 
 
 def failing(config, folder, *words, fault):
-    """What two processes print when one of them meets `fault`."""
     done = forked.run(program(config, folder, *words), {**ENV, "FAULT": fault}, folder.parent, PATIENT, processes=2)
     assert done.returncode != 0 and "loop.py" not in done.stderr, done.stderr  # no traceback of vlrl's
     return done.stderr
@@ -102,7 +100,6 @@ def ran(folder, world):
 
 
 def rows(files, *columns):
-    """Chosen columns of all rows, sorted: step, group and place come first."""
     return sorted([r["step"], r["group_id"], r["index"], *(r[c] for c in columns)] for part in files for r in part)
 
 
@@ -125,9 +122,6 @@ def assert_alike(single, double):
         assert 0 <= b["mismatch/kl"] < 1e-9 and b["mismatch/gap_max"] < 1e-5
         assert b["reward/mean"] == pytest.approx(a["reward/mean"], rel=0 if b["step"] == 0 else 1e-3)
     assert len({noted["weights"] for noted in double.noted}) == 1
-
-
-# --- an engine in each process ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +150,6 @@ def test_processes_with_engines_resume(inside):
     assert weights(broken, STEPS) == weights(double.folder, STEPS) != weights(double.folder, 1)
     assert again.metrics == double.metrics and again.noted == double.noted
     assert again.files == double.files and again.evals == double.evals
-
-
-# --- servers for all of them ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

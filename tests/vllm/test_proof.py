@@ -21,8 +21,6 @@ PLANTED = {
 
 
 class Copy:
-    """An engine that is a copy of the policy's model."""
-
     def __init__(self, policy):
         self.policy = copy.copy(policy)
         self.policy.model = copy.deepcopy(policy.model)

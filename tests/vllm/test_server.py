@@ -75,7 +75,6 @@ def serving(root: Path, *settings: str) -> Path:
 
 
 def process_of(serve: int, address: str) -> psutil.Process:
-    """The process of the server at an address, which is up."""
     port = int(address.rpartition(":")[2])
     (found,) = [p for p in psutil.Process(serve).children() if any(
         c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in p.net_connections("tcp"))]

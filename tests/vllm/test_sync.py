@@ -27,8 +27,6 @@ class Ask(Task):
 
 
 class Both:
-    """A policy, an engine with its weights, and what they are asked."""
-
     def __init__(self, model, folder, **more):
         from vlrl.engine.vllm.engine import VLLMEngine
         self.config = settings(model, engine={"name": "vllm", "max_seqs": 8, "max_model_len": 512},

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def served(installed, tiny_models, tmp_path_factory):
-    """A policy's folder, that of a teacher, and a server of it."""
     root, folder = tmp_path_factory.mktemp("teacher"), tiny_models["qwen3_vl"]
     away, _ = load(of(folder))
     moved(away, 0.05)
@@ -65,7 +64,6 @@ def test_log_probabilities_are_those_of_the_folder(served):
 
 
 def test_a_run_learns_the_same(served):
-    """Two steps with pictures; on two processes, from a server that was killed before."""
     chosen = {"teacher": str(served.root / "model"), "objective": 0.5, "loss": "sampled_kl"}
 
     def kl(name, processes=1, **more):

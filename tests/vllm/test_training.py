@@ -20,13 +20,11 @@ LORA = ("model.lora.rank=4", "model.lora.target=all_linear", "train.lr=1e-3")
 
 
 def start(folder, *words):
-    """A short quickstart with vLLM in `folder`; the embedded model answers."""
     return train(configs.load("configs/quickstart.yaml", [*SMALL, *words, f"run.dir={folder}"])).folder.path
 
 
 @pytest.fixture(scope="module", params=["full", "lora"])
 def runs(request, tmp_path_factory):
-    """The folder of a whole run, and its settings."""
     words, root = LORA if request.param == "lora" else (), tmp_path_factory.mktemp(request.param)
     return start(root / "whole", *words), words
 
@@ -45,7 +43,6 @@ def test_the_engine_samples_from_the_policy_that_learns(runs):
 
 
 def test_a_resumed_run_equals_the_unbroken_one(runs, tmp_path):
-    """Of an adapter: test_async.py."""
     whole, words = runs
     if words:
         return

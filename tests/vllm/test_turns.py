@@ -41,7 +41,6 @@ def windowed(play, monkeypatch):
 
 @pytest.fixture(scope="module")
 def played(tiny_models, tmp_path_factory):
-    """What plays, the prompt of an episode, the episode."""
     with playing(settings(tiny_models["qwen2_5_vl"], "full"), tmp_path_factory.mktemp("played")) as play:
         play.sync()
         yield play, *play.episodes(1)[0]
@@ -57,7 +56,6 @@ def with_media(completion, encode, change):
 
 
 def changed(array, turn, values):
-    """A copy with other values in the last dimension from the start of a turn on."""
     out = array.copy()
     out[..., turn.start:turn.start + len(values)] = values
     return out
