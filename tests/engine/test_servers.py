@@ -323,7 +323,8 @@ async def test_too_large_a_request_is_not_read(server, monkeypatch):
 
 
 def test_damaged_prompts_are_value_errors(monkeypatch):
-    for sent in (b'{"$image": "AAAA"}', b'{"$image": 5}', b'{"$frames": []}', b'{"$frames": ["AAAA"]}', b"[" * 100_000,
+    for sent in (
+            b'{"$image": "AAAA"}', b'{"$image": 5}', b'{"$frames": []}', b'{"$frames": ["AAAA"]}', b"[" * 100_000,
             b'{"$array": "AAAA", "dtype": "O", "shape": [1]}', b'{"$array": "AAAA", "dtype": "float32"}',
             b'{"$array": "AAAA", "dtype": "float32", "shape": [7]}', b'{"$array": "!", "dtype": "V1", "shape": [1]}',
             b'{"$pairs": [[[1], 2]]}', b'{"$pairs": [1]}', b'{"$tuple": 3}'):

@@ -180,7 +180,8 @@ SPACES = [spaces.Discrete(4), spaces.Discrete(3, start=-1), spaces.Box(-1, 1, (2
 
 
 def test_texts_become_actions():
-    for space, text, action in ((SPACES[0], " 3 ", 3), (SPACES[1], "-1", -1), (SPACES[2], "[0.5, -1]", [0.5, -1]),
+    for space, text, action in (
+            (SPACES[0], " 3 ", 3), (SPACES[1], "-1", -1), (SPACES[2], "[0.5, -1]", [0.5, -1]),
             (SPACES[2], "0.25 1e-1", [.25, .1]), (SPACES[3], "abc", "abc"), (SPACES[4], "[1, 2]", [1, 2]),
             (SPACES[5], '{"a": 1, "b": [9]}', {"a": 1, "b": [9]}), (SPACES[6], "[1, [0, 1]]", (1, [0, 1]))):
         found = read_action(text, space)
@@ -188,7 +189,8 @@ def test_texts_become_actions():
         for one, other in zip(*([f.values() if isinstance(f, dict) else f if isinstance(f, tuple) else [f]
                                  for f in (found, action)]), strict=True):
             assert np.allclose(one, other) if not isinstance(one, str) else one == other, (space, text, action)
-    for space, text in ((SPACES[0], "4"), (SPACES[0], "1 2"), (SPACES[1], "2"), (SPACES[2], "0.5"), (SPACES[2], "2 0"),
+    for space, text in (
+            (SPACES[0], "4"), (SPACES[0], "1 2"), (SPACES[1], "2"), (SPACES[2], "0.5"), (SPACES[2], "2 0"),
             (SPACES[2], "x 0 1"), (SPACES[2], "nan 0"), (SPACES[4], "[1, 3]"), (SPACES[4], "[" * 5000),
             (SPACES[5], '{"a": 1}'), (SPACES[5], "[NaN]"), (SPACES[6], "[true, [0, 1]]"), (SPACES[3], "too long"),
             (SPACES[0], "1" * 30_000)):
@@ -214,8 +216,9 @@ def test_parts_add_up(turns):
 
 
 def test_what_is_no_picture_is_wrong():
-    for values in ([[1, 2], [3]], np.zeros((2, 2, 2)), np.zeros((0, 3, 3)), [[300]], [[-1]], [[float("nan")]], "text",
-            None, {"a": 1}, np.zeros((9000, 9000))):
+    for values in (
+            [[1, 2], [3]], np.zeros((2, 2, 2)), np.zeros((0, 3, 3)), [[300]], [[-1]], [[float("nan")]], "text", None,
+            {"a": 1}, np.zeros((9000, 9000))):
         with pytest.raises(ProtocolError, match="its frame is not an image"):
             image_of_array(values, "frame")
     with pytest.raises(ProtocolError,

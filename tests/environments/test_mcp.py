@@ -212,8 +212,8 @@ def test_a_server_that_does_not_let_go_is_left(monkeypatch):
 
 
 def test_an_answer_without_an_end_is_not_read():
-    for arguments, why in (({}, "the response has more than 67108864 bytes"),
-            ({"packed": True}, "the response is compressed")):
+    for arguments, why in (
+            ({}, "the response has more than 67108864 bytes"), ({"packed": True}, "the response is compressed")):
         with http_server(Endless) as (url, _):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             with contextlib.closing(McpEnvironment(f"{url}/mcp", parts=PARTS, **PATIENT)) as environment:
@@ -294,7 +294,8 @@ def test_a_command_sees_few_variables_and_no_shell(monkeypatch, tmp_path):
 
 
 def test_addresses_and_variables():
-    for addresses, why in ((["'open"], "No closing quotation"), ([""], "it is empty"), (["a", "b"], "must all be URLs"),
+    for addresses, why in (
+            (["'open"], "No closing quotation"), ([""], "it is empty"), (["a", "b"], "must all be URLs"),
             (["ws://a"], "must look like"), (["HTTP://me:x@a"], "has a user name or password")):
         with pytest.raises(ConfigError, match=why):
             checked_addresses(addresses)

@@ -41,7 +41,8 @@ def loaded(*words):
 
 
 def test_names_that_cannot_act_and_passwords_that_are_never_told():
-    for name, options, why in (("gym:", {}, "has no address after gym:"),
+    for name, options, why in (
+            ("gym:", {}, "has no address after gym:"),
             ("gym:FrozenLake-v77", {}, "gym:FrozenLake-v77': VersionNotFound"),
             ("gym:no_package_of_anyone:X-v0", {}, "No module named 'no_package_of_anyone'"),
             ("FrozenLake-v1", {}, "is not known. Known: gym:, openenv:, mcp:"),
@@ -65,7 +66,8 @@ def test_names_that_cannot_act_and_passwords_that_are_never_told():
         with pytest.raises(ConfigError) as error:
             resolved(settings(name, options=options))
         assert why in str(error.value), (name, options, why)
-    for name in ("mcp:http://me:secret@a/mcp", "openenv:http://me:secret@a", "mcp:HTTP://secret@a",
+    for name in (
+            "mcp:http://me:secret@a/mcp", "openenv:http://me:secret@a", "mcp:HTTP://secret@a",
             ("mcp:http://a", "openenv:http://me:secret@a"), "other:http://me:secret@a",
             ("mcp:a", "mcp:http://me:secret@a")):
         with pytest.raises(ConfigError) as error:

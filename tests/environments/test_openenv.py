@@ -224,7 +224,8 @@ def test_what_is_no_address():
             "http://[a"):
         with pytest.raises(ConfigError, match="must look like"):
             checked_url(url)
-    for url in ("http://me:secret@host", "HTTP://me:secret@host/x", "https://secret@host", "http://:secret@host:80",
+    for url in (
+            "http://me:secret@host", "HTTP://me:secret@host/x", "https://secret@host", "http://:secret@host:80",
             "http://me:secret@host:99999", "ftp://secret@host"):
         with pytest.raises(ConfigError, match="has a user name or password") as error:
             checked_url(url)
@@ -325,8 +326,8 @@ def test_a_text_becomes_an_action():
             ("true", {"properties": {"n": {"type": ["boolean", "string"]}}}, "", {"n": True}),
             ("go", {"properties": {"n": {"type": []}}}, "", {"n": "go"})):
         assert action_of_text(text, schema, field) == action, (text, schema, field, action)
-    for text, schema in (("x", {"properties": {"n": {"type": "integer"}}}),
-            ("nan", {"properties": {"n": {"type": "number"}}}),
+    for text, schema in (
+            ("x", {"properties": {"n": {"type": "integer"}}}), ("nan", {"properties": {"n": {"type": "number"}}}),
             ("9" * 5000, {"properties": {"n": {"type": "integer"}}}), ("up", {"properties": {"a": {}, "b": {}}}),
             ("[1]", {"properties": {"a": {}, "b": {}}}), ("3", {"properties": {"n": {"enum": [1, 2]}}}),
             ("[" * 9000, {"properties": {"at": {"type": "array"}}}),

@@ -81,7 +81,8 @@ def test_a_sample_with_tools_is_played_by_them_and_told_whether_calls_succeeded(
 
 
 def test_wrong_arguments_and_calls_that_are_none_are_named_to_the_model():
-    for arguments, says in (({"box": ["3", 1, 1, 1]}, "zoom: box.0: Input should be a valid integer"),
+    for arguments, says in (
+            ({"box": ["3", 1, 1, 1]}, "zoom: box.0: Input should be a valid integer"),
             ({"box": [1, 2, 3]}, "zoom: box.3: Field required"), ({}, "zoom: box: Field required"),
             ({"box": [1, 2, 3, 4], "x": 1}, "zoom: x: Extra inputs are not permitted"),
             ({"box": [1, 2, 3, 4], "schema": None}, "zoom: schema: Input should be a valid string"),
@@ -89,7 +90,8 @@ def test_wrong_arguments_and_calls_that_are_none_are_named_to_the_model():
         step = ToolEnvironment([Tool(zoom)]).step(call("zoom", **arguments))
         assert step.info["calls"] == [{"name": "zoom", "arguments": arguments, "error": says}], says
         assert step.observation.text == f"Error: {says}" and not step.done
-    for text, says in (("", "no JSON"), ('{"name": "zoom", "arguments": {"box": NaN}}', "NaN is no finite number"),
+    for text, says in (
+            ("", "no JSON"), ('{"name": "zoom", "arguments": {"box": NaN}}', "NaN is no finite number"),
             ('{"name": "zoom", "arguments": {"box": [1e999]}}', "1e999 is no finite number"),
             ('{"name": "zoom", "arguments": {"box": ' + "9" * 5000 + "}}", "no JSON"), ("[" * 19_000, "no JSON"),
             ('{"name": "zoom", "arguments": {"box": ' + "[" * 30 + "]" * 30 + "}}", "nest deeper than 20 levels"),
@@ -143,8 +145,8 @@ def pictured(box: Image.Image):
 
 
 def test_functions_that_are_no_tools_and_names_there_twice():
-    for function, says in ((untyped, "'untyped': its argument 'box' has no type"),
-            (undocumented, "'undocumented' has no docstring"),
+    for function, says in (
+            (untyped, "'untyped': its argument 'box' has no type"), (undocumented, "'undocumented' has no docstring"),
             (starred, "'starred': its argument 'box' cannot be passed by name"), (pictured, "tool 'pictured': ")):
         with pytest.raises(TaskError, match=re.escape(says)):
             Tool(function)

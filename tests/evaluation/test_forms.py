@@ -18,7 +18,8 @@ from vlrl.tools.experiments.forms import Forms, form, forms_over_steps, most_fre
 
 
 def test_forms_of_answers():
-    for text, expected in (("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>",
+    for text, expected in (
+            ("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>",
             "<think>a.</think><answer>[0, 0]</answer>"), ("[1,-2,+3,4.5]", "[0,0,0,0]"), ("click(3, 4)", "a(0, 0)"),
             ("", ""), ("The  answer\nis 4.", "a."),
             ('{"bbox_2d": [1, 2], "label": "red car"}', '{"a": [0, 0], "a": "a"}'), ("abc3", "a"),
@@ -76,7 +77,8 @@ def test_over_the_evaluations_of_a_run(run, capsys, tmp_path):
     with pytest.raises(RunError, match=r"of split 'other'.* there are: heldout"):
         forms_over_steps(run, "other")
     assert main(["compare", "--forms", str(run.path), "vs", str(run.path)]) == 2
-    for words, said in ((["--weights"], "--forms"), (["--metric", "iou"], "--metric"), (["--seeds", "3"], "--seeds"),
+    for words, said in (
+            (["--weights"], "--forms"), (["--metric", "iou"], "--metric"), (["--seeds", "3"], "--seeds"),
             (["--sequential"], "--sequential")):
         assert main(["compare", "--forms", str(run.path), *words]) == 2, (words, said)
         assert said in capsys.readouterr().err, (words, said)

@@ -45,13 +45,15 @@ def test_blank_and_other_pictures():
 
 
 def test_premises_and_words_that_are_replaced():
-    for row, expected in (({"question": "Ann has 3 cats. They are old. How many legs have they?"},
+    for row, expected in (
+            ({"question": "Ann has 3 cats. They are old. How many legs have they?"},
             "They are old. How many legs have they?"), ({"question": "It is a dog. Who owns it?"}, "Who owns it?"),
             ({"question": "What is 2.5 + 4?"}, "What is some + 4?"), ({"instruction": "Open page 7"}, "Open page some"),
             ({"question": "How many of 3?", "without_premise": "How many?"}, "How many?")):
         asked = probe("no_premise", [Sample(id="s", row={**row, "answer": "x"})], 0)
         assert expected in asked.row.values() and asked.row["answer"] == "x", (row, expected)
-    for row, expected in (({"question": "How many cats?"}, "I would like to know this, please: how many cats"),
+    for row, expected in (
+            ({"question": "How many cats?"}, "I would like to know this, please: how many cats"),
             ({"expression": "USB port."}, "I would like to know this, please: USB port"),
             ({"question": "How?", "paraphrases": ["In what way?", "x"]}, "In what way?")):
         assert expected in probe("reworded", [Sample(id="s", row=row)], 0).row.values(), (row, expected)
@@ -63,7 +65,8 @@ def test_premises_and_words_that_are_replaced():
 
 
 def test_what_abstains_and_what_is_the_same_answer():
-    for text, says in (("It cannot be determined.", True), ("I can't tell from this.", True),
+    for text, says in (
+            ("It cannot be determined.", True), ("I can't tell from this.", True),
             ("There is not enough information", True), ("unknown", True),
             ("No image was given, so the number is not known", True), ("The image is blank.", True), ("4", False),
             ("There is no cat; the answer is 0", False), ("<think>not enough? no.</think>12", False),

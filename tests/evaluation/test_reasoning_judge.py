@@ -16,11 +16,13 @@ from vlrl.tools.evaluation.reasoning_judge import read_verdict
 
 
 def test_verdicts(sums, capsys):  # noqa: F811
-    for text, verdict in (('Step 1 is fine.\n{"verdict": "yes"}', True),
-            ('{"verdict": "yes"} or rather {"verdict": "NO"}', False), ("{'verdict' : 'no'}", False), ("yes", None),
-            ("", None), ('{"verdict": "maybe"}', None), ("verdict: yes", None)):
+    for text, verdict in (
+            ('Step 1 is fine.\n{"verdict": "yes"}', True), ('{"verdict": "yes"} or rather {"verdict": "NO"}', False),
+            ("{'verdict' : 'no'}", False), ("yes", None), ("", None), ('{"verdict": "maybe"}', None),
+            ("verdict: yes", None)):
         assert read_verdict(text) is verdict, (text, verdict)
-    for words, said, code in ((("--judge-votes", 3), "needs --judge", 2),
+    for words, said, code in (
+            (("--judge-votes", 3), "needs --judge", 2),
             (("--judge", "nowhere"), "--judge 'nowhere' is not the address", 1),
             (("--judge", "http://127.0.0.1:1/v1", "--judge-key-env", "NOT_SET_HERE"), "--judge-key-env NOT_SET_HERE",
             1)):

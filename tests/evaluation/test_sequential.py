@@ -133,7 +133,8 @@ def test_scores_and_tests_that_are_none_are_refused():
     for scores in ({"a": [1, 2]}, {"a": [1, 2], "b": [1, 2, 3]}, {"a": [1, 2], "b": [1, np.nan]}):
         with pytest.raises(ValueError, match="block 1"):
             Sequential(("a", "b"), n=2).add(scores)
-    for more in ({"names": ("a",)}, {"names": ("a", "a")}, {"n": 1}, {"alpha": 1.0}, {"blocks": 0},
+    for more in (
+            {"names": ("a",)}, {"names": ("a", "a")}, {"n": 1}, {"alpha": 1.0}, {"blocks": 0},
             {"names": tuple("abcdefghi")}):
         with pytest.raises(ValueError):
             Sequential(**{"names": ("a", "b"), **more})

@@ -30,7 +30,8 @@ def test_combinations_and_seeds():
     assert Grid(answers=2).settings(warm)[0].temperature == 0.4
     sampling = Grid(temperatures=(0.7,), top_ps=(0.9,), max_new_tokens=(5,)).settings(CONFIG)[0].sampling(CONFIG)
     assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0.7, 0.9, 5)
-    for asked, said in (({"answers": 4, "temperatures": (0.0,)}, "--answers 4 with --temperature 0"),
+    for asked, said in (
+            ({"answers": 4, "temperatures": (0.0,)}, "--answers 4 with --temperature 0"),
             ({"seeds": (1, 2), "temperatures": (0.0,)}, "--seeds 1,2 with --temperature 0"),
             ({"top_ps": (0.9,), "temperatures": (0.0,)}, "--top-p 0.9 with --temperature 0"),
             ({"temperatures": (1.0, 1.0)}, "--temperature: 1.0 is given twice"),

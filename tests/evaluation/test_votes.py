@@ -58,11 +58,13 @@ def test_golden_majorities():
 
 
 def test_ballots_that_are_equal_and_that_differ():
-    for a, b in (("12", "12.0"), (12, "12"), ("1,200", 1200.0), ("\uff11\uff12", 12), ("A cat.", "a  CAT"),
+    for a, b in (
+            ("12", "12.0"), (12, "12"), ("1,200", 1200.0), ("\uff11\uff12", 12), ("A cat.", "a  CAT"),
             ({"label": "dog", "confidence": 0.2}, "Dog"), (["b", 1], ("b", 1))):
         assert votes.ballot(a) == votes.ballot(b) is not None, (a, b)
-    for a, b in (("1234567", "1234568"), (1234567, 1234568), ("0.1234567", "0.1234568"), ("12", "12 cats"),
-            ("007", "7"), (True, 1), (["1"], "1")):
+    for a, b in (
+            ("1234567", "1234568"), (1234567, 1234568), ("0.1234567", "0.1234568"), ("12", "12 cats"), ("007", "7"),
+            (True, 1), (["1"], "1")):
         assert votes.ballot(a) != votes.ballot(b), (a, b)
     for nothing in (None, "", [], {}):
         assert votes.ballot(nothing) is None, nothing

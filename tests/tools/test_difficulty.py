@@ -154,9 +154,9 @@ def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
     sampler = curriculum.make(validate({"task": "x", "model": {"name": "x"}, "curriculum": {"name": "easy_to_hard"}}
                                        ).curriculum, Prompts.of(samples[:4], 0, str(places.out)))
     assert [d.index for d in sampler.next(4, 0)] == [3, 2, 1, 0]
-    for lines, says in (('{"id": "other", "pass_at_k": 1}', "none of its 1 ids"),
-            ('{"pass_at_k": 1}', "needs the 'id'"), ('{"id": 1}\n{"id": "1"}', "'1' occurs in an earlier line"),
-            ("[", "not JSON"), ("", "none of its 0 ids")):
+    for lines, says in (
+            ('{"id": "other", "pass_at_k": 1}', "none of its 1 ids"), ('{"pass_at_k": 1}', "needs the 'id'"),
+            ('{"id": 1}\n{"id": "1"}', "'1' occurs in an earlier line"), ("[", "not JSON"), ("", "none of its 0 ids")):
         (tmp_path / "x.jsonl").write_text(lines)
         with pytest.raises(VlrlError, match=says):
             Prompts.of(Number().samples("train"), 0, str(tmp_path / "x.jsonl")).field("pass_at_k")

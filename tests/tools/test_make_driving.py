@@ -29,7 +29,8 @@ def plan(before: float, after: float, aside: float = 0.0, turn: float = 0.0) -> 
 
 
 def test_the_plan_of_a_drive():
-    for driven, expected in (((8, 8), ("KEEP", "STRAIGHT")), ((8, 8.7), ("KEEP", "STRAIGHT")), ((8, 9.2), None),
+    for driven, expected in (
+            ((8, 8), ("KEEP", "STRAIGHT")), ((8, 8.7), ("KEEP", "STRAIGHT")), ((8, 9.2), None),
             ((8, 9.6), ("ACCELERATE", "STRAIGHT")), ((8, 6.4), ("DECELERATE", "STRAIGHT")), ((8, 6.8), None),
             ((8, 0.4), ("STOP", "STRAIGHT")), ((8, 0.8), None), ((0, 0), ("STOP", "STRAIGHT")),
             ((0, 2), ("ACCELERATE", "STRAIGHT")), ((0.9, 0.9), None), ((8, 8, 3.5), ("KEEP", "LEFT_CHANGE")),
@@ -108,7 +109,8 @@ def close(seen: np.ndarray, row: dict, place: list[float]) -> str | None:
 
 
 def test_a_row_is_kept_only_if_its_trajectory_is_safe():
-    for obstacles, road, expected in (([], 4, True), ([{"center": [9, 1], "size": [2, 2]}], 4, False),
+    for obstacles, road, expected in (
+            ([], 4, True), ([{"center": [9, 1], "size": [2, 2]}], 4, False),
             ([{"center": [9, 4], "size": [2, 2]}], 4, True),
             ([{"center": [9, 6], "size": [2, 2], "velocity": [0, -4]}], 4, False), ([], 0.8, False)):
         pytest.importorskip("shapely")

@@ -38,7 +38,8 @@ def test_what_is_asked_for():
     assert asked(field, field) == set() == asked(field, element("textbox", "ok", 0, 90, 80, 120), button)
     assert asked(element("button", "x", 0, 0, 399, 399), element("button", "y", 0, 0, 80, 9),
                  element("button", "-", 0, 0, 80, 40), element("text", "", 0, 0, 80, 40)) == set()
-    for page, group in (("click-tab-2-hard", "click-tab"), ("book-flight-nodelay", "book-flight"),
+    for page, group in (
+            ("click-tab-2-hard", "click-tab"), ("book-flight-nodelay", "book-flight"),
             ("email-inbox-nl-turk", "email-inbox"), ("unicode-test", "unicode-test")):
         assert group_of(page) == group, (page, group)
     elements = [element("button", name, 10, y, 80, y + 30) for y, name in enumerate(("Submit", "a", "b", "c", "d"), 2)]

@@ -104,7 +104,8 @@ def test_words_that_are_swept():
     wide = swept_settings(["train.lr=1e-6..1e-3"])[0][0]
     logs = np.log10([wide.draw(rng) for _ in range(500)])
     assert logs.min() >= -6 and logs.max() <= -3 and abs(logs.mean() + 4.5) < 0.15
-    for words, said in ((["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"),
+    for words, said in (
+            (["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"),
             (["a=1,1"], "list different values"), (["a=1,2", "a=3..4"], "sweep each setting once"),
             (["a=1,"], "list different values")):
         with pytest.raises(ConfigError, match=said):
@@ -195,14 +196,16 @@ def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
 
 
 def test_sweeps_that_make_no_sense_and_options_that_cannot_act(tmp_path, instant):
-    for words, said in ((["seed=1,2"], "the command itself sets seed"),
+    for words, said in (
+            (["seed=1,2"], "the command itself sets seed"),
             (["train.lr=1e-5,1e-4", "run.dir=x"], "sets seed and run.dir of"),
             (["data.seed=1,2"], "different held-out"), (["train.lrr=1,2"], "train.lr"),
             (["steps=5"], "nothing is swept"), (["steps=5,6", "eval.samples=0"], "do not evaluate the split")):
         with pytest.raises(ConfigError, match=said):
             sweep.run_sweep(CONFIG, words, tmp_path / "s")
         assert not instant.started and not (tmp_path / "s").exists(), (words, said)
-    for words, options, said in ((["train.lr=1e-5,3e-5"], {"n": 4}, "--trials 4 does nothing with --method grid"),
+    for words, options, said in (
+            (["train.lr=1e-5,3e-5"], {"n": 4}, "--trials 4 does nothing with --method grid"),
             (["train.lr=1e-5,3e-5"], {"seed": 1}, "--seed 1 does nothing with --method grid"), (["train.lr=1e-5..3e-5"],
             {"eta": 2}, "--eta 2 does nothing with --method random.* take --method halving")):
         with pytest.raises(ConfigError, match=said):
@@ -247,9 +250,10 @@ def test_no_difference_is_said_after_the_last_block(tmp_path, instant, capsys):
 
 
 def test_comparisons_that_make_no_sense(tmp_path, instant, capsys):
-    for words, said in (([], "two or more different configs"),
-            (["seed=3"], "seed=3: the command itself sets seed and run.dir"), (["run.dir=x"], "itself sets seed and"),
-            (["data.seed=3"], ""), (["eval.samples=0"], "do not evaluate the split")):
+    for words, said in (
+            ([], "two or more different configs"), (["seed=3"], "seed=3: the command itself sets seed and run.dir"),
+            (["run.dir=x"], "itself sets seed and"), (["data.seed=3"], ""),
+            (["eval.samples=0"], "do not evaluate the split")):
         a, b = two_configs(tmp_path)
         if said:
             with pytest.raises(ConfigError, match=said):
@@ -259,7 +263,8 @@ def test_comparisons_that_make_no_sense(tmp_path, instant, capsys):
             with pytest.raises(ConfigError, match="different held-out samples"):
                 sequential_runs.run_sequential([a, b], [], tmp_path / "s")
         assert not instant.started, (words, said)
-    for words, name in ((["a", "b", "--seeds", "3"], "--seeds"), (["a", "b", "--blocks", "3"], "--blocks"),
+    for words, name in (
+            (["a", "b", "--seeds", "3"], "--seeds"), (["a", "b", "--blocks", "3"], "--blocks"),
             (["a", "b", "--alpha", "0.1"], "--alpha"), (["a", "b", "--jobs", "2"], "--jobs"),
             (["a", "b", "-o", "x"], "-o"), (["--sequential", "a.yaml", "vs", "b.yaml"], "vs separates the runs"),
             (["--sequential", "a.yaml", "b.yaml", "--show", "3"], "--show")):

@@ -89,7 +89,8 @@ def test_the_card_says_what_is_not_known(run):
 
 
 def test_commands_and_bases(run, tmp_path):
-    for words, said in ((["/home/ann/bin/vlrl", "train", "/home/ann/c.yaml", "data.root=/mnt/a/b"],
+    for words, said in (
+            (["/home/ann/bin/vlrl", "train", "/home/ann/c.yaml", "data.root=/mnt/a/b"],
             "vlrl train c.yaml data.root=b"),
             (["/x/vlrl/__main__.py", "train", "alerts.webhook=https://h/secret", "steps=2"], "vlrl train steps=2"),
             (["/x/ipykernel_launcher.py", "-f", "/root/.local/kernel.json"], "in a notebook"), (None, "unknown")):

@@ -27,7 +27,8 @@ def made(path, words=(), gpus=1, card=H100, gib=None, **more):
 
 
 def test_a_card_is_found_by_its_name():
-    for said, name in (("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200"),
+    for said, name in (
+            ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200"),
             ("NVIDIA H20", "H20"), ("NVIDIA GH200 480GB", "GH200"), ("rtx4090", "RTX 4090"),
             ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A10G", "A10G"), ("NVIDIA L40S", "L40S")):
         found = card_of(said)
@@ -38,8 +39,8 @@ def test_a_card_is_found_by_its_name():
 
 
 def test_shapes_have_the_published_number_of_parameters(tmp_path):
-    for name, parameters in (("Qwen/Qwen2.5-VL-32B-Instruct", 33_452_718_336),
-            ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032)):
+    for name, parameters in (
+            ("Qwen/Qwen2.5-VL-32B-Instruct", 33_452_718_336), ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032)):
         shape = plan.architecture(name)
         model = memory._built(type(shape), shape.to_json_string(use_diff=False))
         assert sum(p.numel() for p in model.parameters()) == parameters, (name, parameters)
@@ -147,8 +148,9 @@ def test_no_advice_that_the_run_would_refuse():
     found = planadvice.changes(THREE, words, plan.plan(configs.load(THREE, words), 8, H100))
     assert found and not any("tensor_parallel" in word for change in found for word in change.words)
     shards, spread = ("train.sharding=fsdp2", "model.lora.quantize=nf4"), ("engine=vllm", "engine.tensor_parallel=2")
-    for words in (shards, spread, ("train.sharding=zero3", "engine=vllm_server"), ("train.sharding=zero2",
-                                                                                   "train.cpu_offload=true")):
+    for words in (
+            shards, spread, ("train.sharding=zero3", "engine=vllm_server"),
+            ("train.sharding=zero2", "train.cpu_offload=true")):
         with pytest.raises(plan.ConfigError, match=words[1].split("=")[0]):
             made(THREE, words, gpus=2)
         assert made(THREE, words).side_by_side  # on one GPU nothing is sharded, and an engine may have a second one

@@ -14,7 +14,8 @@ WORDS = PrivateWords({"/home/ann": "the home folder", "hf_secretvalue": "the val
 
 
 def test_messages_and_words_of_a_command():
-    for text, clean in (("cannot read /home/ann/pictures/3.png: gone", "cannot read 3.png: gone"),
+    for text, clean in (
+            ("cannot read /home/ann/pictures/3.png: gone", "cannot read 3.png: gone"),
             ("data.root=/mnt/a/b", "data.root=b"), ("~/x/rows.jsonl", "rows.jsonl"),
             (r"C:\Users\ann\rows.jsonl", "rows.jsonl"),
             ("see https://example.com/a/b.html", "see https://example.com/a/b.html"), ("1/2 and/or 3", "1/2 and/or 3"),
@@ -22,8 +23,8 @@ def test_messages_and_words_of_a_command():
             ("node171 and xnode17", "node171 and xnode17"), ("ann@host", "…host"),
             ("configs/quickstart.yaml", "configs/quickstart.yaml")):
         assert WORDS.text(text) == clean, (text, clean)
-    for word, clean in (("data.train=/mnt/a/rows.jsonl", "data.train=rows.jsonl"),
-            ("--config=../../x/y.yaml", "--config=x/y.yaml"),
+    for word, clean in (
+            ("data.train=/mnt/a/rows.jsonl", "data.train=rows.jsonl"), ("--config=../../x/y.yaml", "--config=x/y.yaml"),
             ("services.judge.url=http://10.0.0.7:8001/v1", "services.judge.url=http://…"),
             ("train.lr=1e-4", "train.lr=1e-4")):
         assert WORDS.setting(word) == clean, (word, clean)

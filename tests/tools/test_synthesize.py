@@ -63,7 +63,8 @@ def test_what_a_task_proposes():
     assert [propose(task, n, parents).row["parent"] for n in (0, 1, 4)] == ["a", "b", "a"]
     assert propose(task, 2) == Candidate(number=2, reason="nothing found")
     assert propose(task, 5).reason == "page 'x' has crashed"
-    for body, error, why in ((None, ConfigError, "'number' cannot propose prompts: write Task.propose"),
+    for body, error, why in (
+            (None, ConfigError, "'number' cannot propose prompts: write Task.propose"),
             (lambda *_: 1 / 0, TaskError, r"propose\(0\) failed: .*ZeroDivisionError"),
             (lambda *_: {"id": "a", "generator": "g"}, TaskError, "without the string field 'verifier'"),
             (lambda *_: {"id": 1, "generator": "g", "verifier": "v"}, TaskError, "without the string field 'id'"),
@@ -122,7 +123,8 @@ def test_near_duplicates_are_refused():
 
 
 def test_what_is_kept():
-    for passed, search, verdict in (((False,) * 4, Search(), "never right"), ((True,) * 4, Search(), "always right"),
+    for passed, search, verdict in (
+            ((False,) * 4, Search(), "never right"), ((True,) * 4, Search(), "always right"),
             ((True, False, False, False), Search(), ""), ((True, False, False, False), Search(least=0.25), ""),
             ((True, False, False, False), Search(least=0.3), "outside the range"),
             ((True, True, True, False), Search(most=0.7), "outside the range"),
@@ -173,7 +175,8 @@ def test_failures_of_a_file_and_of_a_run(tmp_path):
     history.pass_rate[[3, 4]], history.last[[3, 4]] = [0.0, 0.25], 0
     write_visited(tmp_path / "prompts.parquet", history, task.samples("train"))
     assert failed(tmp_path, CONFIG, task, where(tmp_path)) == ({"n": 3, "answer": "3", "id": "train-3"},)
-    for lines, why in (([{"id": "a", "pass_at_k": 0.5}], "none of its 1 prompts has a pass rate of 0"),
+    for lines, why in (
+            ([{"id": "a", "pass_at_k": 0.5}], "none of its 1 prompts has a pass rate of 0"),
             ([{"id": "a", "question": "?"}], "no column pass_at_k"),
             ([{"id": "lost", "pass_at_k": 0}], "'lost' is not a training sample of task")):
         write_rows(tmp_path / "rows.jsonl", lines)

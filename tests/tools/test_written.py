@@ -141,7 +141,8 @@ def test_rows_say_how_they_were_made_and_who_verified_them(quiz, tmp_path):
 
 
 def test_more_than_half_of_the_answers_have_to_agree(quiz, tmp_path):
-    for votes, answer in ((["7", "7", "7", "5"], "7"), (["7", "7", "5", "5"], None), (["7", "7", "5", "6"], None),
+    for votes, answer in (
+            (["7", "7", "7", "5"], "7"), (["7", "7", "5", "5"], None), (["7", "7", "5", "6"], None),
             (["5", "7", "7", "7"], "7"), (["a", "b", "c", "d"], None), (["7"] * 4, "7")):
         given = iter(votes)
         with served(lambda body, n, given=given: honest(body, n) if asks_generator(body) else paid(
@@ -316,7 +317,8 @@ def test_recipes_over_a_file_of_pass_rates(quiz, tmp_path):
     ways = {row["id"]: way for row, (way, _) in zip(search.parents, search.ways, strict=True)}
     assert ways == {"t0": "easier", "t1": "easier", "t2": "harder", "t3": "harder"}
     assert search.keep == 500 and search.candidates == 64 and "pass_at_k" not in search.parents[0]
-    for wanted, message in ((SeedSettings(recipe="sws"), "give both"), (SeedSettings(source="runs/a"), "give both"),
+    for wanted, message in (
+            (SeedSettings(recipe="sws"), "give both"), (SeedSettings(source="runs/a"), "give both"),
             (SeedSettings(recipe="sws", source="file"), "a file of pass rates is not enough"),
             (SeedSettings(recipe="synthetic_data_rl", source="file", failed="file"), "both choose the rows to vary"),
             (SeedSettings(least=0.9, most=0.1), "nothing lies between")):
