@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -61,66 +61,39 @@ def changed(array, turn, values):
     return out
 
 
-def dropped(c, encode):
-    return with_media(c, encode, lambda a, b, d: (a, replace(b, media=(), mm={}), d))
-
-
-def swapped(c, encode):
-    return with_media(c, encode, lambda a, b, d: (a, replace(b, media=d.media, mm=d.mm), replace(d, media=b.media,
-                                                                                               mm=b.mm)))
-
-
-def other_pixels(c, encode):
-    return with_media(c, encode, lambda a, b, d: (
-        a, replace(b, mm=b.mm | {"pixel_values": -b.mm["pixel_values"]}), d))
-
-
-def truncated(c, encode):
-    return with_media(c, encode, lambda a, b, d: (
-        a, replace(b, mm=b.mm | {"pixel_values": b.mm["pixel_values"][:-4]}), d))
-
-
-def shifted_mask(c, encode):
-    return replace(c, loss_mask=np.roll(c.loss_mask, 1))
-
-
-def counted_on(c, encode):
-    """Positions that go on as if there were no image."""
-    turn = c.turns[TURN]
-    places = np.arange(c.shown.positions[0, turn.start], c.shown.positions[0, turn.start] + 30)
-    return replace(c, shown=replace(c.shown, positions=changed(c.shown.positions, turn, places)))
-
-
-def tokenised_again(c, encode):
-    turn = c.turns[2]
-    ids = encode.answer_ids(turn.text)[:turn.end - turn.start]
-    return replace(c, shown=replace(c.shown, ids=changed(c.shown.ids, turn, ids)))
+def other_pixels(shown):
+    return replace(shown, mm=shown.mm | {"pixel_values": -shown.mm["pixel_values"]})
 
 
 def test_a_planted_fault_is_named_with_its_turn(played):
     """Tokenised again (sglang#12383): a random policy writes ids that its own text does not give back."""
+    play, prompt, whole = played
+    media, at, observed, acted = partial(with_media, whole, play.encode), whole.shown, whole.turns[TURN], whole.turns[2]
+    place, again = at.positions[0, observed.start], play.encode.answer_ids(acted.text)[:acted.end - acted.start]
     for fault, turn, said in (
-            (dropped, TURN, "reads other media"), (swapped, TURN, "reads other media"),
-            (other_pixels, TURN, "pixel_values that the trainer reads"),
-            (truncated, TURN, "pixel_values that the trainer"),
-            (shifted_mask, None, "the loss mask is set where nothing was sampled"),
-            (counted_on, TURN, "the positions are not the model's"),
-            (tokenised_again, 2, "the trainer reads other ids")):
-        play, prompt, completion = played
-        found = first_difference(play.policy, play.encode, prompt, fault(completion, play.encode), EXACT)
+            (media(lambda a, b, d: (a, replace(b, media=(), mm={}), d)), TURN, "reads other media"),
+            (media(lambda a, b, d: (a, replace(b, media=d.media, mm=d.mm), replace(d, media=b.media, mm=b.mm))), TURN,
+             "reads other media"),
+            (media(lambda a, b, d: (a, other_pixels(b), d)), TURN, "pixel_values that the trainer reads"),
+            (media(lambda a, b, d: (a, replace(b, mm=b.mm | {"pixel_values": b.mm["pixel_values"][:-4]}), d)), TURN,
+             "pixel_values that the trainer"),
+            (replace(whole, loss_mask=np.roll(whole.loss_mask, 1)), None, "the loss mask is set where nothing was"),
+            (replace(whole, shown=replace(at, positions=changed(  # that go on as if there were no image
+                at.positions, observed, np.arange(place, place + 30)))), TURN, "the positions are not the model's"),
+            (replace(whole, shown=replace(at, ids=changed(at.ids, acted, again))), 2, "the trainer reads other ids")):
+        found = first_difference(play.policy, play.encode, prompt, fault, EXACT)
         assert found and said in str(found), found
-        assert turn is None or found.turn == turn, (fault, turn, said)
-        shown = completion.turns[found.turn]
-        assert f"turn {found.turn} ({shown.role})" in str(found) and shown.start <= found.token, (fault, turn, said)
-        assert fault is shifted_mask or completion.turns[TURN if turn == TURN else 1].media[0][:12] in str(found)
+        assert turn is None or found.turn == turn, said
+        shown = whole.turns[found.turn]
+        assert f"turn {found.turn} ({shown.role})" in str(found) and shown.start <= found.token, said
+        assert turn is None or whole.turns[TURN if turn == TURN else 1].media[0][:12] in str(found), said
 
 
 def test_another_picture_and_a_stale_weight_show_in_their_turn(played):
     play, prompt, completion = played
-    gaps = turn_gaps(play.policy, prompt, other_pixels(completion, play.encode))
+    gaps = turn_gaps(play.policy, prompt, with_media(completion, play.encode, lambda a, b, d: (a, other_pixels(b), d)))
     before = completion.turns[TURN].start
     assert gaps[:before].max() < EXACT and gaps[before:].max() > 1e-3
-    play, prompt, completion = played
     weight = next(p for name, p in play.policy.trainable() if "visual" in name and p.ndim > 1)
     kept = weight.detach().clone()
     with torch.no_grad():
@@ -174,8 +147,7 @@ def test_windows_of_the_history_are_read_as_sampled(played, monkeypatch):
     for prompt, completion in windowed(play, monkeypatch):
         assert len(completion.windows) == 4
         assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
-        window = completion.windows[3]
-        other = replace(window, mm=window.mm | {"pixel_values": -window.mm["pixel_values"]})
+        other = other_pixels(completion.windows[3])
         found = first_difference(play.policy, play.encode, prompt, replace(
             completion, windows=(*completion.windows[:3], other)), EXACT)
         assert found and found.turn == 6 and "log-probabilities" in found.what
