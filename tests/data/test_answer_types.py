@@ -121,14 +121,16 @@ def test_alternatives_of_mixed_kinds(tmp_path, capsys):
     assert "0 bad rows" in capsys.readouterr().out
 
 
-def test_a_precision_of_another_kind_is_none(tmp_path):
+def test_a_precision_of_another_kind_and_an_unknown_type(tmp_path):
     for given in ("high", 0.95, 40):
         (row,) = read_rows(lines(tmp_path / "r.jsonl", [{**ASK, "answer": "1.2", "precision": given}]))
         assert row["meta"] == {"precision": given} and "precision" not in row
         assert paid(row, "1.2", "1.22") == [1, 0]
+    with pytest.raises(ConfigError, match=r"data\.answer_type='txt': Input should be .*'text'"):
+        load_config(CONFIG, ["data.answer_type=txt"])
 
 
-def test_the_table_of_types_has_examples_and_reasons(tmp_path, capsys):
+def test_the_table_of_types_has_examples_and_reasons(tmp_path, capsys, caplog):
     records = [{**ASK, "answer": a} for a in ("3-2", "4-1", "007", "1.2.3", "stop")]
     file = lines(tmp_path / "r.jsonl", [*records, {**ASK, "answer": "B", "options": ["x", "y"]}])
     main(["data", "check", str(file), "--allow-missing", "--no-show"])
@@ -140,6 +142,11 @@ def test_the_table_of_types_has_examples_and_reasons(tmp_path, capsys):
     table = json.loads(capsys.readouterr().out)["types"]
     assert [(line["type"], line["rows"], len(line["examples"])) for line in table] == [
         ("text", 4, 3), ("text", 1, 1), ("choice", 1, 1)]
+    (tmp_path / "a.png").touch()
+    caplog.set_level("INFO")
+    file = lines(tmp_path / "r.jsonl", [{**ASK, "answer": a} for a in ("3-2", "red")])
+    settings_of(train=str(file)).samples("train")
+    assert "answer types guessed, since no field states them: text 1 (digits that are not a number" in caplog.text
 
 
 def test_one_setting_decides_everywhere(tmp_path, capsys):
@@ -161,19 +168,6 @@ def test_one_setting_decides_everywhere(tmp_path, capsys):
     assert sample_from(task, row, tmp_path)["answer_type"] == "text"  # before what the row says
     chosen = {**row, "answer": "B", "answer_type": "choice", "options": ["x", "y"]}
     assert sample_from(task, chosen, tmp_path)["answer_type"] == "choice"
-
-
-def test_an_unknown_type_in_the_settings_is_named():
-    with pytest.raises(ConfigError, match=r"data\.answer_type='txt': Input should be .*'text'"):
-        load_config(CONFIG, ["data.answer_type=txt"])
-
-
-def test_what_is_guessed_is_said_at_the_start(tmp_path, caplog):
-    (tmp_path / "a.png").touch()
-    caplog.set_level("INFO")
-    file = lines(tmp_path / "r.jsonl", [{**ASK, "answer": a} for a in ("3-2", "red")])
-    settings_of(train=str(file)).samples("train")
-    assert "answer types guessed, since no field states them: text 1 (digits that are not a number" in caplog.text
 
 
 @pytest.mark.parametrize("empty", ["", None])

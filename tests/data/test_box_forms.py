@@ -38,9 +38,14 @@ def test_what_boxes_seem_to_be(form):
         assert boxes_to_pixels(row, form)["boxes"][0]["box"] == pytest.approx(right["boxes"][0]["box"], abs=1e-2)
 
 
-def test_a_thousand_in_small_pictures_lies_outside_of_many():
+def test_points_and_small_pictures():
     rows = [{**row, "width": 640, "height": 480} for row in drawn(40, WRITTEN["norm1000"])]
     assert "data.boxes=norm1000 " in box_doubt(rows).message
+    row = {"width": 200, "height": 100, "points": [[500, 500]], "action": {"type": "click", "point": [1000, 0]},
+           "box": [0, 0, 500, 500]}
+    assert boxes_to_pixels(row, "norm1000") == {
+        **row, "points": [[100, 50]], "action": {"type": "click", "point": [200, 0]}, "box": [0, 0, 100, 50]}
+    assert boxes_to_pixels(row, "pixels") == row
 
 
 @each("rows", [
@@ -51,11 +56,3 @@ def test_a_thousand_in_small_pictures_lies_outside_of_many():
                                                              for n in range(20))]])
 def test_what_may_well_be_pixels_is_not_doubted(rows):
     assert box_doubt(rows) is None
-
-
-def test_points_and_actions_are_read_alike():
-    row = {"width": 200, "height": 100, "points": [[500, 500]], "action": {"type": "click", "point": [1000, 0]},
-           "box": [0, 0, 500, 500]}
-    assert boxes_to_pixels(row, "norm1000") == {
-        **row, "points": [[100, 50]], "action": {"type": "click", "point": [200, 0]}, "box": [0, 0, 100, 50]}
-    assert boxes_to_pixels(row, "pixels") == row

@@ -51,7 +51,7 @@ def test_a_clip_is_decoded_once_whatever_its_name(film, decoded, tmp_path):
         assert (loaded.sha256, loaded.timestamps, loaded.metadata) == (plain.sha256, plain.timestamps, plain.metadata)
 
 
-def test_what_makes_another_clip_is_decoded_again(film, decoded):
+def test_which_clips_are_decoded_again(film, decoded, tmp_path):
     cache = ClipCache(16)
     for sampling in (SAMPLING, VideoSampling(fps=2, max_frames=2)):
         load(film, cache, sampling)
@@ -59,9 +59,6 @@ def test_what_makes_another_clip_is_decoded_again(film, decoded):
     assert len(decoded) == 4
     turned = load(film, cache, edits=(("shuffle", 3),))
     assert len(decoded) == 4 and turned.sha256 != load(film, cache).sha256  # edits come after the cache
-
-
-def test_a_changed_file_is_read_again(film, decoded, tmp_path):
     cache, path = ClipCache(16), tmp_path / "c.mp4"
     shutil.copy(film, path)
     before = load(path, cache)

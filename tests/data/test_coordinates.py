@@ -24,16 +24,18 @@ def test_both_ways(convention, written, original):
     assert make(convention).to_original(row, written[:2]) == pytest.approx(original[:2], abs=1e-5)
 
 
-def test_what_a_model_writes_is_whole_where_the_convention_is():
+def test_what_is_whole_and_what_a_row_overrides():
     row = sample(processed_size=[280, 210])
     for convention in ("norm1000", "norm999", "processed"):
         assert all(isinstance(v, int) for v in make(convention).from_original(row, [1.2, 3.4, 55.5, 77.7]))
     assert make("norm1").from_original(row, [1, 3, 100 / 3, 77]) == [0.0016, 0.0063, 0.0521, 0.1604]
     assert make("original").from_original(row, [1.25, 3, 5, 7]) == [1.25, 3, 5, 7]
-
-
-def test_reading_is_not_rounded():
     assert make("norm1000").to_original(sample(333, 777), [1, 1]) == [0.333, 0.777]
+    row = sample(coordinates="norm1000")
+    assert make("original").to_original(row, [500, 500]) == [320, 240]
+    assert make("norm1000").to_original(sample(coordinates="original"), [500, 500]) == [500, 500]
+    with pytest.raises(ConfigError, match=r"task.coordinates='norm100'.*Did you mean 'norm1000'"):
+        make("norm100")
 
 
 @given(st.sampled_from(CONVENTIONS), st.integers(8, 8000), st.integers(8, 8000), st.integers(28, 4000),
@@ -48,12 +50,6 @@ def test_round_trip_within_one_unit(convention, width, height, processed_width, 
     assert all(abs(a - b) <= unit for a, b, unit in zip(box, back, units, strict=True))
 
 
-def test_a_row_overrides_the_setting():
-    row = sample(coordinates="norm1000")
-    assert make("original").to_original(row, [500, 500]) == [320, 240]
-    assert make("norm1000").to_original(sample(coordinates="original"), [500, 500]) == [500, 500]
-
-
 @each("convention row words", [
     ("processed", {}, ["r1", "processed_size", "task.coordinates"]),
     ("processed", {"processed_size": [0, 5]}, ["r1", "processed_size=0"]),
@@ -65,8 +61,3 @@ def test_a_row_that_cannot_be_converted_is_named(convention, row, words):
     with pytest.raises(DataError) as error:
         make(convention).to_original(sample(**row), [1, 2, 3, 4])
     assert all(word in str(error.value) for word in words)
-
-
-def test_an_unknown_setting_is_named():
-    with pytest.raises(ConfigError, match=r"task.coordinates='norm100'.*Did you mean 'norm1000'"):
-        make("norm100")

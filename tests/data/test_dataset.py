@@ -36,12 +36,19 @@ def folder(tmp_path):
 
 # --- rows ---
 
-def test_json_lines_and_lists(tmp_path):
+def test_files_of_rows(tmp_path):
     rows = [{"id": "1", "label": "ü"}, {"id": "2"}]
     assert read_rows(write(tmp_path / "a.jsonl", [rows[0], "", rows[1], ""])) == rows
     assert read_rows(write(tmp_path / "a.json", [json.dumps(rows)])) == rows
     (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"id": "1", "t": "a\xe2\x80\xa8b"}\r\n')
     assert read_rows(tmp_path / "bom.jsonl") == [{"id": "1", "t": "a\u2028b"}]
+    with pytest.raises(DataError, match=r"none\.jsonl cannot be read"):
+        read_rows(tmp_path / "none.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match=r"a\.jsonl cannot be read"):
+        read_rows(tmp_path / "a.jsonl")
+    with pytest.raises(ConfigError, match=r"data\.format='coco_'"):
+        read_rows(tmp_path / "a.jsonl", "coco_")
 
 
 test_bad_files_name_the_line = refused(
@@ -52,16 +59,6 @@ test_bad_files_name_the_line = refused(
     ("a.json", ["[" * 100_000], r"a\.json: not JSON"),
     ("a.json", ['[{"id": 1}, 2]'], r"a\.json, row 2: a row must be a JSON object"),
     ("a.txt", ["id"], r"\.jsonl .* \.json")])
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(DataError, match=r"none\.jsonl cannot be read"):
-        read_rows(tmp_path / "none.jsonl")
-    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"a\.jsonl cannot be read"):
-        read_rows(tmp_path / "a.jsonl")
-    with pytest.raises(ConfigError, match=r"data\.format='coco_'"):
-        read_rows(tmp_path / "a.jsonl", "coco_")
 
 
 # --- samples ---
@@ -123,6 +120,11 @@ def test_read_samples(folder):
     (folder / "sub").mkdir()
     path = write(folder / "sub" / "rows.jsonl", [{"id": "1", "image": "a.png"}])
     assert task(heldout=str(path), root=str(folder)).samples("heldout")[0].media[0].source == folder / "a.png"
+    native = {"img_filename": "a.png", "bbox": [1, 1, 2, 2], "instruction": "close", "data_type": "icon"}
+    write(folder / "rows.json", [json.dumps([native, {**native, "bbox": [1, 1, 20, 20]}])])
+    found = read_samples(task(train=str(folder / "rows.json"), quarantine=True), "train")
+    assert [(s.id, s["box"], s["width"]) for s in found] == [("rows-1", [1, 1, 3, 3], 4)]
+    assert "extends beyond the image of 4x4 pixels" in found.quarantined[0].reason
 
 
 def test_settings_that_are_missing(folder):
@@ -137,6 +139,8 @@ def test_settings_that_are_missing(folder):
     path = write(folder / "rows.jsonl", [{"id": "1"}])
     with pytest.raises(ConfigError, match=r"data\.format='coco_'"):
         task(train=str(path), format="coco_").samples("train")
+    with pytest.raises(ConfigError, match="does not exist"):
+        task(train="x" * 5000 + ".jsonl").samples("train")
 
 
 BAD = ["{broken", {"image": "a.png"}, {"id": "1"}, {"id": "3", "image": "none.png"}, {"id": "4", "image": "../x.png"},
@@ -177,15 +181,7 @@ def test_boxes_out_of_the_image_are_bad_rows(folder):
         "point [300, 4] lies outside the image of 100x50 pixels"]
 
 
-def test_native_annotations_train_as_they_are(folder):
-    native = {"img_filename": "a.png", "bbox": [1, 1, 2, 2], "instruction": "close", "data_type": "icon"}
-    write(folder / "rows.json", [json.dumps([native, {**native, "bbox": [1, 1, 20, 20]}])])
-    found = read_samples(task(train=str(folder / "rows.json"), quarantine=True), "train")
-    assert [(s.id, s["box"], s["width"]) for s in found] == [("rows-1", [1, 1, 3, 3], 4)]
-    assert "extends beyond the image of 4x4 pixels" in found.quarantined[0].reason
-
-
-def test_a_task_that_trips_over_a_row_names_it(folder):
+def test_tasks_of_ones_own_that_fail_name_the_row(folder):
     class Strict(Plain):
         def sample_from_row(self, row, root=None):
             return Sample(id=row["key"])
@@ -193,9 +189,6 @@ def test_a_task_that_trips_over_a_row_names_it(folder):
     strict.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1"}])))
     with pytest.raises(DataError, match=r"rows\.jsonl:1: row '1': KeyError: 'key'"):
         read_samples(strict, "train")
-
-
-def test_a_task_that_makes_no_sample_stops(folder):
     class Lazy(Plain):
         def sample_from_row(self, row, root=None):
             if row["id"] == "1":
@@ -204,11 +197,6 @@ def test_a_task_that_makes_no_sample_stops(folder):
     lazy.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1"}, {"id": "2"}])), quarantine=True)
     with pytest.raises(TaskError, match="task 'plain': sample_from_row returned NoneType, expected a Sample"):
         read_samples(lazy, "train")
-
-
-def test_files_with_names_that_are_too_long():
-    with pytest.raises(ConfigError, match="does not exist"):
-        task(train="x" * 5000 + ".jsonl").samples("train")
 
 
 def test_drawn():

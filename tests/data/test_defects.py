@@ -128,10 +128,15 @@ def test_every_planted_defect_is_found_and_nothing_else(media, tmp_path, capsys)
         assert problems[name]["kind"] == kind and words in problems[name]["reason"], (name, problems[name])
 
 
-def test_sound_rows_of_every_family(media, tmp_path):
+def test_sound_rows_and_files_of_a_folder(media, tmp_path):
     file = save(media / "sound.jsonl", list(SOUND.values()))
     found = check([file], None, LimitsSettings())
     assert (found.rows, found.bad, found.media["videos"]) == (len(SOUND), 0, 1), found.problems
+    for name in ("b/x.jsonl", "a.csv", "img/metadata.jsonl", "dataset_info.json", "note.txt", "cat/1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert files_of(tmp_path) == [tmp_path / "a.csv", tmp_path / "b" / "x.jsonl"]
+    assert files_of(tmp_path / "img") == [tmp_path / "img"] and files_of(tmp_path / "a.csv") == [tmp_path / "a.csv"]
 
 
 def test_several_files_with_settings_between_them(media, capsys):
@@ -144,14 +149,6 @@ def test_several_files_with_settings_between_them(media, capsys):
     assert main(["data", "check", str(media / "train.jsonl"), str(files[1]), "--no-media"]) == 1  # by path
     out = capsys.readouterr().out
     assert "val.jsonl:1: c: leak: what it asks is in train too" in out and "2 rows, 1 images; 1 bad rows" in out
-
-
-def test_files_of_a_folder(tmp_path):
-    for name in ("b/x.jsonl", "a.csv", "img/metadata.jsonl", "dataset_info.json", "note.txt", "cat/1.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert files_of(tmp_path) == [tmp_path / "a.csv", tmp_path / "b" / "x.jsonl"]
-    assert files_of(tmp_path / "img") == [tmp_path / "img"] and files_of(tmp_path / "a.csv") == [tmp_path / "a.csv"]
 
 
 def test_leaks_go_by_split_of_the_row_before_the_name_of_the_file():

@@ -113,14 +113,11 @@ def test_public_addresses_and_others():
     assert [a for a in (*PRIVATE, *PUBLIC) if is_public(ipaddress.ip_address(a))] == PUBLIC
 
 
-def test_the_default_asks_no_private_address(tmp_path):
+def test_the_default_asks_no_private_address(tmp_path, serve):
     for host in ("127.0.0.1 169.254.169.254 [::1] 0.0.0.0 [::ffff:127.0.0.1] localhost 10.0.0.1 100.64.0.1 "
                  "[64:ff9b::7f00:1] [::]").split():
         with pytest.raises(DataError, match="not a public internet address"):
             get(f"https://{host}/a.png", Policy(None, tmp_path))
-
-
-def test_the_default_connects_to_nothing_private(tmp_path, serve):
     server = serve({"/a.png": (200, {}, png())})
     inside = Policy((f"http://127.0.0.1:{server.server_address[1]}",), tmp_path)
     with pytest.raises(DataError, match="not a public internet address"):
@@ -166,12 +163,12 @@ def test_a_url_is_asked_for_as_it_is_written(serve, policy):
     path = "/a%2Fb/./x|y.png?q={%7B}"
     server = serve({path: (200, {}, png())})
     assert get(server.url(path), policy()).read_bytes() == png()
-
-
-def test_a_thread_with_an_event_loop_may_ask(serve, policy):
     async def inside():
         return get(serve({"/a.png": (200, {}, png())}).url(), policy())
     assert asyncio.run(inside()).read_bytes() == png()
+    server = serve({"/a.png": (302, {"Location": "b/c.png"}, b""), "/b/c.png": (200, {}, png())})
+    assert get(server.url(), policy()).read_bytes() == png()
+    assert [path for path, _ in server.asked] == ["/a.png", "/b/c.png"]
 
 
 @pytest.fixture(scope="module")
@@ -244,12 +241,6 @@ def test_bad_entries_of_the_setting():
 
 
 # --- redirects ---
-
-def test_redirects_are_followed_by_hand(serve, policy):
-    server = serve({"/a.png": (302, {"Location": "b/c.png"}, b""), "/b/c.png": (200, {}, png())})
-    assert get(server.url(), policy()).read_bytes() == png()
-    assert [path for path, _ in server.asked] == ["/a.png", "/b/c.png"]
-
 
 @pytest.mark.parametrize(("place", "words"), [
     ("http://169.254.169.254/latest", "169.254.169.254' names|does not allow|not a public internet"),
@@ -341,6 +332,15 @@ def test_no_http_and_no_answer(serve, policy):
         port = ear.getsockname()[1]
     with pytest.raises(DataError, match="cannot be fetched"):
         get(f"http://127.0.0.1:{port}/", policy())
+    with socket.create_server(("127.0.0.1", 0)) as ear:
+        def talk():
+            for answer in (b"", b"HTTP/1.1 200 OK\r\n\r\n" + png()):
+                connection, _ = ear.accept()
+                connection.recv(1000)
+                connection.sendall(answer)
+                connection.close()
+        threading.Thread(target=talk, daemon=True).start()
+        assert get(f"http://127.0.0.1:{ear.getsockname()[1]}/", policy()).read_bytes() == png()
 
 
 @pytest.mark.slow
@@ -355,18 +355,6 @@ def test_a_moment_of_failure_is_waited_out(serve, policy):
     assert len(kept(own)) == 1  # nothing of what broke off
 
 
-def test_a_server_that_says_nothing_is_asked_again(policy):
-    with socket.create_server(("127.0.0.1", 0)) as ear:
-        def talk():
-            for answer in (b"", b"HTTP/1.1 200 OK\r\n\r\n" + png()):
-                connection, _ = ear.accept()
-                connection.recv(1000)
-                connection.sendall(answer)
-                connection.close()
-        threading.Thread(target=talk, daemon=True).start()
-        assert get(f"http://127.0.0.1:{ear.getsockname()[1]}/", policy()).read_bytes() == png()
-
-
 # --- what comes of it ---
 
 def test_the_content_decides_not_what_the_server_says(serve, policy):
@@ -378,15 +366,12 @@ def test_the_content_decides_not_what_the_server_says(serve, policy):
         load(Media(source=checked_url(server.url("/b.png"), policy())), LimitsSettings())
     with pytest.raises(DataError, match="is empty"):
         load(Media(source=checked_url(server.url("/c.png"), policy())), LimitsSettings())
-
-
-def test_the_pixel_limits_hold_for_what_is_fetched(serve, policy):
     server = serve({"/a.png": (200, {}, encoded("red", (50, 50)))})
     with pytest.raises(DataError, match=r"limits\.image_pixels=100"):
         load(Media(source=checked_url(server.url(), policy())), LimitsSettings(image_pixels=100))
 
 
-def test_what_is_kept_needs_no_network(serve, policy):
+def test_what_is_kept_needs_no_network(serve, policy, tmp_path):
     server, own = serve({"/a.png": (200, {}, png()), "/same.png": (200, {}, png())}), policy()
     first = get(server.url(), own)
     assert get(server.url("/same.png"), own) == first and kept(own) == [first.name]
@@ -399,6 +384,10 @@ def test_what_is_kept_needs_no_network(serve, policy):
         get(server.url(), own)
     server.pages["/a.png"] = (200, {}, png())
     assert get(server.url(), own).read_bytes() == png()
+    (tmp_path / "file").write_text("")
+    server = serve({"/a.png": (200, {}, png())})
+    with pytest.raises(RunError, match=r"data\.cache"):
+        get(server.url(), Policy(("http://127.0.0.1",), tmp_path / "file" / "cache", LOOPBACK))
 
 
 def test_a_kept_name_leads_nowhere(serve, policy, tmp_path):
@@ -410,13 +399,6 @@ def test_a_kept_name_leads_nowhere(serve, policy, tmp_path):
     told = {"file": "../../secret", "sha256": hashlib.sha256(secret.read_bytes()).hexdigest()}
     entry.write_text(json.dumps(told))
     assert get(server.url(), own).read_bytes() == png()
-
-
-def test_a_cache_that_cannot_be_written(serve, tmp_path):
-    (tmp_path / "file").write_text("")
-    server = serve({"/a.png": (200, {}, png())})
-    with pytest.raises(RunError, match=r"data\.cache"):
-        get(server.url(), Policy(("http://127.0.0.1",), tmp_path / "file" / "cache", LOOPBACK))
 
 
 def test_rows_name_urls_where_the_setting_allows_it(tmp_path):

@@ -64,16 +64,13 @@ def test_an_image_in_a_row_is_that_of_a_file(tmp_path, value):
     assert here.sha256 == file.sha256 == hashlib.sha256(data).hexdigest() and here.data == data
 
 
-def test_a_path_beside_no_bytes_is_a_path(tmp_path):
+def test_a_row_keeps_paths_and_hashes(tmp_path):
     (tmp_path / "a.png").write_bytes(encoded())
     sample = sample_from_row({"id": "r", "images": [{"bytes": None, "path": "a.png"}, {"bytes": b"", "path": "a.png"}]},
                              tmp_path)
     assert [m.source for m in sample.media] == [tmp_path / "a.png"] * 2 and sample.row["images"] == ["a.png", "a.png"]
     with pytest.raises(DataError, match=r"row 'r'.*lies outside"):
         sample_from_row({"id": "r", "image": {"bytes": None, "path": "../../etc/passwd"}}, tmp_path)
-
-
-def test_the_row_keeps_a_hash_alone():
     data = encoded("blue")
     named = f"sha256:{hashlib.sha256(data).hexdigest()}"
     sample = sample_from_row({"id": "r", "image": {"bytes": data, "path": "x.png"}, "thumb": [data, b"\0" * 99],
@@ -81,6 +78,12 @@ def test_the_row_keeps_a_hash_alone():
     assert sample.row["image"] == named and sample.row["thumb"] == [named, "<99 bytes>"] and sample.row["seen"] == named
     assert sample.row["meta"] == {"thumb": [named, "<99 bytes>"], "seen": named}
     assert len(json.dumps(sample.row)) < 600
+    pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+    (color,), (grey,) = loaded({"image": pixels.tolist()}), loaded({"image": pixels[..., 0].tolist()})
+    assert np.array_equal(np.asarray(color.frames[0]), pixels)
+    assert np.array_equal(np.asarray(grey.frames[0])[..., 1], pixels[..., 0])
+    (several,) = [sample_from_row({"id": "r", "images": [pixels.tolist(), encoded()]}).media]
+    assert len(several) == 2
 
 
 @each("value words", [
@@ -98,15 +101,6 @@ test_what_is_no_media = refused(DataError, lambda row: sample_from_row({"id": "r
     ({"image": "data:image/png;base64,###"}, "is not valid base64"), ({"image": "data:text/html,<b>"}, "is a URL"),
     ({"image": [[[1, 2, 300]]]}, "whole numbers from 0 to 255"), ({"image": [[1, 2], [3]]}, "whole numbers"),
     ({"image": [[[1, 2, 3, 4]]]}, r"1 or 3")], start="row 'r'.*")
-
-
-def test_pixels_as_numbers():
-    pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
-    (color,), (grey,) = loaded({"image": pixels.tolist()}), loaded({"image": pixels[..., 0].tolist()})
-    assert np.array_equal(np.asarray(color.frames[0]), pixels)
-    assert np.array_equal(np.asarray(grey.frames[0])[..., 1], pixels[..., 0])
-    (several,) = [sample_from_row({"id": "r", "images": [pixels.tolist(), encoded()]}).media]
-    assert len(several) == 2
 
 
 def test_videos_as_bytes_and_as_frames(tmp_path):

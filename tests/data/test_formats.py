@@ -232,7 +232,7 @@ def test_each_format_by_hand(format, record, row):
     json.dumps(row, allow_nan=False)
 
 
-def test_several_rows_of_one_record():
+def test_native_rows_are_scored_as_they_are(capsys, tmp_path):
     rows = canonical_rows({"episode_id": 4, "goal": "buy milk", "step_instructions": ["open it", "scroll"], "actions": [
         {"action_type": "open_app", "app_name": "Shop"}, {"action_type": "scroll", "direction": "down"}],
         "screenshot_widths": [100, 100], "screenshot_heights": [200, 200]})
@@ -241,6 +241,14 @@ def test_several_rows_of_one_record():
         ("4-1", "episode_4-screenshot_1.png", ["open it"], "episode_4", 100, {"type": "scroll", "direction": "down"})]
     rows = canonical_rows({"image": "a.png", "bbox": [1, 2, 3, 4], "sentences": ["one", "two"], "ref_id": 5})
     assert [(r["id"], r["expression"]) for r in rows] == [("row-1", "one"), ("row-2", "two")]
+    native = {"image": "pc_a.png", "instruction": "close", "bbox": [0.25, 0.5, 0.75, 1.0], "data_type": "icon",
+              "image_size": [960, 540], "coordinates": "original"}
+    rows = save(tmp_path / "rows.jsonl", {"sample": native, "completions": ["[240, 270, 720, 540]", "[0, 0, 9, 9]"]})
+    config = save(tmp_path / "gui.yaml", "task: {name: gui, recipe: gui_g2, coordinates: original}\n"
+                  "model: {name: embedded/tiny-qwen3-vl}")
+    assert main(["score", str(config), str(rows)]) == 0
+    best, worst = json.loads(capsys.readouterr().out)["rewards"]
+    assert best["parts"]["point"] == best["parts"]["coverage"] == 1 and worst["reward"] < best["reward"]
 
 
 test_what_is_wrong_is_named = refused(DataError, one, {
@@ -280,28 +288,14 @@ def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data
             assert isinstance(row, (dict, DataError)) and (isinstance(row, dict) or len(str(row)) < 2000)
 
 
-def test_native_rows_are_scored_as_they_are(capsys, tmp_path):
-    native = {"image": "pc_a.png", "instruction": "close", "bbox": [0.25, 0.5, 0.75, 1.0], "data_type": "icon",
-              "image_size": [960, 540], "coordinates": "original"}
-    rows = save(tmp_path / "rows.jsonl", {"sample": native, "completions": ["[240, 270, 720, 540]", "[0, 0, 9, 9]"]})
-    config = save(tmp_path / "gui.yaml", "task: {name: gui, recipe: gui_g2, coordinates: original}\n"
-                  "model: {name: embedded/tiny-qwen3-vl}")
-    assert main(["score", str(config), str(rows)]) == 0
-    best, worst = json.loads(capsys.readouterr().out)["rewards"]
-    assert best["parts"]["point"] == best["parts"]["coverage"] == 1 and worst["reward"] < best["reward"]
-
-
 # --- numbers and sizes ------------------------------------------------------------------------------------------------
 
-def test_numbers():
+def test_numbers_and_sizes(tmp_path):
     assert numbers("[1, 2.5]", (2,), "p") == [1, 2.5] and numbers("1 2;3,4", (4,), "p") == [1, 2, 3, 4]
     assert numbers("(1, 2)", (2, 4), "p") == [1, 2] and numbers((1.0, "2"), (2,), "p") == [1, 2]
     assert [number(v) for v in ("1e3", "x", True, None, float("inf"), 10**400, "9" * 99)] == [1000, *[None] * 6]
     assert tidy(909.9999936) == 910 and isinstance(tidy(910.0), int) and tidy(0.1234) == 0.123
     assert hull([(3, 4), (1, 9)]) == [1, 4, 3, 9] and scaled([500, 1000], (640, 480), 1000, "p") == [320, 480]
-
-
-def test_a_size_that_is_missing_comes_from_the_header(tmp_path):
     Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
     turned = Image.new("RGB", (200, 100))
     exif = turned.getexif()
@@ -316,9 +310,6 @@ def test_a_size_that_is_missing_comes_from_the_header(tmp_path):
         assert "width" not in one({**record, "image": name}, root=tmp_path)
     shares = {"image": "a.png", "bbox": [0.5, 0.5, 1, 1], "instruction": "x", "data_type": "icon"}
     assert one(shares, root=tmp_path)["box"] == [100, 50, 200, 100]
-
-
-def test_absolute_paths_of_other_machines(tmp_path):
     (tmp_path / "val" / "x").mkdir(parents=True)
     (tmp_path / "val" / "x" / "a.png").touch()
     source = RecordSource(root=tmp_path)

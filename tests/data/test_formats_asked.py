@@ -102,7 +102,7 @@ def test_the_turn_of_a_tool_needs_the_tool():
     assert isinstance(nameless, DataError) and "has no name" in str(nameless)
 
 
-def test_which_answer_counts_where_two_are_given():
+def test_which_answer_counts_and_options_that_name_images():
     record = {"image": "a.png", "messages": turns_of("<image>Which?", "It is red, so <answer>B</answer>")}
     row = one({**record, "solution": "B"})
     assert row["answer"] == "B" and "solution" not in row
@@ -111,6 +111,14 @@ def test_which_answer_counts_where_two_are_given():
     assert long["answer"] == "2" and long["solution"].startswith("I count")
     (row,) = canonical_rows({**record, "solution": "C"})
     assert isinstance(row, DataError) and "the assistant answers 'b', but a separate field" in str(row)
+    row = one({"question": "Which shows <image 1>?", "options": ["<image 2>", "none"], "answer": "A",
+               "image_1": "a.png", "image_2": "b.png"})
+    assert row["question"] == "Which shows image 1?" and row["options"] == ["image 2", "none"]
+    talk = [{"role": "user", "content": [
+        {"type": "text", "text": "Is"}, {"type": "image_url", "image_url": {"url": "file:///x/a.png"}},
+        {"type": "text", "text": "red?"}]}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
+    row = one({"messages": json.dumps(talk)})
+    assert row["image"] == "x/a.png" and row["question"] == "Is<image>red?" and row["answer"] == "yes"
 
 
 @each("beside words", [
@@ -182,12 +190,6 @@ def test_marks_that_do_not_fit_are_refused(record, words):
     assert isinstance(row, DataError) and words in str(row)
 
 
-def test_options_that_name_images_say_so_in_words():
-    row = one({"question": "Which shows <image 1>?", "options": ["<image 2>", "none"], "answer": "A",
-               "image_1": "a.png", "image_2": "b.png"})
-    assert row["question"] == "Which shows image 1?" and row["options"] == ["image 2", "none"]
-
-
 def test_every_task_shows_media_where_the_question_marks_them():
     row = {"id": 1, "images": ["a.png", "b.png"], "question": "Is <image> like <image>?", "answer_type": "text"}
     assert messages({**row, "answer": "no"})[0][1][:4] == ["Is ", "[image]", " like ", "[image]"]
@@ -199,14 +201,6 @@ def test_every_task_shows_media_where_the_question_marks_them():
     task.prompt = "Plain."  # a prompt without the question: media come first
     found = task.messages(task.sample_from_row(row))
     assert [c["type"] for c in found[0]["content"]] == ["image", "image", "text"]
-
-
-def test_content_parts_may_hold_the_media():
-    talk = [{"role": "user", "content": [
-        {"type": "text", "text": "Is"}, {"type": "image_url", "image_url": {"url": "file:///x/a.png"}},
-        {"type": "text", "text": "red?"}]}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
-    row = one({"messages": json.dumps(talk)})
-    assert row["image"] == "x/a.png" and row["question"] == "Is<image>red?" and row["answer"] == "yes"
 
 
 @pytest.mark.parametrize(("record", "words", "column", "wanted"), [

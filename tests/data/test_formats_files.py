@@ -22,7 +22,7 @@ from vlrl.task import Task
 from vlrl.tools.datasets.convert import convert
 
 
-def test_pictures_in_base64_become_files(tmp_path):
+def test_pictures_of_rows_become_files(tmp_path):
     Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
     text = base64.b64encode((tmp_path / "a.png").read_bytes()).decode()
     table = save(tmp_path / "m.tsv", f"index\timage\tquestion\tA\tB\tanswer\n1\t{text}\tWhich?\tx\ty\tB\n")
@@ -33,9 +33,15 @@ def test_pictures_in_base64_become_files(tmp_path):
         (row,) = read_rows(tmp_path / f"{file.suffix[1:]}_rows.jsonl")
         with Image.open(tmp_path / row["image"]) as image:
             assert image.size == (9, 8)
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    rows = [{"image": {"bytes": (tmp_path / "a.png").read_bytes()}, "instruction": "x", "abs_box": [1, 2, 3, 4]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    (tmp_path / "root").mkdir()
+    with pytest.raises(DataError, match="omit --root"):
+        convert(tmp_path / "t.parquet", tmp_path / "o.jsonl", root=tmp_path / "root")
 
 
-def test_a_coco_file_is_read_image_by_image(tmp_path):
+def test_files_of_coco_screenspot_and_label_studio(tmp_path):
     file = save(tmp_path / "instances.json", {"info": {}, "categories": [{"id": 1, "name": "cat"}], "images": [
         {"id": 7, "file_name": "a.png", "width": 9, "height": 9},
         {"id": 8, "file_name": "b.png", "width": 9, "height": 9}, {"id": 7, "file_name": "a.png"},
@@ -48,17 +54,11 @@ def test_a_coco_file_is_read_image_by_image(tmp_path):
         (", annotation 2", True)]
     assert found[0][1]["boxes"] == [{"box": [0, 0, 5, 5], "label": "cat"}]
     assert "category_id=4" in str(found[1][1]) and "image_id=99 of 1 annotations" in str(found[4][1])
-
-
-def test_a_large_vocabulary_is_asked_for_in_part():
     names = [{"id": i, "name": f"c{i}"} for i in range(101)]
     image = {"id": 1, "file_name": "a.png", "neg_category_ids": [5]}
     row = one({"images": [image], "annotations": [{"image_id": 1, "category_id": 3, "bbox": [1, 1, 2, 2]}],
                "categories": names})
     assert row["labels"] == ["c3", "c5"]
-
-
-def test_screenspot_with_corners_instead_of_sides(tmp_path):
     def boxes(*given, size=(200, 100)):
         sized = {"image_size": list(size)} if size else {}
         file = save(tmp_path / "spot.json", [{"img_filename": f"{n}.png", "instruction": "x", "data_type": "icon",
@@ -70,6 +70,13 @@ def test_screenspot_with_corners_instead_of_sides(tmp_path):
     assert boxes(*[[i, 2, 30, 40] for i in range(1, 6)], size=None) == [[i, 2, 30, 40] for i in range(1, 6)]
     assert boxes(*[[i, 2, 30, 40] for i in range(1, 5)], size=None)[0] == [1, 2, 31, 42]
     assert boxes(*[[0.1, 0.1, 0.8, 0.9]] * 9)[0] == [20, 10, 160, 90]
+    def task(id, *labels):
+        return {"id": id, "data": {"image": f"{id}.png"}, "annotations": [{"result": [
+            {"type": "rectanglelabels", "original_width": 10, "original_height": 10,
+             "value": {"x": 0, "y": 0, "width": 50, "height": 50, "rectanglelabels": [label]}} for label in labels]}]}
+    rows = rows_in(save(tmp_path / "export.json", [task(1, "mug"), task(2), task(3, "cup", "mug")]))
+    assert [row["labels"] for _, row in rows] == [["mug", "cup"]] * 3
+    assert [len(row["boxes"]) for _, row in rows] == [1, 0, 2]
 
 
 def test_tables_join_the_boxes_of_an_image(tmp_path):
@@ -85,16 +92,16 @@ def test_tables_join_the_boxes_of_an_image(tmp_path):
     said = save(tmp_path / "said.tsv", "image\tbox\tcaption\na.png\t[1, 2, 3, 4]\tleft, one\na.png\t[1,2,3,5]\tright\n")
     assert [row["expression"] for _, row in rows_in(said)] == ["left, one", "right"]
     assert [r["id"] for r in read_rows(save(tmp_path / "q.csv", "image,question,answer\na.png,Why?,so\n"))] == ["q-2"]
-
-
-def test_label_studio_asks_for_the_labels_of_the_whole_file(tmp_path):
-    def task(id, *labels):
-        return {"id": id, "data": {"image": f"{id}.png"}, "annotations": [{"result": [
-            {"type": "rectanglelabels", "original_width": 10, "original_height": 10,
-             "value": {"x": 0, "y": 0, "width": 50, "height": 50, "rectanglelabels": [label]}} for label in labels]}]}
-    rows = rows_in(save(tmp_path / "export.json", [task(1, "mug"), task(2), task(3, "cup", "mug")]))
-    assert [row["labels"] for _, row in rows] == [["mug", "cup"]] * 3
-    assert [len(row["boxes"]) for _, row in rows] == [1, 0, 2]
+    (tmp_path / "t.csv").write_text("filename,x,y,w,h,class\na.png,1,2,3,4,x\nb.png,,,,,\n")
+    assert [row["boxes"] for _, row in rows_in(tmp_path / "t.csv")] == [[{"box": [1, 2, 4, 6], "label": "x"}], []]
+    (tmp_path / "t.csv").write_text("file,xmin,ymin,xmax,ymax\na.png,1,2,3,4\n")
+    with pytest.raises(DataError, match=r"has a column 'fil'.*Did you mean 'file'.*There are: 'file, xmin"):
+        rows_in(tmp_path / "t.csv", columns={"image": "fil"})
+    (tmp_path / "r.jsonl").write_text('{"id": 1, "boxes": [{"box": [1, 2, 3, 4], "box": [5, 6, 7, 8]}]}\n')
+    ((_, row),) = rows_in(tmp_path / "r.jsonl")
+    assert "the key 'box' occurs twice" in str(row)
+    row = one({**BASE, "label": "x", "x": 0.500001, "y": 0.25, "w": 0.5, "h": 0.5})
+    assert row["boxes"][0]["box"] == [100, 25, 200, 75]
 
 
 @pytest.mark.parametrize(("name", "content"), [
@@ -153,7 +160,7 @@ test_files_that_hold_no_rows = refused(DataError, lambda name, text, tmp_path: r
     ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet, \.arrow or \.tar")])
 
 
-def test_refs_of_refcoco():
+def test_refs_of_refcoco_and_shapes_of_lisa():
     ref = {"ref_id": 0, "ann_id": 7, "file_name": "COCO_train2014_000000000007_16.jpg", "sentences": [{"sent": "mug"}]}
     row = one({**ref, "bbox": [10, 20, 30, 40]})
     assert (row["image"], row["boxes"][0]["box"]) == ("COCO_train2014_000000000007.jpg", [10, 20, 40, 60])
@@ -162,17 +169,11 @@ def test_refs_of_refcoco():
     raw = {"raw_anns": json.dumps({"bbox": [10, 20, 30, 40]}), "raw_image_info": {"width": 200, "height": 100}}
     row = one({**ref, **raw, "bbox": [10, 20, 40, 60]})  # the copy with corners
     assert (row["width"], row["boxes"][0]["box"]) == (200, [10, 20, 40, 60])
-
-
-def test_shapes_that_are_no_target_of_lisa():
     corners = [[0, 0], [50, 0], [50, 50]]
     shapes = [{"label": name, "points": corners} for name in ("flag", "ignore", "Ignore_2")]
     assert one({**BASE, "text": "the mug", "shapes": shapes})["boxes"] == []
     shapes.append({"label": "target", "points": [[1, 2], [3, 4]]})
     assert one({**BASE, "text": "the mug", "shapes": shapes})["boxes"][0]["box"] == [1, 2, 3, 4]
-
-
-def test_actions_as_json_text():
     (row,) = canonical_rows({"episode_id": 7, "goal": "share", "actions": ['{"action_type": "click", "x": 1, "y": 2}']})
     assert row["action"] == {"type": "click", "point": [1, 2]}
 
@@ -197,41 +198,6 @@ def test_tables_that_cannot_be_understood(tmp_path, capsys, text, words):
     (tmp_path / "t.csv").write_text(text)
     assert main(["data", "convert", str(tmp_path / "t.csv"), "-o", str(tmp_path / "o.jsonl")]) == 1
     assert words in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_places_of_a_table_that_are_empty(tmp_path):
-    (tmp_path / "t.csv").write_text("filename,x,y,w,h,class\na.png,1,2,3,4,x\nb.png,,,,,\n")
-    assert [row["boxes"] for _, row in rows_in(tmp_path / "t.csv")] == [[{"box": [1, 2, 4, 6], "label": "x"}], []]
-
-
-def test_a_column_that_no_row_has(tmp_path):
-    (tmp_path / "t.csv").write_text("file,xmin,ymin,xmax,ymax\na.png,1,2,3,4\n")
-    with pytest.raises(DataError, match=r"has a column 'fil'.*Did you mean 'file'.*There are: 'file, xmin"):
-        rows_in(tmp_path / "t.csv", columns={"image": "fil"})
-
-
-def test_a_key_that_occurs_twice(tmp_path):
-    (tmp_path / "r.jsonl").write_text('{"id": 1, "boxes": [{"box": [1, 2, 3, 4], "box": [5, 6, 7, 8]}]}\n')
-    ((_, row),) = rows_in(tmp_path / "r.jsonl")
-    assert "the key 'box' occurs twice" in str(row)
-
-
-def test_shares_that_rounding_put_outside():
-    row = one({**BASE, "label": "x", "x": 0.500001, "y": 0.25, "w": 0.5, "h": 0.5})
-    assert row["boxes"][0]["box"] == [100, 25, 200, 75]
-
-
-def test_a_path_of_many_folders_is_looked_for_in_no_time(tmp_path):
-    assert RecordSource("r", tmp_path).path("/" + "a/" * 60_000 + "x.png").endswith("a/x.png")
-
-
-def test_pictures_of_a_table_outside_the_root(tmp_path):
-    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
-    rows = [{"image": {"bytes": (tmp_path / "a.png").read_bytes()}, "instruction": "x", "abs_box": [1, 2, 3, 4]}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    (tmp_path / "root").mkdir()
-    with pytest.raises(DataError, match="omit --root"):
-        convert(tmp_path / "t.parquet", tmp_path / "o.jsonl", root=tmp_path / "root")
 
 
 # --- folders, and files of others -------------------------------------------------------------------------------------
@@ -293,7 +259,13 @@ def test_sequences_of_got10k(tmp_path):
         one({"path": "G_1", "object": "x", "boxes_xywh": [[1, 2, 30, 40]]})
 
 
-def test_splits_of_coop_and_sentences_of_charades(tmp_path):
+def test_videos_that_are_named_by_an_id(tmp_path):
+    (tmp_path / "v_1.mkv").touch()
+    source = RecordSource(root=tmp_path)
+    assert source.video("v_1") == "v_1.mkv" and source.video("v_2") == "v_2.mp4"
+    assert source.video("j7_360.0_510.0") == "j7_360.0_510.0.mp4"
+    assert source.video("x.webm") == "x.webm" and source.video(None) is None
+    assert RecordSource("r", tmp_path).path("/" + "a/" * 60_000 + "x.png").endswith("a/x.png")
     file = save(tmp_path / "split.json", {"train": [["a/1.jpg", 0, "cat"]], "val": [["a/2.jpg", 1, "dog"]], "test": []})
     assert [tuple(row[k] for k in ("id", "image", "label", "split", "class_id")) for _, row in rows_in(file)] == [
         ("train-1", "a/1.jpg", "cat", "train", 0), ("val-1", "a/2.jpg", "dog", "val", 1)]
@@ -303,14 +275,6 @@ def test_splits_of_coop_and_sentences_of_charades(tmp_path):
     assert where.endswith("sta.txt:1") and (row["video"], row["spans"]) == ("AB1.mp4", [[24.3, 30.4]])
     with pytest.raises(DataError, match=r"sta\.txt:1 is not a line of Charades-STA"):
         rows_in(save(tmp_path / "sta.txt", "some words\n"))
-
-
-def test_videos_that_are_named_by_an_id(tmp_path):
-    (tmp_path / "v_1.mkv").touch()
-    source = RecordSource(root=tmp_path)
-    assert source.video("v_1") == "v_1.mkv" and source.video("v_2") == "v_2.mp4"
-    assert source.video("j7_360.0_510.0") == "j7_360.0_510.0.mp4"
-    assert source.video("x.webm") == "x.webm" and source.video(None) is None
 
 
 def test_a_clip_is_cut_from_its_file_unless_the_file_is_the_clip(tmp_path):

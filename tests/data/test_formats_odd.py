@@ -103,7 +103,7 @@ def test_a_region_without_a_label_among_others(tmp_path):
     assert isinstance(row, dict) and row["labels"] == [""]
 
 
-def test_decimals_and_dates_of_a_table(tmp_path):
+def test_odd_values_of_a_table(tmp_path):
     Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
     record = {**ASK, "answer": decimal.Decimal("1.50"), "on": datetime.datetime(2024, 1, 1)}
     pq.write_table(pa.Table.from_pylist([record]), tmp_path / "q.parquet")
@@ -113,9 +113,6 @@ def test_decimals_and_dates_of_a_table(tmp_path):
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "c.parquet")
     with pytest.raises(DataError, match="row 'a' cannot be written as JSON"):
         convert(tmp_path / "c.parquet", tmp_path / "c.jsonl")
-
-
-def test_a_broken_picture_is_told_without_an_address(tmp_path):
     pq.write_table(pa.Table.from_pylist([{**ASK, "image": {"bytes": b"GIF", "path": None}, "answer": "x"}]),
                    tmp_path / "p.parquet")
     with pytest.raises(DataError, match=r"cannot identify image file\. Replace the image") as error:
@@ -148,9 +145,6 @@ def test_lengths_are_those_of_what_is_cut(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)["problems"]
     assert [(p["id"], "video_end=9 lies after the end of a.mp4, which lasts 2" in p["reason"]) for p in found] == [
         ("1", True)]
-
-
-def test_names_of_options_do_not_confuse_others():
     assert recognised_format({"image": "a.png", "label": "cat", "cx": 1}) == "labelled"
     assert options_of({"a1": "x", "a2": "y"}) == [] and options_of({"option1": "x", "option2": "y"}) == ["x", "y"]
     assert option_letter("B", ["dog", "dog"]) == option_letter("B", ["B", "b", "x"]) == "B"

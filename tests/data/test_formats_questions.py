@@ -290,7 +290,7 @@ def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data
 
 # --- order, times and options -----------------------------------------------------------------------------------------
 
-def test_which_response_stands_first_goes_by_the_id_alone(tmp_path):
+def test_what_goes_by_the_id_alone(tmp_path):
     def pairs(*ids):
         rows = [{"id": i, "prompt": "q", "chosen": "good", "rejected": "bad"} for i in ids]
         return {row["id"]: (row["responses"], row["answer"]) for row in read_rows(save(tmp_path / "p.json", rows))}
@@ -298,9 +298,6 @@ def test_which_response_stands_first_goes_by_the_id_alone(tmp_path):
     assert all(pair[answer - 1] == "good" for pair, answer in found.values())
     assert 160 < sum(answer == 1 for _, answer in found.values()) < 240
     assert pairs(7, 3) == {3: found[3], 7: found[7]}
-
-
-def test_options_of_seed_bench_r1_are_drawn_by_the_id():
     record = {**SEED, "answer": "wash", "negative_answers": list("abcdefg")}
     rows = [one({**record, "sample_id": n}) for n in range(200)]
     assert all(len(row["options"]) == 4 and row["options"]["ABCD".index(row["answer"])] == "wash" for row in rows)
@@ -308,9 +305,6 @@ def test_options_of_seed_bench_r1_are_drawn_by_the_id():
     assert one(record) == one({**record, "negative_answers": list("gfedcba")})
     first = one({**record, "task_progress_metadata": []})
     assert "video" not in first and first["image"] == "images/Ego4D/1.png"
-
-
-def test_a_moment_that_comes_twice_gets_an_id_of_its_own(tmp_path):
     rows = read_rows(save(tmp_path / "t.json", [{**TIMED, "qid": "x"}, {**TIMED, "qid": "x", "timestamp": [5, 6]}]))
     assert [row["id"] for row in rows] == ["x", "x-2"]
 
@@ -326,7 +320,7 @@ def test_times(written, wanted):
         assert seconds(written, "t") == wanted
 
 
-def test_intervals():
+def test_intervals_letters_and_types():
     for written in ("3 to 7", "from 3 to 7 s", "3-7", "[3, 7]", "between 3 and 7", "0:03 - 0:07", (3, 7),
                     {"start_time": 3, "end_time": "7"}, "3 – 7", '{"start": 3, "end": 7}'):
         assert interval(written, "t") == [3, 7], written
@@ -334,9 +328,6 @@ def test_intervals():
     for written in ("3", "7 to 3", [3, 3], "x to y", [], None, 5, [[1, 2], [3]]):
         with pytest.raises(DataError):
             intervals(written, "t")
-
-
-def test_letters_of_options():
     options = ["cat", "dog", "A", "10"]
     for answer, wanted in (("B", "B"), ("(B)", "B"), ("b.", "B"), ("B. dog", "B"), ("Dog.", "B"), ("Option D", "D"),
                            (1, "B"), (10, "D"), ("10", "D"), ("<answer> (A) </answer>", "A"), ("A, C", "A, C"),
@@ -348,9 +339,6 @@ def test_letters_of_options():
     assert options_of({"options": "A. x\nB. y"}) == options_of({"options": '["(A) x", "(B) y"]'}) == ["x", "y"]
     assert options_of({"options": ["A. x", "C. y"]}) == ["A. x", "C. y"]  # no letters of their places
     assert options_of({"choices": {"text": ["x", "y"], "label": ["A", "B"]}}) == ["x", "y"] and options_of({}) == []
-
-
-def test_types_of_answers():
     for answer, asked, kind in (("5", "How many?", "count"), ("5", "How far?", "number"), ("Yes.", "", "yes_no"),
                                 ("(C)", "", "choice"), ("2\\pi", "", "math"), ("x = 3", "", "text"),
                                 ("x = 3", "Find x.", "math"), ("3/4", "What fraction is left?", "math"),

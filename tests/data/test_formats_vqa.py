@@ -127,15 +127,12 @@ def test_a_set_that_the_general_formats_read(record, answer, kind, images):
     assert (row["answer"], row["answer_type"]) == (answer, kind) and len(sample_from_row(row).media) == images
 
 
-def test_numbers_in_brackets_are_one_answer_and_four_a_box():
+def test_records_of_several_rows(tmp_path):
     box = one({"problem": "<image>the cat", "answer": "[1, 2, 30, 40]", "images": ["a.png"]})  # EasyR1
     assert box["boxes"] == [{"box": [1, 2, 30, 40], "label": "the cat"}] and box["expression"] == "the cat"
     interval = one({"problem": "Find the range.", "answer": "[1, 2]", "images": ["a.png"]})
     assert interval["answer"] == "[1, 2]"
     assert one({"question": "Who?", "answers": ["a cat", "a dog"], "image": "a.png"})["answer"] == ["a cat", "a dog"]
-
-
-def test_records_that_ask_several_questions():
     natural = {"Index": 0, "Image_0": "a.png", "Image_1": "b.png", "Question_0": "Is it day?", "Question_1": "Where?",
                "Image_0_Question_0": "Yes", "Image_1_Question_0": "No", "Image_0_Question_1": "A",
                "Image_1_Question_1": "B", "Question_Type": "yes_no"}
@@ -150,9 +147,6 @@ def test_records_that_ask_several_questions():
         ("0002005018-1", "0002005018.jpg", "Ann", "text"), ("0002005018-2", "0002005018.jpg", "No", "yes_no")]
     (lost,) = canonical_rows({**ocr, "answers": ["Ann"]})
     assert isinstance(lost, DataError) and "2 questions and 1 answers" in str(lost)
-
-
-def test_elements_of_a_screen_are_shares_of_its_image(tmp_path):
     Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
     record = {"img_filename": "a.png", "elements": [
         {"instruction": "Search", "bbox": [0.1, 0.2, 0.3, 0.4], "data_type": "text"},

@@ -62,12 +62,17 @@ def test_repeated_ids_of_others_become_unique_by_place(tmp_path, caplog, capsys)
     assert [row["id"] for row in read_rows(tmp_path / "rows.jsonl")] == ["6", "7", "6-3", "6-4", "6-2"]
 
 
-def test_files_that_follow_one_another_share_no_id(tmp_path):
+def test_ids_are_unique_by_place_and_canonical_ones_stay(tmp_path):
     pair = {"id": "a", "prompt": "q", "chosen": "x", "rejected": "y"}
     one, two = (save(tmp_path / f"{n}.json", [pair]) for n in "12")
     taken: set[str] = set()
     found = [row for file in (one, two) for _, row in rows_in(file, taken=taken)]
     assert [row["id"] for row in found if isinstance(row, dict)] == ["a", "a-2"]
+    row = {"id": 1, "image": "a.png", "question": "q", "answer": "a", "answer_type": "text"}
+    file = save(tmp_path / "r.jsonl", f"{json.dumps(row)}\n{json.dumps(row)}\n")
+    assert [row["id"] for row in read_rows(file)] == [1, 1]
+    with pytest.raises(DataError, match="ids must be unique"):
+        convert(file, tmp_path / "out.jsonl")
 
 
 IMAGES = [{"id": 1, "file_name": "a.png", "width": 9, "height": 9}]
@@ -99,11 +104,3 @@ def test_what_would_be_read_wrongly_in_silence_is_refused(tmp_path, name, conten
     found = [row for _, row in rows_in(save(tmp_path / name, content))]
     assert all((word is None) == isinstance(row, dict) and (word or "") in str(row)
                for word, row in zip(words, found, strict=True))
-
-
-def test_canonical_rows_keep_their_ids(tmp_path):
-    row = {"id": 1, "image": "a.png", "question": "q", "answer": "a", "answer_type": "text"}
-    file = save(tmp_path / "r.jsonl", f"{json.dumps(row)}\n{json.dumps(row)}\n")
-    assert [row["id"] for row in read_rows(file)] == [1, 1]
-    with pytest.raises(DataError, match="ids must be unique"):
-        convert(file, tmp_path / "out.jsonl")

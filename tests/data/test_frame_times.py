@@ -61,7 +61,7 @@ def test_every_frame_is_shown_at_its_own_time(gaps, first, wanted, most, start):
     assert load(clip(np.array(times), start=start), LIMITS, sampling).sha256 == loaded.sha256
 
 
-def test_even_times_are_those_of_their_rate_and_others_have_another_hash():
+def test_times_beside_a_rate(folder):
     by_rate = load(Media(kind="video", source=drawn(6), fps=2.0), LIMITS)
     by_times = load(clip([0, 0.5, 1, 1.5, 2, 2.5]), LIMITS)
     assert by_times.timestamps == by_rate.timestamps and by_times.metadata == by_rate.metadata
@@ -70,6 +70,14 @@ def test_even_times_are_those_of_their_rate_and_others_have_another_hash():
     assert fingerprint(*one) != fingerprint(*other)
     (image,) = drawn(1)
     assert load(load(Media(source=image), LIMITS).as_media(), LIMITS).frames == (image,)
+    assert frame_times(4, 0.75, TIMES)[1] == frame_times(4, None, TIMES)[1] == 0.75
+    assert frame_times(4, 3, [0, 0.33, 0.67, 1.0])[1] == 3 and frame_times(1, None, [7.0])[1] == 1
+    row = {"id": "r", "video": [NAMES, "a.mp4", NAMES], "frame_times": [TIMES, None, [0, 1, 2, 3]]}
+    assert [m.times for m in sample_from_row(row, folder).media] == row["frame_times"]
+    part = {"type": "video", "video": NAMES, "timestamps": TIMES}
+    with pytest.raises(DataError, match=r"its conversation says frame_times=.* but a separate field says"):
+        raise canonical_rows({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
+                         "frame_times": [0, 1, 2, 3]})[0]
 
 
 @each("times words", [
@@ -100,13 +108,6 @@ test_times_that_contradict_the_rest_of_the_row = refused(DataError, lambda row: 
     ({"video": NAMES}, "fps=None must be .* or frame_times must hold the seconds of each")], start="^row 'r': .*")
 
 
-def test_the_rate_beside_times_is_their_mean(folder):
-    assert frame_times(4, 0.75, TIMES)[1] == frame_times(4, None, TIMES)[1] == 0.75
-    assert frame_times(4, 3, [0, 0.33, 0.67, 1.0])[1] == 3 and frame_times(1, None, [7.0])[1] == 1
-    row = {"id": "r", "video": [NAMES, "a.mp4", NAMES], "frame_times": [TIMES, None, [0, 1, 2, 3]]}
-    assert [m.times for m in sample_from_row(row, folder).media] == row["frame_times"]
-
-
 @each("told fps times", [
     ({"times": TIMES}, None, TIMES), ({"timestamps": TIMES}, None, TIMES),
     ({"frame_times": TIMES, "fps": 0.75}, 0.75, TIMES), ({"fps": 4}, 4, None), ({"sample_fps": 4}, 4, None)])
@@ -131,13 +132,6 @@ def test_other_formats_keep_the_times_of_frames(record, written):
         return  # a canonical row holds numbers
     (row,) = canonical_rows({"id": "r", **record, "frame_times": written})
     assert sample_from_row(row).media[0].times == TIMES
-
-
-def test_a_field_that_contradicts_a_part_of_the_conversation_is_asked_about():
-    part = {"type": "video", "video": NAMES, "timestamps": TIMES}
-    with pytest.raises(DataError, match=r"its conversation says frame_times=.* but a separate field says"):
-        raise canonical_rows({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
-                         "frame_times": [0, 1, 2, 3]})[0]
 
 
 def test_data_check_and_convert_keep_them(folder):

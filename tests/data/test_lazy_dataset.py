@@ -73,10 +73,20 @@ def test_lines_are_those_of_the_whole_file(tmp_path, monkeypatch, form):
     same(read(path), whole)  # by the cached index
 
 
-def test_arrow_files_and_streams(tmp_path):
+def test_arrow_files_and_named_classes(tmp_path):
     for kind in (pa.ipc.new_file, pa.ipc.new_stream):
         path = table(tmp_path / f"{kind.__name__}.arrow", rows(), kind=kind)
         same(read(path), read(path, "memory"))
+    meta = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
+    found = pa.table({"id": ["a", "b"], "answer_type": ["text"] * 2, "label": [1, 0]})
+    pq.write_table(found.replace_schema_metadata({"huggingface": json.dumps(meta)}), tmp_path / "a.parquet")
+    assert [s.row["label"] for s in read(tmp_path / "a.parquet")] == ["dog", "cat"]
+    same(read(tmp_path / "a.parquet"), read(tmp_path / "a.parquet", "memory"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    path = lines(tmp_path / "a.jsonl", [{"image": "a.png", "problem": f"What is {i}?",
+                                         "solution": f"<answer>{i}</answer>"} for i in range(5)])
+    same(read(path), read(path, "memory"))
+    assert read(path)[0].media[0].source == tmp_path / "a.png"
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -140,22 +150,6 @@ def test_rows_that_name_both_sides(tmp_path, kind):
         same(read(path, split=split), read(path, "memory", split=split))
     one = lines(tmp_path / "one.jsonl", [{**row, "split": "train"} for row in rows()])
     same(read(one, split="heldout"), read(one, "memory", split="heldout"))  # one side alone is no split
-
-
-def test_classes_of_datasets_get_their_names(tmp_path):
-    meta = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
-    found = pa.table({"id": ["a", "b"], "answer_type": ["text"] * 2, "label": [1, 0]})
-    pq.write_table(found.replace_schema_metadata({"huggingface": json.dumps(meta)}), tmp_path / "a.parquet")
-    assert [s.row["label"] for s in read(tmp_path / "a.parquet")] == ["dog", "cat"]
-    same(read(tmp_path / "a.parquet"), read(tmp_path / "a.parquet", "memory"))
-
-
-def test_other_formats_and_media(tmp_path):
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    path = lines(tmp_path / "a.jsonl", [{"image": "a.png", "problem": f"What is {i}?",
-                                         "solution": f"<answer>{i}</answer>"} for i in range(5)])
-    same(read(path), read(path, "memory"))
-    assert read(path)[0].media[0].source == tmp_path / "a.png"
 
 
 # --- which way ---
@@ -246,6 +240,11 @@ def test_places_are_those_of_the_file_as_it_is(tmp_path):
     assert [s.id for s in read(path)] == [f"xr{i}" for i in range(20)]
     assert len(places(tmp_path)) == 1 and kept not in places(tmp_path)
     assert [s.id for s in before] == [f"r{i}" for i in range(50)]  # a run goes on with the file that it opened
+    path = lines(tmp_path / "a.jsonl", rows(), end="\n")
+    found = read(path)
+    with path.open("a") as file:
+        file.write("\n" + json.dumps(rows()[0]) + "\n")
+    assert [s.id for s in found] == [f"r{i}" for i in range(50)] and len(read(path)) == 51
 
 
 def test_spoiled_places_are_kept_anew(tmp_path, caplog):
@@ -271,14 +270,6 @@ def test_a_file_that_is_written_to_ends_the_run(tmp_path, change):
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(RunError, match=r"a\.jsonl has changed since the run began"):
         list(found)
-
-
-def test_rows_may_be_added_to_a_file(tmp_path):
-    path = lines(tmp_path / "a.jsonl", rows(), end="\n")
-    found = read(path)
-    with path.open("a") as file:
-        file.write("\n" + json.dumps(rows()[0]) + "\n")
-    assert [s.id for s in found] == [f"r{i}" for i in range(50)] and len(read(path)) == 51
 
 
 def test_processes_that_share_a_cache_unpack_once(tmp_path):
@@ -331,14 +322,11 @@ def test_threads_read_side_by_side(tmp_path, monkeypatch, name):
     assert not wrong
 
 
-def test_slices_and_ends(tmp_path):
+def test_slices_ends_and_streams(tmp_path):
     found = read(lines(tmp_path / "a.jsonl", rows()))
     assert [s.id for s in found[2:5]] == ["r2", "r3", "r4"] and found[-1].id == "r49" and len(list(found)) == 50
     with pytest.raises(IndexError):
         found[50]
-
-
-def test_data_stream_reads_rows_when_they_are_drawn(tmp_path):
     path = lines(tmp_path / "r.jsonl", rows())
     assert isinstance(read(path, "auto", stream=True), LazySamples)
     with pytest.raises(ValueError, match=r"data\.stream=true .* data\.index=memory"):

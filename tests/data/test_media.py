@@ -68,9 +68,6 @@ def test_the_hash_names_the_bytes_or_the_pixels(tmp_path):
     assert len({a.sha256, b.sha256, drawn.sha256, turned.sha256}) == 4
     black = [load(Media(source=Image.new("RGB", size)), LIMITS).sha256 for size in ((2, 6), (6, 2), (3, 4))]
     assert len(set(black)) == 3  # the same bytes in another shape
-
-
-def test_exif_orientation_is_applied(tmp_path):
     image = picture(8, 4)
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees clockwise
@@ -237,16 +234,13 @@ def grey(count: int, size=(4, 4)):
     return [Image.new("RGB", size, (i, i, i)) for i in range(count)]
 
 
-def test_frames_are_sampled_by_their_rate():
+def test_frames_are_sampled_by_their_rate(tmp_path):
     loaded = load(Media(kind="video", source=grey(10), fps=5.0), LIMITS, VideoSampling(fps=2, max_frames=64))
     assert [f.getpixel((0, 0))[0] for f in loaded.frames] == [0, 3, 6, 9]
     assert loaded.timestamps == pytest.approx((0, 0.6, 1.2, 1.8))
     assert loaded.metadata == {"fps": 5.0, "total_num_frames": 10, "duration": 2.0, "frames_indices": [0, 3, 6, 9],
                                "video_backend": "frames"}
     assert loaded.sha256 == load(Media(kind="video", source=grey(10), fps=5.0), LIMITS).sha256
-
-
-def test_frames_may_be_files(tmp_path):
     for i, frame in enumerate(grey(2)):
         frame.save(tmp_path / f"{i}.png")
     loaded = load(Media(kind="video", source=[tmp_path / "0.png", tmp_path / "1.png"], fps=1.0), LIMITS)

@@ -137,7 +137,7 @@ def test_what_save_to_disk_writes(tmp_path, index):
         read(tmp_path / "two@test", index)
 
 
-def test_a_split_of_a_folder_of_files(tmp_path):
+def test_a_split_of_a_folder(tmp_path):
     (tmp_path / "set/data").mkdir(parents=True)
     for side, n in (("train", 3), ("validation", 2)):
         rows = [{"question": f"What is {i}?", "answer": f"{side}{i}"} for i in range(n)]
@@ -145,9 +145,6 @@ def test_a_split_of_a_folder_of_files(tmp_path):
     assert len(read(tmp_path / "set@train")) == 3 and len(read(tmp_path / "set@val", "memory", "heldout")) == 2
     with pytest.raises(ConfigError, match=r"no split 'trai'\. Did you mean 'train'.*There are: train, validation"):
         read(tmp_path / "set@trai")
-
-
-def test_a_split_of_a_folder_of_images(tmp_path):
     for side in ("train", "test"):
         for kind in ("cat", "dog"):
             (tmp_path / f"pets/{side}/{kind}").mkdir(parents=True)

@@ -38,15 +38,9 @@ def test_the_training_rows_are_those_of_the_file(tmp_path):
                                                                       ("a", "one", 1.0)]
     assert samples[0].get("question") == "b" and "reward" not in samples[0].row
     assert [s.id for s in task_samples(task(tmp_path / "rows.jsonl", LINES), "heldout")] == ["a", "b", "c"]
-
-
-def test_a_rejected_answer_goes_with_its_row(tmp_path):
     lines = [{**LINES[0], "rejected": "much longer"}, LINES[2]]
     assert [s.get("rejected") for s in task_samples(task(tmp_path / "rows.jsonl", lines), "train")] == [
         "much longer", None]
-
-
-def test_other_answers_are_other_rows(tmp_path):
     other = [{**LINES[0], "solution": "deux"}, *LINES[1:]]
     first, second = (fingerprint.fingerprint_of(task_samples(task(tmp_path / name, lines), "train"))
                      for name, lines in (("1.jsonl", LINES), ("2.jsonl", other)))

@@ -46,6 +46,11 @@ def test_turns_come_between_the_system_and_the_question():
     sample = sample_from_row(film)
     assert [m.kind for m in sample.media] == ["image", "video", "image"]  # in the order of the texts
     assert [getattr(m.source, "name", "") for m in sample.media] == ["a.png", "c.mp4", "b.png"]
+    task = plain()
+    assert message_text(task_messages(task, task.sample_from_row(ROW))) == (
+        "system: Be brief.\nuser: <image>Colour?\nassistant: red\nuser: And <image>?")
+    assert message_text(task_messages(task, task.sample_from_row({"id": 1, "image": "a.png", "question": "Who?"}))) == (
+        "<image>Who?")
 
 
 @each("name", builtin_names())
@@ -124,14 +129,6 @@ def test_turns_and_tools_outlive_conversion_and_are_scored(tmp_path, capsys):
     capsys.readouterr()
     scored = score_row(load("qa"), {"sample": row, "completions": ["blue", "red"]}, tmp_path)
     assert [one["parts"]["accuracy"] for one in scored["rewards"]] == [1.0, 0.0]
-
-
-def test_the_words_of_a_prompt_say_whose_they_are_and_where_media_stand():
-    task = plain()
-    assert message_text(task_messages(task, task.sample_from_row(ROW))) == (
-        "system: Be brief.\nuser: <image>Colour?\nassistant: red\nuser: And <image>?")
-    assert message_text(task_messages(task, task.sample_from_row({"id": 1, "image": "a.png", "question": "Who?"}))) == (
-        "<image>Who?")
 
 
 PIECES = st.lists(st.sampled_from(["<image>", "red ", "Is it", " two\n", "?"]), min_size=1, max_size=5).filter(

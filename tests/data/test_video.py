@@ -86,47 +86,12 @@ def test_frames_by_seeking_are_those_of_the_whole(made, name):
             assert [films.number_of(f) - film.hidden for f in frames] == indices
 
 
-def test_only_groups_with_wanted_frames_are_decoded(made):
-    """From the last key before each; a run goes on where no key lies between."""
+def test_packets_without_a_picture(made, tmp_path):
+    # From the last key before each; a run goes on where no key lies between.
     runs = video_decoders._runs
     assert runs([3, 5, 14, 90, 95], [0, 10, 20, 80, 94]) == [(0, [3, 5]), (10, [14]), (80, [90]), (94, [95])]
     assert runs([3, 9], [0]) == [(0, [3, 9])] and runs([3, 9], []) == [(3, [3]), (9, [9])]
-
-
-def test_frames_times_and_metadata(made, decoder):
-    loaded = read(made[CONSTANT], fps=0.5)
-    assert loaded.kind == "video" and loaded.frames[0].mode == "RGB"
-    assert loaded.timestamps == pytest.approx((0, 2.0, 3.9, 5.9), abs=1e-6)
-    assert numbers(loaded) == loaded.metadata["frames_indices"] == [0, 20, 39, 59]
-    assert loaded.metadata == {"fps": 10, "total_num_frames": 60, "duration": 6.0, "frames_indices": [0, 20, 39, 59],
-                               "video_backend": decoder}
-
-
-def test_a_part_counts_from_its_own_start(made, decoder):
-    loaded = read(made[CONSTANT], start=0.55, end=1.2, fps=10, max_frames=5)
-    assert numbers(loaded) == [6, 8, 10, 12] and loaded.metadata["duration"] == pytest.approx(0.65)
-    assert loaded.timestamps == pytest.approx((0.05, 0.25, 0.45, 0.65), abs=1e-6)
-
-
-def test_a_single_frame_is_taken_twice(made, decoder):
-    loaded = read(made["one.mp4"], fps=2)
-    assert numbers(loaded) == [0, 0] and loaded.timestamps == (0, 0)
-    assert numbers(read(made[CONSTANT], start=0.3, end=0.35)) == [3, 3]
-
-
-def test_decord_is_not_used_where_it_is_wrong(made):
-    pytest.importorskip("decord")
-    used = {name: read(made[name]).metadata["video_backend"] for name in (CONSTANT, "cut.mp4", "late.ts", "old.avi")}
-    assert used == {CONSTANT: "decord", "cut.mp4": "pyav", "late.ts": "pyav", "old.avi": "pyav"}
-
-
-def test_a_width_that_decord_pads_is_still_right(tmp_path):
-    film = films.Made(films.even(20, 10), size=(48, 32), codec="mpeg4", rate=10)
-    assert numbers(read(films.make(tmp_path / "a.mp4", film), fps=2)) == [0, 6, 13, 19]
-
-
-def test_packets_without_a_picture(tmp_path, made):
-    """The frames that follow one are still found, and a file that ends in them is cut short."""
+    # The frames that follow one are still found, and a file that ends in them is cut short.
     found = video_decoders.read_track(made["late.ts"])
     invented = np.insert(found.pts, 10, found.pts[10] - 1)
     hidden = video_decoders.replace(found, pts=invented, times=np.insert(found.times, 10, found.times[10] - 1e-5))
@@ -138,6 +103,29 @@ def test_packets_without_a_picture(tmp_path, made):
                                     times=np.append(found.times, 2.06))
     with pytest.raises(DataError, match=r"late\.ts.*truncated after 1\.960 of 2\.060 s"):
         video_decoders.recount_frames(longer)
+
+
+def test_frames_times_and_metadata(made, decoder):
+    loaded = read(made[CONSTANT], fps=0.5)
+    assert loaded.kind == "video" and loaded.frames[0].mode == "RGB"
+    assert loaded.timestamps == pytest.approx((0, 2.0, 3.9, 5.9), abs=1e-6)
+    assert numbers(loaded) == loaded.metadata["frames_indices"] == [0, 20, 39, 59]
+    assert loaded.metadata == {"fps": 10, "total_num_frames": 60, "duration": 6.0, "frames_indices": [0, 20, 39, 59],
+                               "video_backend": decoder}
+    loaded = read(made[CONSTANT], start=0.55, end=1.2, fps=10, max_frames=5)
+    assert numbers(loaded) == [6, 8, 10, 12] and loaded.metadata["duration"] == pytest.approx(0.65)
+    assert loaded.timestamps == pytest.approx((0.05, 0.25, 0.45, 0.65), abs=1e-6)
+    loaded = read(made["one.mp4"], fps=2)
+    assert numbers(loaded) == [0, 0] and loaded.timestamps == (0, 0)
+    assert numbers(read(made[CONSTANT], start=0.3, end=0.35)) == [3, 3]
+
+
+def test_decord_is_not_used_where_it_is_wrong(made, tmp_path):
+    pytest.importorskip("decord")
+    used = {name: read(made[name]).metadata["video_backend"] for name in (CONSTANT, "cut.mp4", "late.ts", "old.avi")}
+    assert used == {CONSTANT: "decord", "cut.mp4": "pyav", "late.ts": "pyav", "old.avi": "pyav"}
+    film = films.Made(films.even(20, 10), size=(48, 32), codec="mpeg4", rate=10)
+    assert numbers(read(films.make(tmp_path / "a.mp4", film), fps=2)) == [0, 6, 13, 19]
 
 
 def test_real_clips():
@@ -233,9 +221,6 @@ def test_limits(made):
         load(Media(kind="video", source=made[CONSTANT]), LimitsSettings(video_pixels=12 * 160 * 96 - 1))
     with pytest.raises(DataError, match=r"limits\.media_bytes=100"):
         load(Media(kind="video", source=made[CONSTANT]), LimitsSettings(media_bytes=100))
-
-
-def test_nothing_in_the_range(made):
     for start, end in ((7, 9), (1, 1), (1.5, 0.5)):
         with pytest.raises(DataError, match=r"constant\.mp4: no frame between.*lasts 6\.000 s"):
             read(made[CONSTANT], start=start, end=end)
@@ -261,9 +246,14 @@ def test_choose(frames, fps, sampling, span, expected):
     assert choose(np.arange(frames) / fps, fps, sampling, start, end, "video").indices == expected
 
 
-def test_choose_goes_by_time_not_by_number():
+def test_the_clock_and_the_choice_go_by_time():
     times = np.array([0, 0.1, 0.2, 0.3, 0.4, 3.0, 6.0, 9.0])
     assert choose(times, 1, VideoSampling(fps=0.4), None, None, "video").indices == [0, 5, 6, 7]
+    given = told(0.0, 0.5, 1.25, 1.5)
+    assert [i / given["fps"] for i in given["frames_indices"]] == [0.0, 0.5, 1.25, 1.5]
+    rate = 4 / given["total_num_frames"] * given["fps"]  # of the frames given, as Qwen2.5-VL's processor computes it
+    assert 1 / rate == pytest.approx(0.5, abs=1e-6) and 1 / rate >= 0.5 and given["duration"] == 3.0
+    assert told(0.0, 0.0, duration=0.04)["total_num_frames"] == 40_001  # one frame, shown twice
 
 
 def test_constant_rates_are_sampled_as_by_qwen_vl_utils(monkeypatch):
@@ -293,14 +283,6 @@ def test_constant_rates_are_sampled_as_by_qwen_vl_utils(monkeypatch):
 def told(*times, duration=3.0) -> dict:
     return clock(LoadedMedia(kind="video", frames=(), sha256="", timestamps=times,
                              metadata={"duration": duration, "video_backend": "pyav"}))
-
-
-def test_the_clock_makes_processors_compute_true_times():
-    given = told(0.0, 0.5, 1.25, 1.5)
-    assert [i / given["fps"] for i in given["frames_indices"]] == [0.0, 0.5, 1.25, 1.5]
-    rate = 4 / given["total_num_frames"] * given["fps"]  # of the frames given, as Qwen2.5-VL's processor computes it
-    assert 1 / rate == pytest.approx(0.5, abs=1e-6) and 1 / rate >= 0.5 and given["duration"] == 3.0
-    assert told(0.0, 0.0, duration=0.04)["total_num_frames"] == 40_001  # one frame, shown twice
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])

@@ -60,9 +60,6 @@ def test_a_killed_run_asks_nothing_twice_and_counts_the_same(tmp_path):
         assert ask(again, "a", place=ServiceContext("train", 4, 4)) == (["re: a"], []) and count_of(server) == 0
         assert again.take("train", 4).counts["cached"] == 1
         assert again.replies.get("other", PLACE).text == "of another process"
-
-
-def test_half_a_line_is_no_reply_and_stands_alone(tmp_path):
     with judging(echo, tmp_path) as (_, judge):
         ask(judge, "a")
     path = tmp_path / "services/judge-rank-00000.jsonl"
@@ -73,12 +70,17 @@ def test_half_a_line_is_no_reply_and_stands_alone(tmp_path):
         assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == 0
 
 
-def test_settings_that_decide_about_a_reply_make_another_question(tmp_path):
+def test_settings_and_folders_decide_what_is_asked_again(tmp_path):
     with judging(echo, tmp_path) as (_, judge):
         ask(judge, "a")
     for more in ({"max_tokens": 5}, {"temperature": 0.5}):
         with judging(echo, tmp_path, **more) as (server, judge):
             assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == 1
+    for run, calls in (("one", 1), ("two", 0)):
+        with judging(echo, tmp_path / run, cache=str(tmp_path / "shared")) as (server, judge):
+            assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == calls
+            tally = judge.take("train", 3)
+            assert (tally.counts["calls"], tally.counts["cached"]) == (calls, 1 - calls)
 
 
 def drop(handler):
@@ -237,14 +239,6 @@ def test_a_wrong_key_ends_the_run_and_is_in_no_file(tmp_path, monkeypatch):
         judge.take("train", 9)
     assert "s3cret" not in str(failures)
     assert not any("s3cret" in path.read_text() for path in (tmp_path / "services").iterdir())
-
-
-def test_replies_in_a_folder_of_their_own_serve_other_runs(tmp_path):
-    for run, calls in (("one", 1), ("two", 0)):
-        with judging(echo, tmp_path / run, cache=str(tmp_path / "shared")) as (server, judge):
-            assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == calls
-            tally = judge.take("train", 3)
-            assert (tally.counts["calls"], tally.counts["cached"]) == (calls, 1 - calls)
 
 
 def test_a_judge_that_is_away_or_has_another_model_is_told_of(tmp_path):

@@ -35,11 +35,16 @@ def test_the_server_has_the_judge_s_model_address_and_key(tmp_path, monkeypatch)
     assert ("--port", str(port)) in {*itertools.pairwise(server.command)}
 
 
-def test_a_run_s_newest_checkpoint_is_what_is_served(tmp_path):
+def test_a_checkpoint_and_a_port_that_cannot_be_served(tmp_path):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"is an adapter: merge it first, with model\.name=.*model\.lora\.rank=0"):
         made(tmp_path, port=free_port(), model=str(tmp_path / "best"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{taken.getsockname()[1]}"):
+            made(tmp_path, port=taken.getsockname()[1])
 
 
 @pytest.mark.parametrize(("more", "says"), [
@@ -57,11 +62,3 @@ def test_what_is_refused(tmp_path, monkeypatch, more, says):
     with pytest.raises(ConfigError, match=says):
         made(tmp_path, **more)
     assert not (tmp_path / "judge").exists()
-
-
-def test_a_port_that_is_taken_is_named(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{taken.getsockname()[1]}"):
-            made(tmp_path, port=taken.getsockname()[1])

@@ -26,13 +26,10 @@ def episode(count, text="It is stuck.", side=4):
     return Answer(text="pull", final="pull", turns=tuple(turns))
 
 
-def test_a_single_answer_is_asked_about_as_before():
+def test_what_is_shown_stands_in_order():
     sample = Sample(id="a", media=(picture(1),))
     assert judge_view(Doors(), sample, [Answer(text="x")]) == ("Open the door.", sample.media)
     assert judge_view(Doors(), sample, [Answer(text="x")], media=False) == ("Open the door.", ())
-
-
-def test_turns_stand_in_order_with_the_numbers_of_their_pictures():
     sample = Sample(id="a", media=(picture(1),), opening=Observation("A door.", [picture(2)]))
     question, shown = judge_view(Doors(), sample, [episode(2)])
     assert question == ("Open the door.A door.\n\nShown at the beginning: [picture 2]\n\nAction 1: push 0\n\n"

@@ -49,7 +49,7 @@ def lost_on(word, script):
     return lambda body, n: 400 if word in text_of(body).split("judge:")[-1] else script(body, n)
 
 
-def test_the_verdict_of_a_judge(tmp_path):
+def test_verdicts_of_a_judge(tmp_path):
     task = task_of("judge", rewards={"accuracy": 0, "format": 0, "judge": 2})
     with judging(lost_on("lost", VERDICT), tmp_path, retries=0) as (server, judge):
         found = scored(judge, task, ["4", "four", "5", "", "lost"])
@@ -57,19 +57,13 @@ def test_the_verdict_of_a_judge(tmp_path):
         assert [s.reward for s in found] == [2, 2, 0, 0, None]
         assert count_of(server) == 4  # nothing was asked about the empty one
         assert quotes(server.asked[0][2])["question"].startswith("2 + 2?")
-
-
-def test_the_judge_is_asked_only_where_the_rule_says_wrong(tmp_path):
     task = task_of("cascade", rewards={"accuracy": 0, "format": 0})
     with judging(lost_on("lost", VERDICT), tmp_path, retries=0) as (server, judge):
         found = scored(judge, task, ["4", "four", "5", "lost", "4"])
         assert column(found, "cascade") == [1, 1, 0, None, 1] and column(found, "recovered") == [0, 1, 0, None, 0]
         assert sorted(quotes(body)["answer"] for *_, body in server.asked) == ["5", "four", "lost"]
         assert [s.reward for s in found] == [1, 1, 0, None, 1]
-
-
-def test_length_aware_verdicts(tmp_path):
-    """1 - .05 min(10, | pieces - 1 |): "two plus two" has three pieces, the reference one."""
+    # 1 - .05 min(10, | pieces - 1 |): "two plus two" has three pieces, the reference one.
     task = task_of("general_verdict", rewards={"accuracy": 0, "format": 0})
     long = "4 " + "x " * 30
     with judging(VERDICT, tmp_path) as (_, judge):
@@ -228,12 +222,22 @@ def test_an_answer_is_not_paid_twice_for_being_right(more, weights):
     assert {part: found[part] for part in weights} == weights
 
 
-def test_a_task_that_needs_a_service_of_its_own(tmp_path):
+def test_own_parts_and_services(tmp_path):
     both = task_of("cascade", recipe="glm_v_rlcs")
     assert set(both.needs) == {"judge"} and not isinstance(both.needs, dict)
     twice = {"name": "qa", "parts": ["judge"], "recipe": "glm_v_rlcs"}
     with pytest.raises(ConfigError, match="'judge' already belongs to this task"):
         make_task(configs.validate({"task": twice, "model": {"name": "x"}}))
+    task = task_of({"name": "tests/services/own.py:graded", "scale": 2}, rewards={"accuracy": 0, "format": 0})
+    assert task.weights["graded"] == 0.5 and task.needs == {}
+    sample = task.sample_from_row(ROW)
+    assert score_group(task, sample, [parse_answer("abc")], 0)[0].reward == 3.0
+    wrong = task_of("tests/services/own.py:short")
+    with pytest.raises(TaskError, match="returned 0 values"):
+        score_group(wrong, sample, [parse_answer("abc")], 0)
+    with pytest.raises(ConfigError, match=r"'cascade' needs the service 'judge'.*services\.judge\.url.*cascade=0"):
+        task = task_of("cascade")
+        drop_unserved_parts(task, (), [task.sample_from_row(ROW)])
 
 
 test_what_is_wrong_is_named = refused(ConfigError, lambda parts: task_of(*parts), [
@@ -242,22 +246,6 @@ test_what_is_wrong_is_named = refused(ConfigError, lambda parts: task_of(*parts)
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
     (["judge", "judge"], "'judge' is given twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
     (["tests/services/own.py:graded"], r"needs task\.parts\.0\.scale: give it a value")])
-
-
-def test_one_s_own(tmp_path):
-    task = task_of({"name": "tests/services/own.py:graded", "scale": 2}, rewards={"accuracy": 0, "format": 0})
-    assert task.weights["graded"] == 0.5 and task.needs == {}
-    sample = task.sample_from_row(ROW)
-    assert score_group(task, sample, [parse_answer("abc")], 0)[0].reward == 3.0
-    wrong = task_of("tests/services/own.py:short")
-    with pytest.raises(TaskError, match="returned 0 values"):
-        score_group(wrong, sample, [parse_answer("abc")], 0)
-
-
-def test_a_run_without_a_judge_says_how_to_get_one():
-    with pytest.raises(ConfigError, match=r"'cascade' needs the service 'judge'.*services\.judge\.url.*cascade=0"):
-        task = task_of("cascade")
-        drop_unserved_parts(task, (), [task.sample_from_row(ROW)])
 
 
 

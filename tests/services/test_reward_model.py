@@ -95,15 +95,12 @@ def test_the_process_of_an_answer_is_scored_step_by_step(folders, pairs):
     assert found[2].steps == () and found[2].parts["process"] == 0
 
 
-def test_an_answer_with_a_step_without_a_score_is_unscorable(folders):
+def test_what_has_no_score_is_said_and_counted(folders):
     task = task_of({"name": "process"}, rewards={"accuracy": 0, "format": 0})
     given = ServiceSet({"reward_model": scorer(folders / "plain")}).at(ServiceContext("train", 2, 2))
     found = score_group(task, task.sample_from_row(ROW), [parse_answer("a cat\n\n" + "a dog " * 30)], 2,
                         Services(given=given.services))
     assert found[0].reward is None and found[0].steps == () and given.problem.startswith("service: reward_model:")
-
-
-def test_what_has_no_score_is_said_and_counted(folders):
     task = task_of({"name": "reward_model", "combine": "min"}, rewards={"accuracy": 0, "format": 0})
     provided = ServiceSet({"reward_model": scorer(folders / "plain", folders / "chat")})
     long = "a cat on the road " * 5

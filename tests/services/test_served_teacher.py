@@ -157,7 +157,7 @@ def test_a_server_that_is_another(scene, served, plant, error, message):  # noqa
     assert server.address in str(raised.value) and server.scored == 0
 
 
-def test_what_a_server_must_not_say(scene, served):  # noqa: F811
+def test_what_a_server_must_not_say_and_cannot_read(scene, served):  # noqa: F811
     (_, _, groups, *_), (server, settings) = scene, served
     last = sum(r.trained for g in groups for r in g.rollouts) - 1  # no other is under way then
 
@@ -170,9 +170,6 @@ def test_what_a_server_must_not_say(scene, served):  # noqa: F811
     server.planted = changed(prompt=[1, 2, 3])
     with pytest.raises(TrainingError, match="vLLM's processor converts"):
         stepped(scene, settings())
-
-
-def test_pictures_that_an_observation_shows_are_refused(scene, served):  # noqa: F811
     (policy, _, groups, *_), (_, settings) = scene, served
     seen = next(g for g in groups if g.prompt.media)
     first = seen.rollouts[0]

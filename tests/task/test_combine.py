@@ -87,22 +87,16 @@ def test_a_function_in_a_file_of_ones_own(tmp_path, monkeypatch):
         Judged(combine="rules.py:rewrd")
 
 
-def test_parts_that_are_not_there_are_left_out():
+def test_parts_that_are_not_there_and_own_combinations():
     weights = {"rule": 1.0, "judge": 0.5, "format": 0.2}
     for combine, reward in (("sum", 1), ("product", 1), ("gate:format", 1), ("max:rule,judge", 1)):
         assert Judged(combine=combine).combine({"rule": 1.0}, weights) == reward
     assert Judged(combine="product").combine({}, weights) == 0
-
-
-def test_a_task_that_combines_itself_goes_on_doing_so():
     for task in (Own(), Own(combine="auto"), rebuilt(Own())):
         (scored,) = score_group(task, Sample(id="1"), [Answer(text="1 .25 1")], 0)
         assert scored.reward == 0.75
     with pytest.raises(ConfigError, match=r"task\.combine='sum': this task combines its parts itself"):
         Own(combine="sum")
-
-
-def test_the_setting_reaches_the_task_and_what_it_can_earn():
     settings = ["task.combine=gate:format", "task.rewards.format=0"]
     config = configs.load("configs/quickstart.yaml", settings)
     task = build_task.make_task(config)

@@ -15,13 +15,10 @@ from vlrl.task.scoring import score_group
 from vlrl.task.services import Reading, Services, precomputed_logprobs, reading_key
 
 
-def test_the_mean_probability_of_tokens():
+def test_likelihoods_by_hand():
     assert mean_probability([math.log(0.5), math.log(0.25), 0.0]) == pytest.approx(1.75 / 3, abs=1e-9)
     assert mean_probability([]) == 0 and mean_probability([-800.0]) == 0
-
-
-def test_what_the_reasoning_adds():
-    """.9, .5 and .2 of one token each, less .3 without reasoning."""
+    # .9, .5 and .2 of one token each, less .3 without reasoning.
     reasoned = [[math.log(p)] for p in (0.9, 0.5, 0.2)] + [[]]
     assert debiased(reasoned, [math.log(0.2), math.log(0.4)]) == pytest.approx([0.6, 0.2, 0, 0], abs=1e-9)
     assert debiased(reasoned, None) == pytest.approx([0.9, 0.5, 0.2, 0], abs=1e-9)
@@ -61,13 +58,19 @@ def test_the_reference_answer_in_place_of_one_s_own():
     assert [s.reward for s in found] == pytest.approx([0.5, 0.8, 0], abs=1e-9)
 
 
-def test_a_row_without_a_target_is_unscorable():
+def test_readings_of_several_parts_and_without_a_target():
     task = task_of("likelihood", rewards={"accuracy": 0, "format": 0})
     sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
     task.target = lambda sample: None
     assert task.readings("policy_logprobs", sample, answers) == []
     (found,) = score_group(task, sample, answers, 0, likely(task, sample, answers, "policy_logprobs", None))
     assert found.reward is None and "has no target" in (found.error or "")
+    task = task_of("likelihood", "consistency", rewards={"accuracy": 1, "format": 0})
+    sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
+    assert [type(r) for r in task.readings("policy_logprobs", sample, answers)] == [Reading, Reading]
+    assert task.readings("reference_logprobs", sample, answers) == answers
+    with pytest.raises(ConfigError, match=r"task\.parts\.0\.debias='x'"):
+        task_of({"name": "likelihood", "debias": "x"})
 
 
 def test_correct_answers_that_the_reference_finds_likely():
@@ -85,12 +88,3 @@ def test_correct_answers_that_the_reference_finds_likely():
     assert [s.reward for s in found] == [1.5, 1, 1.5, 0]
     wide = task_of({"name": "consistency", "margin": 0.13}, rewards={"accuracy": 1, "format": 0})
     assert [s.parts["consistency"] for s in score_group(wide, sample, answers, 0, services(wide))] == [1, 1, 1, 0]
-
-
-def test_readings_of_several_parts_come_together():
-    task = task_of("likelihood", "consistency", rewards={"accuracy": 1, "format": 0})
-    sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
-    assert [type(r) for r in task.readings("policy_logprobs", sample, answers)] == [Reading, Reading]
-    assert task.readings("reference_logprobs", sample, answers) == answers
-    with pytest.raises(ConfigError, match=r"task\.parts\.0\.debias='x'"):
-        task_of({"name": "likelihood", "debias": "x"})

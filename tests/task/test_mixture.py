@@ -117,20 +117,6 @@ def test_samples_go_through_the_tasks_in_turn():
     assert found[-1].id == "number/train-4"
     with pytest.raises(IndexError):
         found[7]
-
-
-@given(st.lists(st.integers(1, 7), min_size=1, max_size=5))
-def test_every_sample_of_every_task_comes_once(sizes):
-    found = Interleaved({f"t{k}": [Sample(id=str(i)) for i in range(n)] for k, n in enumerate(sizes)})
-    assert len(found) == sum(sizes) and {s.id for s in found} == {f"t{k}/{i}" for k, n in enumerate(sizes)
-                                                                  for i in range(n)}
-    assert found.tasks == [s.task for s in found]
-    rounds = [found.locate(i)[1] for i in range(len(found))]
-    assert rounds == sorted(rounds)
-    assert [s.task for s in found[:len(sizes)]] == list(found.labels)
-
-
-def test_a_million_samples_are_not_made():
     made = []
 
     class Endless(list):
@@ -145,10 +131,15 @@ def test_a_million_samples_are_not_made():
     assert Counter(found.tasks) == {"a": 500_000, "b": 500_000} and made == [499_999]
 
 
-def test_a_task_without_a_split_is_named():
-    task = mixture(5, 0)
-    with pytest.raises(ConfigError, match=r"tasks\.1 \(letter\) has no samples in split 'heldout'.*tasks\.1\.data\."):
-        first_samples(task, "heldout", 4)
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=5))
+def test_every_sample_of_every_task_comes_once(sizes):
+    found = Interleaved({f"t{k}": [Sample(id=str(i)) for i in range(n)] for k, n in enumerate(sizes)})
+    assert len(found) == sum(sizes) and {s.id for s in found} == {f"t{k}/{i}" for k, n in enumerate(sizes)
+                                                                  for i in range(n)}
+    assert found.tasks == [s.task for s in found]
+    rounds = [found.locate(i)[1] for i in range(len(found))]
+    assert rounds == sorted(rounds)
+    assert [s.task for s in found[:len(sizes)]] == list(found.labels)
 
 
 def test_each_task_asks_its_own_samples():
@@ -162,6 +153,9 @@ def test_each_task_asks_its_own_samples():
     assert not has_variants(task) and task.labels == ("number", "letter") and task.name == "number + letter"
     with pytest.raises(ConfigError, match=r"vlrl data check takes one task, .*number, letter\. Add task=number"):
         require_one_task(task, "vlrl data check")
+    task = mixture(5, 0)
+    with pytest.raises(ConfigError, match=r"tasks\.1 \(letter\) has no samples in split 'heldout'.*tasks\.1\.data\."):
+        first_samples(task, "heldout", 4)
 
 
 def test_services_are_asked_for_by_task():
@@ -197,15 +191,12 @@ def test_shares_are_exact_over_the_run():
     assert prompts.history.visits.tolist() == visits.tolist()
 
 
-def test_a_weight_of_0_is_never_drawn_and_no_weight_counts_1():
+def test_weights_of_0_and_none():
     assert settings(2, None).shares == {"number": 2.0, "letter": 1.0} and settings(None, None).shares == {}
     prompts = Prompts.of(mixture().samples("train"), 0)
     for weights in ({"number": 1, "letter": 0}, {"number": 0, "letter": 1}):
         drawn = labels_of(prompts, Shares(prompts, weights, Uniform).next(12, 0))
         assert set(drawn) == {label for label, w in weights.items() if w}
-
-
-def test_without_weights_one_sampler_draws_of_all():
     prompts = Prompts.of(mixture().samples("train"), 0)
     sampler = curriculum.make(CurriculumSettings(), prompts, settings(None, None).shares)
     assert isinstance(sampler, Uniform) and sampler.prompts.size == 9
@@ -315,14 +306,6 @@ def test_any_sampler_draws_within_shares(name):
     assert played(prompts, sampler, range(4, 7)) == played(other, resumed, range(4, 7))
 
 
-def test_a_sampler_that_cannot_work_names_the_task():
-    task = Mixture({"a": Made(), "b": Number()})
-    with pytest.raises(ConfigError, match=r"task 'b' of the mixture: .*no knobs"):
-        curriculum.make(CurriculumSettings(name="alp_gmm"), Prompts.of(task.samples("train"), 0, knobs=task.knobs),
-                        {"a": 1, "b": 1})
-    assert task.generate(1, {"a/hard": 0.5}).id == "b/train-0"
-
-
 def test_a_part_of_a_history_counts_in_the_whole():
     whole = History(4)
     part = whole.subset(np.array([1, 3]))
@@ -331,6 +314,11 @@ def test_a_part_of_a_history_counts_in_the_whole():
     state["visits"][3] = 9
     whole.load_state_dict(state)
     assert part.visits.tolist() == [2, 9]
+    task = Mixture({"a": Made(), "b": Number()})
+    with pytest.raises(ConfigError, match=r"task 'b' of the mixture: .*no knobs"):
+        curriculum.make(CurriculumSettings(name="alp_gmm"), Prompts.of(task.samples("train"), 0, knobs=task.knobs),
+                        {"a": 1, "b": 1})
+    assert task.generate(1, {"a/hard": 0.5}).id == "b/train-0"
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
@@ -479,17 +467,14 @@ def test_words_change_single_tasks(tmp_path):
         load(child)
 
 
-def test_rows_in_place_of_drawn_samples_are_those_of_each_task(tmp_path):
+def test_rows_and_outcomes_are_each_tasks_own(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"id": "own", "n": 3}\n')
     rows = {"train": str(tmp_path / "rows.jsonl")}
     config = validate({"tasks": [{"name": "tests.rollout.test_group_source:Number", "data": rows},
                                  {"name": "tests.rollout.test_group_source:Number", "label": "other", "data": rows}],
                        "model": {"name": "x"}, "data": {"own_samples": False}})
     assert [s.id for s in task_samples(make_task(config), "train")] == ["Number/own", "other/own"]
-
-
-def test_what_is_correct_is_each_tasks_own():
-    """curriculum.part is asked of the tasks that have it."""
+    # curriculum.part is asked of the tasks that have it.
     config = validate({"tasks": [{"name": "tests.rollout.test_group_source:Number"}, {"name": "tests.helpers:Vowels"}],
                        "model": {"name": "x"}, "curriculum": {"part": "right"}})
     number, vowels = make_task(config).members

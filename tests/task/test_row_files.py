@@ -78,30 +78,21 @@ def test_rows_stay_in_their_place_however_often_they_are_asked_for(split, rows):
     assert [[s.id for s in task_samples(task, split)] for _ in range(3)] == [["a"]] * 3
 
 
-def test_held_out_samples_stay_the_tasks_own_where_no_rows_are_given(rows):
+def test_rows_beside_own_samples_by_task(rows):
     assert ids("heldout", train=rows, own_samples=False) == [f"heldout-{n}" for n in range(3)]
+    task = make_task(validate({"task": {"name": "grounding", "drawn": True}, "model": {"name": "x"},
+                               "data": {"train": rows}}))
+    with pytest.raises(ConfigError, match="task 'grounding' makes its own samples"):
+        task_samples(task, "train")
+    tasks = [{"name": name_of("Made"), "data": {"train": rows}}, {"name": name_of("Read"), "data": {"train": rows}}]
+    with pytest.raises(ConfigError, match=r"tasks\.0 \(Made\): data\.train=.* is not read.*tasks\.0\.data"):
+        ids("train", tasks)
+    tasks = [name_of("Made"), name_of("Read")]
+    assert ids("train", tasks, train=rows) == ["Made/train-0", "Read/a", "Made/train-1", "Made/train-2"]
+    with pytest.raises(ConfigError, match=r"data\.train=.* is not read: every task of `tasks` makes its own samples"):
+        ids("train", [name_of("Made"), {"name": name_of("Made"), "label": "other"}], train=rows)
 
 
 @pytest.mark.parametrize(("name", "found"), [("Read", "a"), ("Opened", "own-a")])
 def test_a_task_may_read_its_file_as_it_likes(name, found, rows):
     assert ids("train", name=name, train=rows) == [found]
-
-
-def test_a_built_in_task_that_draws_says_so(rows):
-    task = make_task(validate({"task": {"name": "grounding", "drawn": True}, "model": {"name": "x"},
-                               "data": {"train": rows}}))
-    with pytest.raises(ConfigError, match="task 'grounding' makes its own samples"):
-        task_samples(task, "train")
-
-
-def test_rows_of_one_task_of_a_mixture_are_refused_under_its_name(rows):
-    tasks = [{"name": name_of("Made"), "data": {"train": rows}}, {"name": name_of("Read"), "data": {"train": rows}}]
-    with pytest.raises(ConfigError, match=r"tasks\.0 \(Made\): data\.train=.* is not read.*tasks\.0\.data"):
-        ids("train", tasks)
-
-
-def test_rows_that_tasks_have_in_common_are_for_those_that_read_rows(rows):
-    tasks = [name_of("Made"), name_of("Read")]
-    assert ids("train", tasks, train=rows) == ["Made/train-0", "Read/a", "Made/train-1", "Made/train-2"]
-    with pytest.raises(ConfigError, match=r"data\.train=.* is not read: every task of `tasks` makes its own samples"):
-        ids("train", [name_of("Made"), {"name": name_of("Made"), "label": "other"}], train=rows)

@@ -36,26 +36,22 @@ def scored(t, *texts):
     return score_group(t, SAMPLE, [Answer(text=x) for x in texts], step=0)
 
 
-def test_weighted_sum():
+def test_sums_steps_and_failures():
     (one,) = scored(task(lambda x: {"a": 0.5, "b": 2}), "x")
     assert one.parts == {"a": 0.5, "b": 2.0} and one.reward == pytest.approx(1.5) and one.error is None
-
-
-def test_steps_end_where_they_do_in_what_the_model_wrote():
     steps = StepValues((0.5, 1.0), (9, 12))
     t = task(lambda x: {"a": steps, "b": 1.0})
     (alone,), (behind,) = (score_group(t, SAMPLE, [Answer(text="<think>\na\n\nbc", opened=opened)], 0)
                            for opened in ("", "<think>\n"))
     assert alone.steps == ((9, 0.5), (12, 1.0)) and behind.steps == ((1, 0.5), (4, 1.0))
     assert behind.reward == alone.reward
-
-
-def test_a_scorer_that_raises_is_unscorable_and_kept():
     def score(text):
         return {"a": 1 / len(text), "b": 1.0}
     bad, good = scored(task(score), "", "xx")
     assert bad.parts == {"a": None, "b": None} and bad.reward is None and "ZeroDivisionError" in bad.error
     assert good.reward == pytest.approx(1.0) and good.error is None
+    (one,) = scored(task(lambda x: {"a": None, "b": 1.0}), "x")
+    assert one.reward is None and one.parts == {"a": None, "b": 1.0} and one.error is None
 
 
 @each("value", [math.nan, math.inf, -math.inf])
@@ -64,17 +60,9 @@ def test_a_part_that_is_not_finite_is_unscorable(value):
     assert one.parts == {"a": None, "b": 1.0} and one.reward is None and "'a'" in one.error
 
 
-def test_none_is_unscorable():
-    (one,) = scored(task(lambda x: {"a": None, "b": 1.0}), "x")
-    assert one.reward is None and one.parts == {"a": None, "b": 1.0} and one.error is None
-
-
 def test_group_parts_are_laid_over_the_single_ones():
     t = task(lambda x: {"a": 1.0}, lambda answers: [{"b": float(i)} for i, _ in enumerate(answers)])
     assert [s.reward for s in scored(t, "x", "y", "z")] == [1.0, 1.5, 2.0]
-
-
-def test_group_scorer_of_the_wrong_length_stops():
     with pytest.raises(TaskError, match="1 results for 2 answers"):
         scored(task(lambda x: {"a": 1.0, "b": 0.0}, lambda answers: [{}]), "x", "y")
 
@@ -111,11 +99,18 @@ def test_whatever_is_a_number_is_taken(given):
     assert one.parts == {"a": 1.0, "b": 0.0} and type(one.parts["a"]) is float and one.error is None
 
 
-def test_tensors_of_one_number_are_taken():
+def test_numbers_that_a_float_or_a_tensor_holds():
     import torch
 
     one, several = scored(task(lambda x: {"a": torch.ones(()) if x == "1" else torch.ones(2), "b": 0}), "1", "2")
     assert one.parts["a"] == 1.0 and one.error is None and several.parts["a"] is None and "'a'" in several.error
+    (one,) = scored(task(lambda x: {"a": 1.7e308, "b": 1.7e308}), "x")
+    assert one.reward is None and one.error == "combine: was inf"
+    (one,) = scored(task(lambda x: {"a": 1e308, "b": 1.0}), "x")
+    assert one.reward is None and one.parts == {"a": None, "b": 1.0}
+    assert one.error.startswith("part 'a' was 1e+308, larger than the 1e+12 up to which means")
+    (one,) = scored(task(lambda x: {"a": 1e12, "b": -1e12}), "x")
+    assert one.error is None and one.reward is not None
 
 
 @each("combine says", [
@@ -127,16 +122,6 @@ def test_a_combination_that_fails_is_unscorable(combine, says):
     t.combine = combine
     (one,) = scored(t, "x")
     assert one.reward is None and one.parts == {"a": 1.0, "b": 1.0} and one.error.startswith(says)
-
-
-def test_rewards_too_large_for_a_float():
-    (one,) = scored(task(lambda x: {"a": 1.7e308, "b": 1.7e308}), "x")
-    assert one.reward is None and one.error == "combine: was inf"
-    (one,) = scored(task(lambda x: {"a": 1e308, "b": 1.0}), "x")
-    assert one.reward is None and one.parts == {"a": None, "b": 1.0}
-    assert one.error.startswith("part 'a' was 1e+308, larger than the 1e+12 up to which means")
-    (one,) = scored(task(lambda x: {"a": 1e12, "b": -1e12}), "x")
-    assert one.error is None and one.reward is not None
 
 
 @each("given kept says", [
@@ -157,14 +142,11 @@ def test_metrics_of_a_sample(given, kept, says):
     assert not isinstance(given, Exception) or (error and __file__ in error)  # where in the task's own code
 
 
-def test_weights_may_follow_the_steps():
+def test_settings_of_a_task_are_checked():
     class T(Task):
         rewards = {"a": [[10, 1.0], [20, 0.0]]}
     assert [T().weights_at(s)["a"] for s in (0, 10, 15, 20, 99)] == [1.0, 1.0, 0.5, 0.0, 0.0]
     assert weight_at(2, 7) == 2.0
-
-
-def test_settings_of_a_task_are_checked():
     class T(Task):
         most: int = 6
         rewards = {"a": 1.0}
@@ -190,14 +172,11 @@ def test_weights_are_finite_numbers_or_lines(weight):
         T(rewards={"a": weight})
 
 
-def test_templates_are_filled_by_plain_substitution():
+def test_templates_are_filled_and_vary_by_visit():
     row = {"x": "{y}", "y": "no", "n": 3}
     assert fill("{n} {x} {z} {0} {{", row) == "3 {y} {z} {0} {{"
     row = {"boxes": [[1, 2]], "expression": "{boxes} {0.__class__}", "two words": 2}
     assert fill("Find {expression}, {{two words}}", row) == "Find {boxes} {0.__class__}, {2}"  # no field inside another
-
-
-def test_templates_vary_by_visit_and_are_fixed_by_sample():
     class T(Task):
         prompts = ("one", "two", "three")
     t, s = T(), Sample(id="s")
@@ -239,7 +218,7 @@ def test_samples_that_raise():
         task_samples(Given(lambda: load("grounding", {"drawn": True}).samples("x")), "x")
 
 
-def test_tasks_load_by_name_module_and_file(tmp_path):
+def test_tasks_load_by_name_module_and_file(tmp_path, monkeypatch):
     file = tmp_path / "grounding.py"  # called like a built-in one
     file.write_text("from vlrl.task import Task\nclass Mine(Task):\n    rewards = {'a': 1.0}\n")
     assert type(load(f"{file}:Mine")).__name__ == "Mine" and type(load(str(file))).__name__ == "Mine"
@@ -254,6 +233,13 @@ def test_tasks_load_by_name_module_and_file(tmp_path):
                        ("vlrl.task:Task", "no Task class"), ("json:dumps", "no Task class")):
         with pytest.raises(ConfigError, match=says):
             load(name)
+    (tmp_path / "blob").write_text("from vlrl.task import Task\nclass Mine(Task):\n    rewards = {'a': 1.0}\n")
+    (tmp_path / "mine.py").symlink_to(tmp_path / "blob")
+    assert type(load(f"{tmp_path / 'mine.py'}:Mine")).__name__ == "Mine"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_task_module.py").write_text("import nowhere_at_all\n")
+    with pytest.raises(ConfigError, match=r"own_task_module.py:1: ModuleNotFoundError: [^.]*'nowhere_at_all'$"):
+        load("own_task_module:T")
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -272,19 +258,6 @@ def test_a_task_file_that_cannot_be_imported(tmp_path, text, says):
         with pytest.raises(ConfigError, match=rf"task.name='{file}:T': .*{says}") as error:
             load(f"{file}:T")
         assert "Traceback" not in str(error.value)
-
-
-def test_a_module_that_imports_what_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_task_module.py").write_text("import nowhere_at_all\n")
-    with pytest.raises(ConfigError, match=r"own_task_module.py:1: ModuleNotFoundError: [^.]*'nowhere_at_all'$"):
-        load("own_task_module:T")
-
-
-def test_a_link_to_a_task_file(tmp_path):
-    (tmp_path / "blob").write_text("from vlrl.task import Task\nclass Mine(Task):\n    rewards = {'a': 1.0}\n")
-    (tmp_path / "mine.py").symlink_to(tmp_path / "blob")
-    assert type(load(f"{tmp_path / 'mine.py'}:Mine")).__name__ == "Mine"
 
 
 @each("drawn kept", [

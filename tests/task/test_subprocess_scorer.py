@@ -169,20 +169,14 @@ def alive(pid):
         return False
 
 
-def test_what_cannot_be_sent_is_scored_here(scorer, caplog):
+def test_what_is_asked_of_this_process(scorer, caplog):
     sample = replace(SAMPLE, row={"q": "?", "odd": lambda: 1})
     task = Odd()
     assert scored(scorer, "one", sample=sample, task=task)[0][0][0].reward == 3 and task.asked == 1
     assert scored(scorer, "lambda", task=task)[0][0][0].parsed is task.lambdas and task.asked == 2
     assert len([r for r in caplog.records if "scored in the training process" in r.message]) == 1
-
-
-def test_a_task_s_own_bug_is_raised_here(scorer):
     with pytest.raises(TaskError, match="mend me"):
         scored(scorer, "one", "wrong")
-
-
-def test_a_service_is_asked_here(scorer):
     task = Odd()
     scorer(task, SAMPLE, answers("one"), [], 3, Services({}, {"judge": lambda questions: questions}))
     assert task.asked == 1

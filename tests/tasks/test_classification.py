@@ -128,9 +128,23 @@ def test_what_it_is_not_is_no_class(row):
     assert scored(entry, think("No entry sign"), recipe="visual_rft_classification")[0].parts["accuracy"] == 1
 
 
-def test_without_candidates_the_format_is_one_plain_line():
+def test_prompts_and_what_is_read():
     for text, format in (("anything", 1), ("two\nlines", 0), ("<think>a", 0), (" ", 0)):
         assert score("no_thinking", text, labels=None, synonyms=None)["format"] == format
+    task = load("classification", {"prompt": "Name it: {question}"})
+    sample = task.sample_from_row({**ROW, "question": "What?"})
+    assert task.messages(sample)[0]["content"][-1]["text"] == "Name it: What?"
+    assert task.thinks(task.sample_from_row(ROW)) is False
+    for recipe, row, text, parsed in (
+            ("cls_rl", ROW, think(" Tabby CAT."), "tabby cat"), ("plain", ROW, "", None),
+            ("plain", SEVERAL, "Cat, dog;cat", ["cat", "dog"]), ("plain", SEVERAL, "", []),
+            ("rlcr", ROW, "no", {"label": None, "confidence": None}),
+            ("rlcr", ROW, think("dog") + "<confidence>.5</confidence>", {"label": "dog", "confidence": 0.5})):
+        assert scored(row, text, recipe=recipe)[0].parsed == parsed
+    task = built(recipe="rlcr")
+    sample = task.sample_from_row(ROW)
+    assert task.metrics(sample, parse_answer(think("dog") + "<confidence>.5</confidence>"), {}) == {"confidence": 0.5}
+    assert task.metrics(sample, parse_answer("dog"), {}) == {} and task.target(sample) == "Tabby cat"
 
 
 def test_both_templates_are_scored_as_they_ask():
@@ -143,26 +157,6 @@ def test_both_templates_are_scored_as_they_ask():
         assert task.score(visit, parse_answer(task.oracle(visit))) == {"accuracy": 1, "format": 1}
         text = task.messages(visit)[0]["content"][-1]["text"]
         assert text.startswith("What does the image show? Choose from: Tabby cat, dog.")
-
-
-def test_own_question_and_own_prompt():
-    task = load("classification", {"prompt": "Name it: {question}"})
-    sample = task.sample_from_row({**ROW, "question": "What?"})
-    assert task.messages(sample)[0]["content"][-1]["text"] == "Name it: What?"
-    assert task.thinks(task.sample_from_row(ROW)) is False
-
-
-def test_what_is_read():
-    for recipe, row, text, parsed in (
-            ("cls_rl", ROW, think(" Tabby CAT."), "tabby cat"), ("plain", ROW, "", None),
-            ("plain", SEVERAL, "Cat, dog;cat", ["cat", "dog"]), ("plain", SEVERAL, "", []),
-            ("rlcr", ROW, "no", {"label": None, "confidence": None}),
-            ("rlcr", ROW, think("dog") + "<confidence>.5</confidence>", {"label": "dog", "confidence": 0.5})):
-        assert scored(row, text, recipe=recipe)[0].parsed == parsed
-    task = built(recipe="rlcr")
-    sample = task.sample_from_row(ROW)
-    assert task.metrics(sample, parse_answer(think("dog") + "<confidence>.5</confidence>"), {}) == {"confidence": 0.5}
-    assert task.metrics(sample, parse_answer("dog"), {}) == {} and task.target(sample) == "Tabby cat"
 
 
 # --- several labels ---------------------------------------------------------------------------------------------------
@@ -223,24 +217,18 @@ def test_few_shots_are_nested_and_follow_ids_alone():
     assert {samples[p][0] for p in few_shot_places(samples, 4, 1)} != ids
     fixed = ["s0", "s29", "s42", "s43", "s46", "s53", "rare"]  # others would give the same config other samples
     assert [samples[p][0] for p in sizes[2]] == fixed
-
-
-def test_few_shots_of_several_labels():
     both = [("a", ("x", "y")), ("b", ("x", "y")), ("c", ("x",)), ("d", ("z",))]
     for seed in range(5):
         chosen = {both[p][0] for p in few_shot_places(both, 1, seed)}
         assert "d" in chosen and len(chosen & {"a", "b"}) == 1
 
 
-def test_halves_of_the_classes():
+def test_halves_and_the_order_of_the_classes():
     assert halves(["d", "b", "a", "c", "e"]) == {"base": ["d", "b", "a"], "new": ["c", "e"]}
     assert halves(["b", "a"]) == {"base": ["b"], "new": ["a"]} and halves(["a"])["new"] == []
     assert halves(["a", "b", "c", "d", "d"]) == {"base": ["a", "b", "c"], "new": ["d"]}
     with pytest.raises(DataError, match="'b' is in both halves"):
         halves(["a", "b", "b", "c"])
-
-
-def test_the_order_of_the_classes_is_given_or_that_of_their_numbers_or_of_their_names():
     rows = [{"label": name, "class_id": number} for name, number in (
         ("tench", 0), ("Ant", 10), ("crane", 9), ("crane", 2), ("tench", 0))]
     assert all_classes(rows) == ["tench", "crane", "crane", "Ant"]  # 10 is after 9; two classes have one name
@@ -297,7 +285,7 @@ def test_shots_leave_the_heldout_split_alone(files):
     assert len(with_files(files).samples("train")) == 40
 
 
-def test_base_and_new_classes(files):
+def test_base_and_new_classes(files, tmp_path):
     task = with_files(files, classes="base", shots=1)
     assert sorted(s["label"] for s in task.samples("train")) == ["ant", "bee"]
     assert {s["label"] for s in with_files(files, classes="new").samples("train")} == {"cat", "dog"}
@@ -307,9 +295,6 @@ def test_base_and_new_classes(files):
     assert "Choose from: cat, dog.\n" in task.messages(found["cat"])[0]["content"][-1]["text"]
     assert task.score(found["cat"], parse_answer("cat")) == {"accuracy": 1, "format": 1}
     assert len(found["cat"].media) == 1
-
-
-def test_base_and_new_need_one_label_a_row(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(SEVERAL), encoding="utf-8")
     with pytest.raises(DataError, match=r"task\.classes=new .* task\.classes=all"):

@@ -23,6 +23,9 @@ def test_the_split_is_fixed_and_covers_every_digit(digits):
     assert train[:3] == (296, 186, 1183) and heldout[:3] == (1132, 1035, 310)  # a change would leak held-out digits
     labels = digits.digit_arrays()[1]
     assert all(np.bincount(labels[list(places)]).min() >= 30 for places in (train, heldout))
+    a, b = load("digits"), load("digits")
+    b.seed = 5
+    assert a.samples("train")[3].id == b.samples("train")[3].id
 
 
 def test_samples_carry_the_real_digits_of_their_split(digits):
@@ -49,21 +52,12 @@ def test_few_digits_and_half_of_them(digits):
     assert asked["question"] == "Which digit is this? Choose from: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."
 
 
-def test_the_split_ignores_the_seed():
-    a, b = load("digits"), load("digits")
-    b.seed = 5
-    assert a.samples("train")[3].id == b.samples("train")[3].id
-
-
-def test_digit_image(digits):
+def test_images_and_prompts(digits):
     array = np.zeros((8, 8))
     array[2:6, 2:6] = 16
     image = digits.digit_image(array)
     assert image.size == (64, 64) and image.mode == "RGB"
     assert image.getpixel((32, 32)) == (255, 255, 255) and image.getpixel((2, 2)) == (0, 0, 0)
-
-
-def test_the_prompts():
     assert load("digits").templates == ("Which digit is this? Answer with the digit only.",)
     assert load("digits", {"thinking": "thinking"}).templates == (
         "Which digit is this? Think in <think> </think>, then answer in <answer> </answer>.",)

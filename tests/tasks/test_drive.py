@@ -140,15 +140,12 @@ def test_a_collision_ends_the_drive():
     assert world.left > 0
 
 
-def test_leaving_the_road_ends_the_drive():
+def test_the_road_and_the_time_end_the_drive():
     task = drive(actions="waypoints", traffic=0)
     for place in range(4):
         _, steps = played(task, task.samples("train")[place], ["[[6, 8, 1], [8, 30, 3]]"] * 4)
         assert steps[-1].done and steps[-1].parts["off_road"] == 1 and not steps[-1].parts["collision"]
         assert steps[-1].parts["success"] == 0
-
-
-def test_the_time_is_up():
     task = drive()
     for place in range(4):
         result = scored(task, task.samples("train")[place], ["STOP, STRAIGHT"] * 9)
@@ -250,11 +247,14 @@ class Cosines:
         return np.array([self.row] * len(images))
 
 
-def test_the_contrast_part_is_refused_without_its_service():
+def test_the_contrast_part_and_its_service():
     task = drive(reward="contrast")
     with pytest.raises(ConfigError, match=r"'contrast' needs the service 'clip'.*rewards\.contrast=0"):
         drop_unserved_parts(task, (), task.samples("train"))
     assert "contrast" not in drop_unserved_parts(drive(), (), task.samples("train")).weights
+    task, clip = drive(reward="contrast", traffic=0, actions="waypoints"), Cosines(0.2, 0.3)
+    result = scored(task, task.samples("train")[0], ["[[6, 8, 1], [8, 30, 3]]"] * 4, Services({}, {"clip": clip}))
+    assert result.parts["off_road"] == 1 and result.reward < 1 / 6
 
 
 @each("cosines clear", [((0.2, 0.3), 1.0), ((0.315, 0.3), 0.5), ((0.4, 0.3), 0.0)])
@@ -268,12 +268,6 @@ def test_the_contrast_part(cosines, clear):
     expected = sum((1 - abs(s.parts["speed"] - clear)) * s.parts["centring"] for s in steps) / 6
     assert result.reward == pytest.approx(expected, abs=1e-9)
     assert clip.asked == [(3, [task.goal_negative, task.goal_positive])]
-
-
-def test_an_infraction_takes_the_contrast_of_its_second():
-    task, clip = drive(reward="contrast", traffic=0, actions="waypoints"), Cosines(0.2, 0.3)
-    result = scored(task, task.samples("train")[0], ["[[6, 8, 1], [8, 30, 3]]"] * 4, Services({}, {"clip": clip}))
-    assert result.parts["off_road"] == 1 and result.reward < 1 / 6
 
 
 def test_it_says_what_is_missing(monkeypatch):

@@ -123,6 +123,14 @@ def test_groups_by_hand():
     same = heads(scored("alphadrive_released", ROW, *[keep] * 8))
     assert same == [pytest.approx((0.8 - 0.3, 1 - 0.3))] * 8
     assert [s.reward for s in scored("alphadrive", ROW, keep)] == [pytest.approx(2.44)]
+    # Only where all are right; and no diversity makes a wrong answer better than the right one.
+    keep, stop = think("KEEP, LEFT_TURN"), think("STOP, RIGHT_TURN")
+    for recipe in ("alphadrive", "alphadrive_released"):
+        same = scored(recipe, ROW, *[keep] * 8)[0].reward
+        alone = scored(recipe, ROW, keep, *[stop] * 7)
+        assert same < alone[0].reward
+        mixed = scored(recipe, ROW, *[keep] * 7, stop)
+        assert mixed[7].reward < mixed[0].reward, recipe
 
 
 @settings(max_examples=30)
@@ -155,17 +163,6 @@ def test_cheats_of_plans(recipe):
     assert max(map(earned, cheats)) < earned(half) < earned(right)
 
 
-def test_a_group_that_always_says_the_same_earns_less():
-    """Only where all are right; and no diversity makes a wrong answer better than the right one."""
-    keep, stop = think("KEEP, LEFT_TURN"), think("STOP, RIGHT_TURN")
-    for recipe in ("alphadrive", "alphadrive_released"):
-        same = scored(recipe, ROW, *[keep] * 8)[0].reward
-        alone = scored(recipe, ROW, keep, *[stop] * 7)
-        assert same < alone[0].reward
-        mixed = scored(recipe, ROW, *[keep] * 7, stop)
-        assert mixed[7].reward < mixed[0].reward, recipe
-
-
 def test_cheats_of_trajectories():
     row = {**WAY, "trajectory": [[4, 0.2, 0.5], [8, 0.8, 1], [12, 1.6, 1.5], [15, 2.5, 2], [18, 4, 2.5], [20, 6, 3]],
            "drivable": [[[-5, -3], [40, -3], [40, 9], [-5, 9]]]}
@@ -178,9 +175,6 @@ def test_cheats_of_trajectories():
     earned = {name: s.reward for name, s in zip(cheats, scored("trajectory", row, *cheats.values()), strict=True)}
     assert {"no movement", "straight on"} <= set(earned)
     assert max(earned.values()) < scored("trajectory", row, honest)[0].reward, earned
-
-
-def test_straight_on_is_honest_where_the_truth_is_straight():
     sample = built("trajectory").sample_from_row(WAY)
     assert set(built("trajectory").cheats(sample)) == {"no movement"}
 
@@ -266,7 +260,7 @@ def measured(recipe, *pairs):
     return scaffold.measured(built(recipe), *zip(*pairs, strict=True))
 
 
-def test_accuracy_and_f1():
+def test_metrics():
     single, split = measured("plan", (ROW, "KEEP, LEFT_TURN"), (ROW, "KEEP, STRAIGHT"), (TWO, "STOP, STRAIGHT"),
                              (TWO, ""))
     assert [list(m.values()) for m in single] == [[1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0]]
@@ -275,9 +269,6 @@ def test_accuracy_and_f1():
         "f1/KEEP": 1, "f1/DECELERATE": 0, "f1/STOP": 2 / 3, "speed_f1": 5 / 9, "f1/LEFT_TURN": 2 / 3,
         "f1/STRAIGHT": 0.5, "path_f1": 7 / 12})
     assert measured("alphadrive", (TWO, think("STOP, DECELERATE, STRAIGHT")))[0][0]["joint_acc"] == 1
-
-
-def test_metrics_of_trajectories():
     single, split = measured(
         "trajectory", (WAY, written(*([x, 1, t] for x, _, t in EXACT))), (WAY, ""), (
             {**WAY, "trajectory": EXACT[:4], "obstacles": []}, written([12, 0, 1.5], [28, 0, 2.5])))

@@ -40,9 +40,6 @@ def test_cheats_pay_less_than_a_mediocre_answer(task):
     for cheat in ("[0, 0, 200, 100]", "[40, 30, 41, 31]", wide, "[0, 0, 1, 1] [20, 10, 60, 50]",
                   "<think>[20, 10, 60, 50]</think><answer>the mug</answer>", "[-1000000, -1000000, 1000000, 1000000]"):
         assert score(task, cheat)["iou"] < mediocre
-
-
-def test_several_boxes_pay_no_more_than_the_first(task):
     assert score(task, "[20, 10, 60, 30], [20, 10, 60, 50]") == {"iou": 0.5, "format": 0}
 
 
@@ -65,7 +62,7 @@ def test_answers_in_every_convention(task, convention, written):
     assert task.parse(sample, parse_answer(written)) == pytest.approx([20, 10, 60, 50], abs=0.3)
 
 
-def test_metrics_and_overlay(task):
+def test_metrics_marks_and_rows(task, tmp_path):
     sample = Sample(id="r1", row=ROW)
     answer = parse_answer("[20, 10, 60, 30]")
     assert task.metrics(sample, answer, {"iou": 0.5, "format": 1.0}) == {"acc@.5": 1.0}
@@ -74,6 +71,13 @@ def test_metrics_and_overlay(task):
         {"kind": "box", "at": [20, 10, 60, 50], "label": "the red mug", "role": "target"},
         {"kind": "box", "at": [1, 2, 3, 4], "label": "the red mug", "role": "answer"}]
     assert "the red mug" in task.messages(sample)[0]["content"][-1]["text"]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROW), encoding="utf-8")
+    task.data = DataSettings(train=str(path))
+    assert task.oracle(task.samples("train")[0]) == "[20, 10, 60, 50]"
+    sample = task.sample_from_row({**ROW, "expression": "{boxes}"})
+    assert task.messages(sample)[0]["content"][-1]["text"] == (
+        "Locate the {boxes}. Answer with its box as [x1, y1, x2, y2].")
 
 
 test_bad_rows_are_named = refused(DataError, lambda change, task: task.sample_from_row({**ROW, **change}), [
@@ -84,13 +88,6 @@ test_bad_rows_are_named = refused(DataError, lambda change, task: task.sample_fr
     ({"boxes": [{"box": [1, 2, 3, float("inf")]}]}, "x1 < x2"),
     ({"boxes": [{"box": [float("nan"), 2, 3, 4]}]}, "x1 < x2"), ({"boxes": [{"box": [True, 2, 3, 4]}]}, "x1 < x2"),
     ({"width": 10**400}, "width=1000"), ({"height": float("nan")}, "height=nan")], start=r"row 'r1'.*")
-
-
-def test_rows_from_a_file(task, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(ROW), encoding="utf-8")
-    task.data = DataSettings(train=str(path))
-    assert task.oracle(task.samples("train")[0]) == "[20, 10, 60, 50]"
 
 
 def test_drawn_scenes_differ_by_split_and_seed():
@@ -117,12 +114,6 @@ def test_scenes_of_any_size(size):
 def test_sizes_and_counts_that_cannot_be_drawn(key, value):
     with pytest.raises(ConfigError, match=rf"task\.{key}={value!r}: "):
         load("grounding", {"drawn": True, key: value})
-
-
-def test_text_of_a_row_is_never_a_template(task):
-    sample = task.sample_from_row({**ROW, "expression": "{boxes}"})
-    assert task.messages(sample)[0]["content"][-1]["text"] == (
-        "Locate the {boxes}. Answer with its box as [x1, y1, x2, y2].")
 
 
 @each("box said", [

@@ -210,7 +210,21 @@ test_rows_that_miss_what_a_recipe_needs = refused(
 ], start="row 'r1'.*")
 
 
-def test_a_recipe_must_exist():
+class Mine(Grounding):
+    prompt = "Where is the {expression}?"
+    rewards: ClassVar = {"iou": 2.0, "format": 0.5}
+
+
+def test_what_a_subclass_sets_itself_wins(monkeypatch):
+    task = Mine()
+    assert task.prompt == Mine.prompt and task.weights == {"iou": 2.0, "format": 0.5}
+    assert Mine(prompt="{expression}?").prompt == "{expression}?"
+    own = replace(RECIPES["soft_iou"], rewards={"iou": 3.0, "format": 0.0})
+    monkeypatch.setitem(sys.modules, "my_recipes", SimpleNamespace(mine=lambda: own, other=lambda: 5))
+    task = load("grounding", {"recipe": "my_recipes:mine"})
+    assert task.weights == {"iou": 3.0, "format": 0.0}
+    with pytest.raises(ConfigError, match=r"task\.recipe='my_recipes:other' must be one of"):
+        load("grounding", {"recipe": "my_recipes:other"})
     with pytest.raises(ConfigError, match=r"task\.recipe='vlm_r1_red' is not known.*vlm_r1_rec"):
         load("grounding", {"recipe": "vlm_r1_red"})
     with pytest.raises(ConfigError, match=r"task\.recipe=5 must be one of"):
@@ -219,26 +233,6 @@ def test_a_recipe_must_exist():
         load("grounding", {"recipe": "vlm_r1_rec", "rewards": {"iou": 1.0}})
     assert load("grounding", {"recipe": "vlm_r1_rec", "rewards": {"format": 0.5}}).weights == {
         "accuracy": 1.0, "format": 0.5}
-
-
-class Mine(Grounding):
-    prompt = "Where is the {expression}?"
-    rewards: ClassVar = {"iou": 2.0, "format": 0.5}
-
-
-def test_what_a_subclass_sets_itself_wins():
-    task = Mine()
-    assert task.prompt == Mine.prompt and task.weights == {"iou": 2.0, "format": 0.5}
-    assert Mine(prompt="{expression}?").prompt == "{expression}?"
-
-
-def test_a_recipe_of_ones_own(monkeypatch):
-    own = replace(RECIPES["soft_iou"], rewards={"iou": 3.0, "format": 0.0})
-    monkeypatch.setitem(sys.modules, "my_recipes", SimpleNamespace(mine=lambda: own, other=lambda: 5))
-    task = load("grounding", {"recipe": "my_recipes:mine"})
-    assert task.weights == {"iou": 3.0, "format": 0.0}
-    with pytest.raises(ConfigError, match=r"task\.recipe='my_recipes:other' must be one of"):
-        load("grounding", {"recipe": "my_recipes:other"})
 
 
 def test_prompts_name_what_is_asked():

@@ -190,13 +190,23 @@ def test_by_hand(recipe, case):
     assert scored(recipe, row, text)[0] == pytest.approx(tuple(expected), abs=1e-9)
 
 
-def test_the_published_totals():
+def test_totals_letters_and_ranges():
     for recipe, text, total in (("gui_g1", fenced(BOX), 1.375), ("gui_r1", think(act("click", (40, 30))), 1),
                                 ("infigui_r1", think('{"action": "click", "coordinate": [61, 30]}'), 0.28),
                                 ("ui_r1", think("[{'action': 'click', 'coordinate': [61, 50]}]"), 2)):
         task = load("gui", {"recipe": recipe})
         (found,) = score_group(task, task.sample_from_row(CLICK), [parse_answer(text)], 0)
         assert found.reward == pytest.approx(total)
+    row = {**BARE, "action": {"type": "type", "text": "Settings"}}
+    for said, *paid in (("Settings", 1, 1), ("Setting", 1, 1), ("e", 0, 1), ("Set", 1, 1), ("in", 0, 1), ("x", 0, 0)):
+        answer = think(act("type", text=said))
+        assert [scored("gui_r1", row, answer, word_rule=rule)[0][0] for rule in ("alike", "contained")] == paid
+    task = load("gui", {"recipe": "glm_v_androidworld"})
+    task.coordinates = make("norm999")
+    sample = task.sample_from_row({**BARE, "width": 1000, "height": 1000, "box": [0, 0, 1000, 50]})
+    paid = [task.score(sample, parse_answer(boxed(f'{{"action_type": "click", "box_2d": [[0, 0, {x}, 50]]}}')))
+            for x in (999, 1000)]
+    assert paid == [{"accuracy": pytest.approx(50 / 50.05, abs=1e-3)}, {"accuracy": 0}]
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -216,33 +226,14 @@ def test_consensus_by_hand(texts, expected):
     assert [c for (c,) in scored("gui_rcpo", BARE, *texts[::-1])] == pytest.approx(expected[::-1])
 
 
-def test_the_reach_of_a_point_is_a_setting():
+def test_votes_by_hand():
     assert scored("gui_rcpo", BARE, "[60, 50]", "[10, 0, 110, 100]", point_reach=25.0) == [
         (1,), (pytest.approx((50 * 50 * 2 + 100 * 100 - 2500) / (2 * 100 * 100)),)]
-
-
-def test_region_vote():
     assert scored("region_vote", BARE, "[0, 0, 10, 10]", "[0, 0, 10, 10]", "[50, 50, 60, 60]", "") == [
         (1,), (1,), (0,), (0,)]
 
 
 # --- rows, coordinates, metrics ---------------------------------------------------------------------------------------
-
-def test_one_letter_is_no_text():
-    row = {**BARE, "action": {"type": "type", "text": "Settings"}}
-    for said, *paid in (("Settings", 1, 1), ("Setting", 1, 1), ("e", 0, 1), ("Set", 1, 1), ("in", 0, 1), ("x", 0, 0)):
-        answer = think(act("type", text=said))
-        assert [scored("gui_r1", row, answer, word_rule=rule)[0][0] for rule in ("alike", "contained")] == paid
-
-
-def test_glm_writes_up_to_999():
-    task = load("gui", {"recipe": "glm_v_androidworld"})
-    task.coordinates = make("norm999")
-    sample = task.sample_from_row({**BARE, "width": 1000, "height": 1000, "box": [0, 0, 1000, 50]})
-    paid = [task.score(sample, parse_answer(boxed(f'{{"action_type": "click", "box_2d": [[0, 0, {x}, 50]]}}')))
-            for x in (999, 1000)]
-    assert paid == [{"accuracy": pytest.approx(50 / 50.05, abs=1e-3)}, {"accuracy": 0}]
-
 
 @settings(max_examples=50)
 @given(st.integers(1, 4000), st.integers(1, 4000), st.floats(0, 1), st.floats(0, 1),
@@ -276,40 +267,11 @@ test_rows_that_miss_what_a_recipe_needs = refused(
     ("gui_g1", {"instruction": None}, "instruction=None"), ("gui_r1", {"history": 5}, "history=5")], start="row 'r1'.*")
 
 
-def test_history_in_the_prompt():
+def test_history_and_marks():
     task = load("gui", {"recipe": "gui_r1"})
     for history, words in ((["tap", "scroll"], "'tap; scroll'"), ("tap", "'tap'"), (None, "'none'"), ([], "'none'")):
         sample = task.sample_from_row({**CLICK, "history": history})
         assert words in task.messages(sample)[0]["content"][-1]["text"]
-
-
-def measured(recipe, rows, texts):
-    return scaffold.measured(load("gui", {"recipe": recipe}), rows, texts)
-
-
-def test_click_accuracy_by_platform_and_kind():
-    rows = [{**ROW, "platform": "web", "element_type": "icon"}, {**ROW, "platform": "web", "element_type": "text"},
-            {**ROW, "platform": "mobile"}, BARE]
-    single, split = measured("gui_rcpo", rows, ["[20, 10, 60, 50]", "[100, 50]", "", "[1, 1]"])
-    assert single == [{"click_acc": 1}, {"click_acc": 0}, {"click_acc": 0}, {}]
-    assert split == {"click_acc/icon": 1, "click_acc/mobile": 0, "click_acc/text": 0, "click_acc/web": 0.5,
-                     "click_acc/web/icon": 1, "click_acc/web/text": 0, "click_acc/macro": 0.5}
-
-
-def test_success_of_steps():
-    rows = [CLICK, CLICK, TYPE, BACK, TYPE]
-    texts = [act("click", (40, 30)), act("click", (100, 90)), act("type", text="hello there"), act("enter"), ""]
-    single, split = measured("gui_r1", rows, map(think, texts))
-    assert [m["step_success"] for m in single] == [1, 0, 1, 0, 0] and [m["type_acc"] for m in single] == [1, 1, 1, 0, 0]
-    assert split == {}
-    glm, _ = measured("glm_v_androidworld", [CLICK, ROW, BACK], [
-        boxed('{"action_type": "click", "box_2d": [[30, 20, 40, 30]]}')] * 3)
-    assert glm == [{"type_acc": 1, "step_success": 1}, {"click_acc": 1}, {"type_acc": 0, "step_success": 0}]
-    infigui, _ = measured("infigui_r1", [ROW, ROW, ROW], [think("[40, 30]"), think("[20, 10, 60, 50]"), think("none")])
-    assert infigui == [{"click_acc": 1}, {"click_acc": 1}, {"click_acc": 0}]
-
-
-def test_marks():
     def marks(recipe, row, text):
         task = load("gui", {"recipe": recipe})
         sample = task.sample_from_row(row)
@@ -322,3 +284,26 @@ def test_marks():
     assert marks("glm_v_androidworld", ROW, boxed('{"action_type": "click", "box_2d": [[1, 2, 3, 4]]}'))[1:] == [
         ("box", [1, 2, 3, 4], "click", "answer")]
     assert marks("gui_r1", TYPE, "") == []
+
+
+def measured(recipe, rows, texts):
+    return scaffold.measured(load("gui", {"recipe": recipe}), rows, texts)
+
+
+def test_metrics():
+    rows = [{**ROW, "platform": "web", "element_type": "icon"}, {**ROW, "platform": "web", "element_type": "text"},
+            {**ROW, "platform": "mobile"}, BARE]
+    single, split = measured("gui_rcpo", rows, ["[20, 10, 60, 50]", "[100, 50]", "", "[1, 1]"])
+    assert single == [{"click_acc": 1}, {"click_acc": 0}, {"click_acc": 0}, {}]
+    assert split == {"click_acc/icon": 1, "click_acc/mobile": 0, "click_acc/text": 0, "click_acc/web": 0.5,
+                     "click_acc/web/icon": 1, "click_acc/web/text": 0, "click_acc/macro": 0.5}
+    rows = [CLICK, CLICK, TYPE, BACK, TYPE]
+    texts = [act("click", (40, 30)), act("click", (100, 90)), act("type", text="hello there"), act("enter"), ""]
+    single, split = measured("gui_r1", rows, map(think, texts))
+    assert [m["step_success"] for m in single] == [1, 0, 1, 0, 0] and [m["type_acc"] for m in single] == [1, 1, 1, 0, 0]
+    assert split == {}
+    glm, _ = measured("glm_v_androidworld", [CLICK, ROW, BACK], [
+        boxed('{"action_type": "click", "box_2d": [[30, 20, 40, 30]]}')] * 3)
+    assert glm == [{"type_acc": 1, "step_success": 1}, {"click_acc": 1}, {"type_acc": 0, "step_success": 0}]
+    infigui, _ = measured("infigui_r1", [ROW, ROW, ROW], [think("[40, 30]"), think("[20, 10, 60, 50]"), think("none")])
+    assert infigui == [{"click_acc": 1}, {"click_acc": 1}, {"click_acc": 0}]

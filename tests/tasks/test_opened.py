@@ -66,22 +66,14 @@ def test_thinking_that_was_cut_earns_no_more_than_silence(name):
     assert max(cut) <= nothing + 1e-9
 
 
-def test_the_beginning_is_part_of_a_row():
+def test_actions_behind_their_thinking():
     assert paid("qa/vision_r1_ptst", [think("5").removeprefix("<think>")]) == [0.0]
-
-
-# --- what environments are told ---------------------------------------------------------------------------------------
-
-def test_an_action_behind_its_thinking_is_an_action():
     task = load_task("recall", {})
     sample = task.samples("train")[0]
     turns = ("next", "next", task.oracle(sample))
     answer = parse_answer(f"Now.\n</think>\n\n{turns[-1]}", opened="<think>\n")
     assert task.score(sample, answer) == {"accuracy": 1.0, "format": 1.0}
     assert task.score(sample, parse_answer(turns[-1], opened="<think>\n")) == {"accuracy": 0.0, "format": 0.0}
-
-
-def test_an_attempt_behind_its_thinking_is_judged_as_alone():
     task = load_task("repair", {"base": "digits"})
     sample = task.samples("train")[0]
     right = task.other.oracle(sample)
@@ -92,9 +84,6 @@ def test_an_attempt_behind_its_thinking_is_judged_as_alone():
         assert world.step(pickle.loads(pickle.dumps(action))).done == done  # as it reaches another process
         turns = (PastAction(action=action, done=done),)
         assert task.score(sample, replace(parse_answer(text, opened="<think>\n"), turns=turns))["solved"] == done
-
-
-def test_a_page_is_told_the_action_behind_the_thinking():
     task = load_task("web", {})
     sample = Sample(id="1", row={"scale": 1.0, "width": 100, "height": 100, "processed_size": [100, 100]})
     task.coordinates = Coordinates()
@@ -104,9 +93,9 @@ def test_a_page_is_told_the_action_behind_the_thinking():
         assert (read.verb, read.point) == ("click", (30, 40)) and _web_actions.FORMS[form].strict(action)
         with pytest.raises(_web_actions.UnreadableAction):
             _web_actions.read(_web_actions.FORMS[form], task, sample, EnvironmentAction(f"perhaps {text}", "<think>"))
-
-
-def test_a_call_in_thinking_that_was_cut_is_none():
     call = '<tool_call>{"name": "zoom", "arguments": {}}</tool_call>'
     assert [c.name for c in calls_of(EnvironmentAction(f"Look.</think>{call}", "<think>"))] == ["zoom"]
     assert calls_of(EnvironmentAction(f"Perhaps {call}", "<think>")) == []
+
+
+# --- what environments are told ---------------------------------------------------------------------------------------

@@ -77,12 +77,16 @@ def said(task, *texts):
     return [s.correct for s in scored(task, Sample(id="1", row={}), *texts)]
 
 
-def test_an_outcome_of_several_parts_needs_each():
+def test_outcomes_of_own_parts():
     assert said(Shaped(), "0.8", "0.79", "2") == [True, False, True]
-
-
-def test_an_answer_without_a_reward_is_neither_correct_nor_wrong():
     assert said(Shaped(), "", "no number") == [None, None]
+    task = Shaped()
+    task.override_outcome("near", None)
+    assert task.criterion == {"near": 0.8} and said(task, "0.8", "0.7") == [True, False]
+    with pytest.raises(ConfigError, match=r"the part 'nera', which is missing in rewards\. Did you mean 'near'"):
+        type("Own", (Shaped,), {"outcome": {"nera": 1.0}})()
+    found = config.load(ROOT / "configs" / "qa" / "mm_eureka.yaml", ["curriculum.part=format"])
+    assert build_task.make_task(found).criterion == {"format": 0.5} and load("qa").criterion == {"accuracy": 0.5}
 
 
 @each("rewards expected", [
@@ -104,13 +108,7 @@ def test_the_settings_of_a_run_override_it(part, least, expected):
     assert said(task, "0.8", "0.2") == expected
 
 
-def test_the_own_part_keeps_its_threshold():
-    task = Shaped()
-    task.override_outcome("near", None)
-    assert task.criterion == {"near": 0.8} and said(task, "0.8", "0.7") == [True, False]
-
-
-def test_an_own_rule_decides_unless_the_settings_do():
+def test_own_rules():
     class Own(Shaped):
         def correct(self, sample, answer, parts):
             return len(answer.text) == 3
@@ -118,21 +116,8 @@ def test_an_own_rule_decides_unless_the_settings_do():
     assert said(task, "0.8", "0.79") == [True, False]
     task.override_outcome("near", 0.5)
     assert said(task, "0.8", "0.79") == [True, True]
-
-
-def test_an_own_rule_that_fails_is_an_error_of_its_own():
     class Own(Shaped):
         def correct(self, sample, answer, parts):
             raise KeyError("gone")
     (found,) = scored(Own(), Sample(id="1", row={}), "0.8")
     assert found.reward == pytest.approx(1.95) and found.correct is None and "KeyError" in (found.error or "")
-
-
-def test_an_outcome_of_no_part_is_refused():
-    with pytest.raises(ConfigError, match=r"the part 'nera', which is missing in rewards\. Did you mean 'near'"):
-        type("Own", (Shaped,), {"outcome": {"nera": 1.0}})()
-
-
-def test_a_config_sets_it():
-    found = config.load(ROOT / "configs" / "qa" / "mm_eureka.yaml", ["curriculum.part=format"])
-    assert build_task.make_task(found).criterion == {"format": 0.5} and load("qa").criterion == {"accuracy": 0.5}

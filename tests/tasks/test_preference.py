@@ -82,7 +82,7 @@ def test_consistency_of_right_answers():
     assert [s.parts["consistency"] for s in scored("1", "", recipe="r1_reward", services=judging()[0])] == [0, 0]
 
 
-def test_without_a_judge_consistency_is_left_out():
+def test_without_a_judge_or_with_one_that_fails():
     row = {"sample": ROW, "completions": [think("1"), think("2")]}
     for completions in (row["completions"], [think("1")]):
         found = score_row(built(recipe="r1_reward"), {**row, "completions": completions}, Path())
@@ -92,9 +92,6 @@ def test_without_a_judge_consistency_is_left_out():
         unserved_parts(task, (), [task.sample_from_row(ROW)])
     assert unserved_parts(load("preference", {"recipe": "r1_reward", "rewards": {"consistency": 0}}), (), []) == [
         "consistency"]
-
-
-def test_a_judge_that_fails_never_pays():
     def judge(_questions):
         raise RuntimeError("gone")
     task = built(recipe="r1_reward")

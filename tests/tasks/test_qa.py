@@ -109,9 +109,19 @@ def test_types_by_hand(row, table):
     assert [s.parts["accuracy"] for s in found] == pytest.approx(list(table.values()), abs=1e-4)
 
 
-def test_what_a_text_earns_is_a_setting():
+def test_totals_lengths_and_settings():
     for name, expected in (("exact", 0), ("edit", 5 / 17)):
         assert scored(TEXT, "a man", text_score=name)[0].parts["accuracy"] == pytest.approx(expected)
+    right, wrong, bare = think("12"), think("13"), "12"
+    for recipe, totals in {"vision_r1_ptst": (1, 0, 0), "thinking": (2, 1, 1), "apo_view_r1": (1.5, 0.5, 1),
+                           "mm_eureka": (1.5, 0.5, 1), "noisy_rollout": (1, 0.5, 0.5), "kimi_k1_5": (1, 0, 1)}.items():
+        assert [s.reward for s in scored(COUNT, right, wrong, bare, recipe=recipe)] == pytest.approx(totals), recipe
+    # Kimi k1.5: .5 - (length - min) / (max - min); a wrong answer keeps what is negative.
+    texts, lengths = [think("12"), think("12"), think("13"), think("13"), think("12")], [100, 200, 100, 200, 150]
+    found = scored(COUNT, *texts, lengths=lengths, recipe="kimi_k1_5")
+    assert [s.parts["length"] for s in found] == [0.5, -0.5, 0, -0.5, 0]
+    assert [s.parts["length"] for s in scored(COUNT, *texts, lengths=[7] * 5, recipe="kimi_k1_5")] == [0] * 5
+    assert [qa(recipe="kimi_k1_5").weights_at(step)["length"] for step in (0, 99, 100, 900)] == [0, 0, 1, 1]
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
@@ -150,22 +160,6 @@ def test_forms_by_hand(recipe):
     assert [(s.parts["accuracy"], s.parts["format"]) for s in found] == list(FORMS[recipe].values())
 
 
-def test_the_published_totals():
-    right, wrong, bare = think("12"), think("13"), "12"
-    for recipe, totals in {"vision_r1_ptst": (1, 0, 0), "thinking": (2, 1, 1), "apo_view_r1": (1.5, 0.5, 1),
-                           "mm_eureka": (1.5, 0.5, 1), "noisy_rollout": (1, 0.5, 0.5), "kimi_k1_5": (1, 0, 1)}.items():
-        assert [s.reward for s in scored(COUNT, right, wrong, bare, recipe=recipe)] == pytest.approx(totals), recipe
-
-
-def test_lengths_by_hand():
-    """Kimi k1.5: .5 - (length - min) / (max - min); a wrong answer keeps what is negative."""
-    texts, lengths = [think("12"), think("12"), think("13"), think("13"), think("12")], [100, 200, 100, 200, 150]
-    found = scored(COUNT, *texts, lengths=lengths, recipe="kimi_k1_5")
-    assert [s.parts["length"] for s in found] == [0.5, -0.5, 0, -0.5, 0]
-    assert [s.parts["length"] for s in scored(COUNT, *texts, lengths=[7] * 5, recipe="kimi_k1_5")] == [0] * 5
-    assert [qa(recipe="kimi_k1_5").weights_at(step)["length"] for step in (0, 99, 100, 900)] == [0, 0, 1, 1]
-
-
 def test_a_judge_lifts_what_the_rule_does_not_pay():
     asked = []
 
@@ -182,11 +176,8 @@ def test_a_judge_lifts_what_the_rule_does_not_pay():
     assert [s.reward for s in found] == [1, 0, 1, 0, 0]
 
 
-def test_noise_falls_as_published():
-    assert [noise_step(step, 500, 60) for step in (0, 20, 38, 40, 42, 60, 10**6)] == [500, 500, 366, 250, 134, 0, 0]
-
-
 def test_half_of_a_group_sees_noise():
+    assert [noise_step(step, 500, 60) for step in (0, 20, 38, 40, 42, 60, 10**6)] == [500, 500, 366, 250, 134, 0, 0]
     task = qa(recipe="noisy_rollout")
     picture = Image.new("RGB", (8, 8))
     sample = sample_of(task, COUNT)
@@ -253,7 +244,7 @@ def test_math_rows_need_the_library(monkeypatch):
         sample_of(qa(), MATH)
 
 
-def test_images_stand_where_the_question_has_them(tmp_path):
+def test_questions_with_images_and_accuracy_by_type(tmp_path):
     for name in ("a.png", "b.png"):
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     row = {**CHOICE, "id": "r1", "images": ["a.png", "b.png"]}
@@ -263,9 +254,6 @@ def test_images_stand_where_the_question_has_them(tmp_path):
     assert plain[2]["text"].startswith("Which?\nA. a cat\nB. a dog\nC. a black dog\nAnswer with the letter")
     mixed = task.messages(task.sample_from_row({**row, "question": "<image>Then <image>?"}, tmp_path))[-1]["content"]
     assert [c.get("text", "-")[:8] for c in mixed] == ["-", "Then ", "-", "?\nA. a c"]
-
-
-def test_accuracy_by_type_and_category():
     records = [{"sample": {"answer_type": kind, "category": c}, "parts": {"accuracy": v}}
                for kind, c, v in (("math", "geo", 1.0), ("math", None, 0.0), ("count", "geo", 0.0), ("ocr", "x", None))]
     assert qa().summarize(records) == {"accuracy/count": 0, "accuracy/geo": 0.5, "accuracy/math": 0.5}
@@ -321,12 +309,24 @@ def test_the_verifier_sees_mathematical_answers_only(monkeypatch):
         scored(MATH, "1/3")
 
 
-def test_the_task_is_no_answer():
+def test_fractions_signs_and_places():
     rows = [({"question": "What is 3*4+5?", "answer": 17, "answer_type": "math"}, "3*4+5"),
             ({"question": "Simplify 2x+3x.", "answer": "5x", "answer_type": "math"}, "2x+3x"),
             ({"question": "Solve x+1=3.", "answer": "2", "answer_type": "math"}, "3=2")]
     for row, text in rows:
         assert [scored(row, text, **rule)[0].parts["accuracy"] for rule in ({}, {"math_rule": "math_verify"})] == [0, 1]
+    texts = {"1/2": 1, "1 / 2.": 1, "-1/2": 0, "2/4": 0, "0.5": 1, "1/0": 0, "1/2 or 1": 0}
+    row = {**NUMBER, "answer": 0.5, "tolerance": 0}
+    assert [s.parts["accuracy"] for s in scored(row, *texts)] == list(texts.values())
+    assert scored({**row, "answer": "-3/4"}, "\u22123/4")[0].parts["accuracy"] == 1
+    assert not list(field_problems({**row, "answer": "-3/4"})) and list(field_problems({**row, "answer": "6/8"}))
+    for right, same in (("145\u00b0", "145"), ("10\u221a3", "\\sqrt{300}")):
+        row = {"question": "How much?", "answer": right, "answer_type": "math"}
+        assert [s.parts["accuracy"] for s in scored(row, right, same, "144")] == [1, 1, 0]
+    row = {"question": "How long?", "answer": "1.2", "answer_type": "number", "precision": 1.0}
+    assert [s.parts["accuracy"] for s in scored(row, "1.22", "1.2", "1.16", "1.26", "1.3")] == [1, 1, 1, 0, 0]
+    with pytest.raises(DataError, match=r"precision=-1 must be a whole number of places"):
+        sample_of(qa(), {**row, "precision": -1})
 
 
 UNSURE = {**CHOICE, "options": ["a cat", "a dog", "not enough data"]}
@@ -339,20 +339,6 @@ UNSURE = {**CHOICE, "options": ["a cat", "a dog", "not enough data"]}
     ({**YES, "answer": "no"}, "not correct", 1, 1), (OCR, "NO PARKING\nany time", 1, 1)])
 def test_what_is_not_so_is_no_answer(row, text, read, ignored):
     assert [scored(row, text, **rule)[0].parts["accuracy"] for rule in ({}, {"negation": "ignored"})] == [read, ignored]
-
-
-def test_a_fraction_in_lowest_terms_is_a_number():
-    texts = {"1/2": 1, "1 / 2.": 1, "-1/2": 0, "2/4": 0, "0.5": 1, "1/0": 0, "1/2 or 1": 0}
-    row = {**NUMBER, "answer": 0.5, "tolerance": 0}
-    assert [s.parts["accuracy"] for s in scored(row, *texts)] == list(texts.values())
-    assert scored({**row, "answer": "-3/4"}, "\u22123/4")[0].parts["accuracy"] == 1
-    assert not list(field_problems({**row, "answer": "-3/4"})) and list(field_problems({**row, "answer": "6/8"}))
-
-
-def test_signs_of_mathematics():
-    for right, same in (("145\u00b0", "145"), ("10\u221a3", "\\sqrt{300}")):
-        row = {"question": "How much?", "answer": right, "answer_type": "math"}
-        assert [s.parts["accuracy"] for s in scored(row, right, same, "144")] == [1, 1, 0]
 
 
 def test_no_verdict_never_pays(monkeypatch):
@@ -441,10 +427,3 @@ def test_report_16_latex_units_and_boxes_inside_the_answer(row, right, wrong):
 def test_what_an_answer_takes_back_or_leaves_to_be_worked_out(row, right, wrong):
     found = scored(row, *right, *wrong, recipe="direct")
     assert [s.parts["accuracy"] for s in found] == [1] * len(right) + [0] * len(wrong)
-
-
-def test_precision_is_how_many_places_count():
-    row = {"question": "How long?", "answer": "1.2", "answer_type": "number", "precision": 1.0}
-    assert [s.parts["accuracy"] for s in scored(row, "1.22", "1.2", "1.16", "1.26", "1.3")] == [1, 1, 1, 0, 0]
-    with pytest.raises(DataError, match=r"precision=-1 must be a whole number of places"):
-        sample_of(qa(), {**row, "precision": -1})

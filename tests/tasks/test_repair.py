@@ -103,13 +103,22 @@ def test_the_message_is_one_of_a_few_whatever_the_target(place, text, message):
     assert step.observation.text in known | {""} and (step.observation.text == "") == step.done
 
 
-def test_what_cannot_be_scored_is_not_paid():
+def test_what_is_not_scored_or_not_allowed():
     task = repair()
     task.other.score = lambda sample, answer: {"iou": None}  # pyright: ignore
     sample = task.other.samples("train")[0]
     (step,) = played(task, sample, ["[1, 2, 3, 4]"])
     assert step.done and scored(task, sample, ["[1, 2, 3, 4]"]).reward is None
     assert task.judged(sample, parse_answer("")) == JudgedAttempt({"iou": None}, None, None)
+    rows = [{"id": "a", "plan": {"speed": "STOP", "path": "STRAIGHT"}}]
+    task = load("repair", {"base": "driving", "base_settings": {"recipe": "alphadrive"}})
+    task.other.samples = lambda split: [task.sample_from_row(row) for row in rows]  # pyright: ignore
+    with pytest.raises(ConfigError, match=r"its part 'speed' compares the answers of a group.*rewards: {speed: 0}"):
+        task.samples("train")
+    task = repair(prompt="Where is {expression}?")
+    sample = task.samples("train")[0]
+    assert task.templates == ("Where is {expression}?",)
+    assert task.messages(sample)[-1]["content"][-1]["text"] == f"Where is {sample['expression']}?"
 
 
 test_how_right_a_part_is = by_hand(level, [
@@ -120,18 +129,3 @@ test_what_it_refuses = refused(ConfigError, lambda given: repair(**given), [
     ({"base": "repair", "base_settings": {}}, "repair takes a task with one answer"),
     ({"base": "nowhere"}, "no built-in task"), ({"base_settings": {"drawing": True}}, "unknown setting 'task.drawing'"),
     ({"attempts": 1}, "task.attempts")])
-
-
-def test_a_part_of_the_group_is_refused():
-    rows = [{"id": "a", "plan": {"speed": "STOP", "path": "STRAIGHT"}}]
-    task = load("repair", {"base": "driving", "base_settings": {"recipe": "alphadrive"}})
-    task.other.samples = lambda split: [task.sample_from_row(row) for row in rows]  # pyright: ignore
-    with pytest.raises(ConfigError, match=r"its part 'speed' compares the answers of a group.*rewards: {speed: 0}"):
-        task.samples("train")
-
-
-def test_the_prompt_is_the_other_tasks():
-    task = repair(prompt="Where is {expression}?")
-    sample = task.samples("train")[0]
-    assert task.templates == ("Where is {expression}?",)
-    assert task.messages(sample)[-1]["content"][-1]["text"] == f"Where is {sample['expression']}?"

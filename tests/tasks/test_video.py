@@ -127,7 +127,7 @@ def test_temporal(row, texts, shuffled, paid):
     assert [parts["temporal"] for parts in scored("video_r1", row, *texts, services=services)] == list(paid)
 
 
-def test_length_is_paid_for_right_answers_of_its_range():
+def test_bonuses_of_video_r1():
     def paid(tokens, *texts, **settings):
         return [parts["length"] for parts in scored("video_r1", CLIP, *texts, tokens=tokens, **settings)]
     assert [paid(n, RIGHT, WRONG, RIGHT) for n in (319, 320, 512, 513)] == [[0] * 3, [1, 0, 1], [1, 0, 1], [0] * 3]
@@ -135,14 +135,16 @@ def test_length_is_paid_for_right_answers_of_its_range():
     assert paid(9, RIGHT, RIGHT, length_range=(8, 9)) == [1, 1]
     with pytest.raises(ConfigError, match=r"task.length_range=\[512, 320\]"):
         paid(400, RIGHT, length_range=(512, 320))
-
-
-def test_the_reward_of_video_r1():
     task = built("video_r1")
     services = Services(variants={"shuffled": [parse_answer(WRONG)]})
     answers = [replace(parse_answer(text), n_tokens=400) for text in (RIGHT, RIGHT, WRONG)]
     found = score_group(task, task.sample_from_row(CLIP), answers, 0, services)
     assert [s.reward for s in found] == pytest.approx([2.5, 2.5, 1])
+    services = reference([np.array([0.8]), np.array([0.79])])
+    assert [p["consistency"] for p in scored("grpo_care", CLIP, RIGHT, RIGHT, services=services)] == [1, 1]
+    strict = scored("grpo_care", CLIP, RIGHT, RIGHT, services=services, consistency_margin=0)
+    assert [p["consistency"] for p in strict] == [1, 0]
+    assert set(built("grpo_care").needs) == {"reference_logprobs"} and not built("video_r1").needs
 
 
 def test_shuffled_clips():
@@ -169,14 +171,6 @@ def test_shuffled_clips():
 def test_consistency(texts, likely, paid):
     services = reference([np.array(values) for values in likely])
     assert [parts["consistency"] for parts in scored("grpo_care", CLIP, *texts, services=services)] == list(paid)
-
-
-def test_the_margin_of_consistency():
-    services = reference([np.array([0.8]), np.array([0.79])])
-    assert [p["consistency"] for p in scored("grpo_care", CLIP, RIGHT, RIGHT, services=services)] == [1, 1]
-    strict = scored("grpo_care", CLIP, RIGHT, RIGHT, services=services, consistency_margin=0)
-    assert [p["consistency"] for p in strict] == [1, 0]
-    assert set(built("grpo_care").needs) == {"reference_logprobs"} and not built("video_r1").needs
 
 
 # --- rows, prompts, metrics -------------------------------------------------------------------------------------------

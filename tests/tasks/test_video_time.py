@@ -253,9 +253,6 @@ def test_marks():
     assert task.overlay(sample, None) == [target]
     untimed = task.sample_from_row({**TRACK, "tracks": [{"boxes": TRACK["tracks"][0]["boxes"]}]})
     assert [t for t, _ in task.overlay(untimed, None)[0]["at"]] == [None] * 3
-
-
-def test_marks_of_spans():
     for recipe, text in (("span", "12 to 20"), ("videochat_r1_gqa", glue("B", "[(12, 20)]"))):
         task = loaded(recipe)
         sample = task.sample_from_row(ROWS[recipe])

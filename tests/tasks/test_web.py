@@ -180,16 +180,13 @@ def test_what_episodes_earn():
     assert scored[0][0].parts == {"success": 1.0, "efficiency": 1.0, "format": 1.0, "page": 0.5}
 
 
-def test_unread_actions_are_those_that_the_environment_says():
-    """And none of which only the page speaks."""
+def test_success_and_unread_actions_are_told():
+    # And none of which only the page speaks.
     task = web(pages=("click-test",))
     shown = [f"{_web_environment.UNREAD}: why.", "", f"The page said: {_web_environment.UNREAD}", ""]
     acted = tuple(PastAction(action="x", observation=text) for text in shown)
     found = task.metrics(task.samples("train")[0], replace(parse_answer("x"), turns=acted), {})
     assert found == {"unread": 0.25, "turns": 4.0}
-
-
-def test_success_is_told_by_page_and_by_kind():
     task = web(pages=("click-test",), heldout_pages=("click-tab",), count=4)
     records = [{"sample": s, "parts": {"success": float(i < 2)}} for i, s in enumerate(task.samples("heldout"))]
     assert task.summarize(records) == {

@@ -70,6 +70,13 @@ def test_sub_goals_are_asked_for_in_order():
     checks = [goal.check for goal in goals.read_goals(ROW)]
     assert goals.instruction(checks) == 'Type "maria" into the field "Username". Then click the button "Login".'
     assert goals.instruction(checks[1:]) == 'Click the button "Login".'
+    for parent in ({**ROW, "page": "click-dialog-2"}, {"id": "7", "question": "?"}):
+        with pytest.raises(DataError, match=r"'7' is not a prompt on a page of task.pages"):
+            web().propose(0, parent)
+    twice, button = one("button", "Go"), one("button", "Größe 7!")
+    assert askable(page(twice, twice, button, one("link", "Go"))) == [button, one("link", "Go")]
+    field = one("field", "")
+    assert askable(page(field)) == [field] and askable(page(field, field)) == []
 
 
 def test_a_row_is_a_sample_of_the_task():
@@ -111,12 +118,6 @@ def test_a_row_that_cannot_be_played_is_named(more, why):
     assert task.sample_from_row({**ROW, "page": "click-dialog-2", "split": "heldout"})["heldout_page"]
 
 
-def test_only_goals_on_pages_that_are_trained_on_are_varied():
-    for parent in ({**ROW, "page": "click-dialog-2"}, {"id": "7", "question": "?"}):
-        with pytest.raises(DataError, match=r"'7' is not a prompt on a page of task.pages"):
-            web().propose(0, parent)
-
-
 @each("wrong", [0, -1, True, "2", 1.5])
 def test_a_stage_asks_for_a_number_of_sub_goals(wrong):
     task = web()
@@ -145,13 +146,6 @@ def test_no_goals_raise_anything_else(told):
 def test_a_text_of_a_page_that_cannot_be_quoted_is_not_asked_for(name):
     assert not nameable(name)
     assert askable(page(one("button", name))) == []
-
-
-def test_what_is_asked_for_is_one_element_alone():
-    twice, button = one("button", "Go"), one("button", "Größe 7!")
-    assert askable(page(twice, twice, button, one("link", "Go"))) == [button, one("link", "Go")]
-    field = one("field", "")
-    assert askable(page(field)) == [field] and askable(page(field, field)) == []
 
 
 @given(st.text())
