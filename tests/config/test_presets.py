@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import by_hand
+from tests.tables import by_hand, each
 from vlrl import config
 from vlrl.cli.main import main
 from vlrl.config import presets
@@ -38,7 +38,7 @@ def test_every_file_and_need_is_known():
     assert {*needs.CHECKS} == {*presets.NEEDS}
 
 
-@pytest.mark.parametrize(("section", "said"), [
+@each("section said", [
     ("{for: quickstart.yaml, cost: none}", "preset.paper"), ("{for: 3, cost: none, paper: x}", "preset.for=3"),
     ("{for: a, cost: none, paper: x, needs: {epsodes: why}}", "Did you mean 'episodes'?"),
     ("{for: a, cost: none, paper: x, needs: {part: why}}", "takes an argument"),

@@ -7,6 +7,7 @@ import pytest
 
 from tests.data.test_dataset import task as settings_of
 from tests.data.test_formats import save
+from tests.tables import each
 from vlrl.cli.main import main
 from vlrl.config import load as load_config
 from vlrl.config.schema import DataSettings
@@ -80,7 +81,7 @@ SHAPES = {  # records -> types, and of the first answers that pay and that do no
                                 ["B", "(b)"], ["A"])}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@each("name", SHAPES)
 def test_shapes_of_public_sets(tmp_path, name):
     records, types, right, wrong = SHAPES[name]
     rows = read_rows(lines(tmp_path / "r.jsonl", records))
@@ -93,8 +94,8 @@ CODES = ("555-010-0199", "+49 30 1234567", "3-2", "2024-05-06", "06.05.2024", "9
          "012590", "J-062", "12:30", "1.2.3", "192.168.0.1", "KA 01 AB 1234", "$8-12", "12E4", "B12/7")
 
 
-@pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("digit", [0, -1])
+@each("code", CODES)
+@each("digit", [0, -1])
 def test_a_neighbouring_code_earns_nothing(tmp_path, code, digit):
     (row,) = read_rows(lines(tmp_path / "r.jsonl", [{**ASK, "answer": code}]))
     at = [i for i, c in enumerate(code) if c.isdigit()][digit]
@@ -170,7 +171,7 @@ def test_one_setting_decides_everywhere(tmp_path, capsys):
     assert sample_from(task, chosen, tmp_path)["answer_type"] == "choice"
 
 
-@pytest.mark.parametrize("empty", ["", None])
+@each("empty", ["", None])
 def test_an_empty_answer_is_named(tmp_path, empty):
     for others in ([], [{**ASK, "answer": "red"}] * 2):
         with pytest.raises(DataError, match=r"answer=.* is empty, so there is no answer to its question 'What does"):

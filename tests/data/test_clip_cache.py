@@ -65,7 +65,7 @@ def test_which_clips_are_decoded_again(film, decoded, tmp_path):
     status = path.stat()
     path.write_bytes(path.read_bytes() + b"\0" * 8)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert load(path, cache).sha256 != before.sha256 and len(decoded) == 2
+    assert load(path, cache).sha256 != before.sha256 and decoded[-2:] == ["c.mp4"] * 2
 
 
 def test_the_least_recently_used_leave_first(film, decoded):

@@ -4,7 +4,7 @@ import logging
 import pytest
 from PIL import Image
 
-from tests.tables import refused
+from tests.tables import each, refused
 from vlrl.config.schema import DataSettings
 from vlrl.data import Drawn, read_rows, read_samples, sample_from_row
 from vlrl.errors import ConfigError, DataError, TaskError
@@ -208,7 +208,7 @@ def test_drawn():
         list(Drawn(3, lambda i: [][i]))
 
 
-@pytest.mark.parametrize("index", ["memory", "lazy"])
+@each("index", ["memory", "lazy"])
 def test_columns_of_other_names(tmp_path, index):
     Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
     rows = [{"riddle": f"Which {i}?", "truth": str(i), "shot": "a.png", "n": i} for i in range(3)]

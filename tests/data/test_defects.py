@@ -181,7 +181,7 @@ def test_fields_by_hand(row, words):
     assert [words in problem for problem in found] == [True] if words else found == []
 
 
-@pytest.mark.parametrize(("name", "recipe", "row"), [
+@each("name recipe row", [
     ("video", "time_r1", {"video": "a.mp4", "question": "When?", "answer_type": "span", "duration": 40.1,
                           "spans": [[13.333333333333334, 24.777777777]]}),
     ("video", "onethinker", {"video": "a.mp4", "question": "When?", "answer_type": "span", "spans": [[1 / 3, 2.5]]}),

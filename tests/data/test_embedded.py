@@ -52,7 +52,7 @@ def loaded(row, **limits):
     return [load(media, LimitsSettings(**limits), VideoSampling()) for media in sample.media]
 
 
-@pytest.mark.parametrize("value", [
+@each("value", [
     encoded(), {"bytes": encoded(), "path": "x/not-there.png"}, url(encoded()), {"path": url(encoded())},
     {"bytes": base64.b64encode(encoded("red", (40, 40))).decode()}])
 def test_an_image_in_a_row_is_that_of_a_file(tmp_path, value):
@@ -137,7 +137,7 @@ def easy(path):
     return path
 
 
-@pytest.mark.parametrize("index", ["memory", "lazy"])
+@each("index", ["memory", "lazy"])
 def test_an_easyr1_parquet_is_read_in_place(tmp_path, index):
     task = Task()
     task.data = DataSettings(train=str(easy(tmp_path / "rows.parquet")), index=index, cache=str(tmp_path / "cache"))
@@ -203,8 +203,8 @@ SHAPES = {
                       "images": HELD}}
 
 
-@pytest.mark.parametrize("index", ["memory", "lazy"])
-@pytest.mark.parametrize("shape", SHAPES)
+@each("index", ["memory", "lazy"])
+@each("shape", SHAPES)
 def test_rows_of_other_programs_are_read_as_they_are(tmp_path, shape, index):
     pq.write_table(pa.Table.from_pylist([SHAPES[shape]] * 3), tmp_path / "rows.parquet")
     task = Task()

@@ -203,7 +203,7 @@ def test_every_task_shows_media_where_the_question_marks_them():
     assert [c["type"] for c in found[0]["content"]] == ["image", "image", "text"]
 
 
-@pytest.mark.parametrize(("record", "words", "column", "wanted"), [
+@each("record words column wanted", [
     ({"question": "Who?", "problem": "Where?", "answer": "here"}, "'question' says 'Who?' and 'problem' says 'Where?'",
      {"question": "problem"}, {"question": "Where?"}),
     ({"question": "Who?", "answer": "a cat", "ground_truth": "a dog"}, "'answer' says 'a cat' and 'ground_truth' says",

@@ -104,7 +104,7 @@ def test_tables_join_the_boxes_of_an_image(tmp_path):
     assert row["boxes"][0]["box"] == [100, 25, 200, 75]
 
 
-@pytest.mark.parametrize(("name", "content"), [
+@each("name content", [
     ("a.json", [CASES["gui-g2"][1]]), ("a.json", {"data": [CASES["gui-g2"][1]], "info": "x"}),
     ("a.json", CASES["gui-g2"][1]), ("a.json", {"r": CASES["gui-g2"][1]}),
     ("a.json", "\n".join([json.dumps(CASES["gui-g2"][1])] * 2)),
@@ -138,14 +138,11 @@ def test_parquet_and_arrow(tmp_path):
         rows_in(tmp_path / "x.parquet")
 
 
-HOSTILE = {
+@each("line words", {
     "deep": ('{"id": 1, "meta": ' + "[" * 300 + "]" * 300 + "}", "more than 64 deep"),
     "deeper": ('{"id": 1, "meta": ' + "[" * 10**5, "not JSON"),
     "long": ('{"id": "' + "x" * (json_rows.MOST_LINE + 1) + '"}', "characters, more than the 16777216 that one row"),
-    "digits": ('{"id": 1, "width": 1' + "0" * 5000 + "}", "not JSON")}
-
-
-@pytest.mark.parametrize(("line", "words"), HOSTILE.values(), ids=HOSTILE)
+    "digits": ('{"id": 1, "width": 1' + "0" * 5000 + "}", "not JSON")}.values())
 def test_hostile_lines_are_refused_alone(tmp_path, line, words):
     (_, first), (where, row) = rows_in(save(tmp_path / "a.jsonl", f'{{"id": 1}}\n{line}\n'))
     assert first == {"id": 1} and where.endswith(":2") and isinstance(row, DataError) and words in str(row)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.test_formats import CASES, JSON, one, save
+from tests.data.test_formats import CASES as FORMS
+from tests.data.test_formats import WRONG, one, save
 from tests.data.test_formats_vqa import CASES as VQA
 from tests.tables import each, refused
 from vlrl.checks.fields import field_problems
@@ -124,17 +125,17 @@ QUESTIONS = {
 """Format, a record and its whole row."""
 
 
-@each("format record row", QUESTIONS.values())
+@each("format record row", (*FORMS.values(), *QUESTIONS.values()))
 def test_each_format_by_hand(format, record, row):
     assert recognised_format(record) == format
     assert one(record) == row == one(record, format)
-    assert format == "mathvista" or set(row) <= FIELDS
-    assert sample_from_row(row).id == str(row["id"]) and not list(field_problems(row))
+    assert format in ("mathvista", "canonical") or set(row) <= FIELDS
+    assert sample_from_row(row).id == str(row["id"]) and (format == "unlabelled" or not list(field_problems(row)))
     json.dumps(row, allow_nan=False)
 
 
 def test_every_format_has_a_case():
-    assert {format for format, *_ in (*CASES.values(), *QUESTIONS.values())} | {
+    assert {format for format, *_ in (*FORMS.values(), *QUESTIONS.values())} | {
         "android_episode"} | {recognised_format(record) for record, _ in VQA.values()} | {
         "natural_bench", "ocr_vqa", "visual7w", "ego4d_nlq"} == set(FORMATS)
 
@@ -231,7 +232,7 @@ def test_other_ways_of_writing(record, row):
     sample_from_row(found)
 
 
-test_what_is_wrong_is_named = refused(DataError, one, {
+test_what_is_wrong_is_named = refused(DataError, one, [*WRONG.values(), *{
     "no option": ({**ASK, "choices": ["x", "y"], "answer": 7}, "answer=7 matches none of the 2 options"),
     "letter and text": ({**ASK, "choices": ["x", "y"], "answer": "A. y"}, "the letter of one option and the text of"),
     "no answer": ({"image": "a.png", "problem": "q", "solution": " "}, "answer='' must be a string or a number"),
@@ -270,22 +271,28 @@ test_what_is_wrong_is_named = refused(DataError, one, {
     "negatives": ({**SEED, "answer": "a", "negative_answers": ["a"]}, "negative_answers has no answer that differs"),
     "a data type": ({**QUESTIONS["video-r1"][1], "data_type": "audio"}, "data_type='audio' must be 'video' or 'image'"),
     "a type": ({**QUESTIONS["video-r1"][1], "problem_type": "essay"}, "problem_type='essay' is not one of")
-}.values(), plain=True)
+}.values()], plain=True)
 
 
-NAMES = sorted({name for _, record, _ in QUESTIONS.values() for name in record}
+JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(
+    max_size=4), st.sampled_from(["[1, 2, 3, 4]", "<answer>[1,2,3,4]</answer>", "a.png", "{", "human", "none"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["x", "value", "points", "id"]), inner,
+                                                                max_size=3), max_leaves=6)
+RECORDS = {name: case[:2] for name, case in (FORMS | QUESTIONS).items()}
+NAMES = sorted({name for _, record in RECORDS.values() for name in record} | {"annotations", "completions", "actions"}
                | {name for record, _ in OTHERS.values() for name in record})
 
 
-@settings(max_examples=50)
-@given(st.sampled_from(sorted(QUESTIONS)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3), st.data())
+@settings(max_examples=100)
+@given(st.sampled_from(sorted(RECORDS)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3), st.data())
 def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data):
-    format, record, _ = QUESTIONS[case]
+    format, record = RECORDS[case]
     gone = data.draw(st.sets(st.sampled_from(sorted(record)), max_size=2))
     hostile = {k: v for k, v in {**record, **changed}.items() if k not in gone}
     for name in ("auto", format):
         for row in canonical_rows(hostile, name):
-            assert isinstance(row, DataError) or not any(p is None for p in field_problems(row))
+            wrong = isinstance(row, DataError)
+            assert len(str(row)) < 2000 if wrong else not any(p is None for p in field_problems(row))
 
 
 # --- order, times and options -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from PIL import Image
 
 from tests.data.test_formats import one
@@ -159,7 +158,7 @@ def test_records_of_several_rows(tmp_path):
     assert isinstance(row, DataError) and "fractions of the image" in str(row)
 
 
-DOCUMENTS = {
+@each("document wanted", {
     "CLEVR": ({"info": {}, "questions": [{"image_filename": "CLEVR_val_0.png", "question": "Any cubes?", "answer": "no",
                                           "question_index": 0, "split": "val"}]},
               {"image": "CLEVR_val_0.png", "question": "Any cubes?", **NO}),
@@ -174,10 +173,7 @@ DOCUMENTS = {
             "language_queries": [{"clip_start_sec": 1.0, "clip_end_sec": 3.5, "query": "Where is the cup?"},
                                  {"clip_start_sec": 1.0, "clip_end_sec": 3.5, "query": None}]}]}]}]},
         {"id": "n-0", "video": "c.mp4", "question": "Where is the cup?", "answer_type": "span", "spans": [[1, 3.5]],
-         "group_key": "v"})}
-
-
-@pytest.mark.parametrize(("document", "wanted"), DOCUMENTS.values(), ids=DOCUMENTS)
+         "group_key": "v"})}.values())
 def test_a_document_of_questions(document, wanted, tmp_path):
     (tmp_path / "given.json").write_text(json.dumps(document))
     (row,) = read_rows(tmp_path / "given.json")

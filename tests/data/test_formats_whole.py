@@ -6,6 +6,7 @@ import pytest
 
 from tests.data.test_dataset import task
 from tests.data.test_formats import save
+from tests.tables import each
 from vlrl.cli.main import main
 from vlrl.data import FIELDS, read_rows
 from vlrl.data.sources.reading import canonical_rows, recognised_format, rows_in
@@ -16,7 +17,7 @@ ASK = {"image": "a.png", "question": "What could lead to a collision?", "answer"
 FOUND = {"image": "a.png", "width": 9, "height": 9, "x1": 1, "y1": 2, "x2": 3, "y2": 4, "label": "mug"}
 
 
-@pytest.mark.parametrize(("usual", "other", "wanted"), [
+@each("usual other wanted", [
     (ASK, {**ASK, "answer": "ACCELERATE, STRAIGHT"}, ("answer", "ACCELERATE, STRAIGHT")),  # no plan among questions
     (ASK, {"id": 5, **ASK, "answer": "No"}, ("answer_type", "yes_no")),  # alone it would be a canonical row
     ({**ASK, "id": 1, "answer_type": "text"}, {**ASK, "id": 7, "options": ["x", "y"]}, ("answer", "Turning left.")),
@@ -26,7 +27,7 @@ def test_a_record_is_read_as_the_others_of_its_file(tmp_path, usual, other, want
     assert rows[2][wanted[0]] == wanted[1]
 
 
-@pytest.mark.parametrize(("usual", "other", "words"), [
+@each("usual other words", [
     (FOUND, {**ASK, "answer": "KEEP, STRAIGHT"}, "of format alphadrive, but most of the file's rows are of format tab"),
     (ASK, {"image": "a.png", "label": "cat"}, "of format labelled, but most of the file's rows are of format qa"),
     (ASK, {"image": "a.png", "caption": "a cat"}, "of no known format ('image, caption'), but most of the file's"),
@@ -94,7 +95,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
     assert isinstance(row, DataError) and "annotation 5: image_id=7 is not the id of any entry" in str(row)
 
 
-@pytest.mark.parametrize(("name", "content", "words"), [
+@each("name content words", [
     ("p.json", [{"question": "q", "response_a": "x", "response_b": "y", "label": n} for n in (0, 1)],
      ["answer=0 must say", "answer=1 is ambiguous: another row of the file has the answer 0"]),
     ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["box has no label", None]),

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.data.sets import read
+from tests.tables import each
 from vlrl.config.schema import DataSettings
 from vlrl.curriculum import Prompts
 from vlrl.curriculum.visited import write_visited
@@ -140,7 +141,7 @@ def test_several_files_by_a_pattern(tmp_path):
         read(tmp_path / "*" / "part.jsonl")
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+@each("kind", ["jsonl", "parquet", "arrow"])
 def test_rows_that_name_both_sides(tmp_path, kind):
     given = [{**row, "split": ("train", "val", "other")[i % 3]} for i, row in enumerate(rows())]
     path = tmp_path / f"a.{kind}"
@@ -260,7 +261,7 @@ def test_spoiled_places_are_kept_anew(tmp_path, caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize("change", [
+@each("change", [
     lambda data: data[: len(data) // 2], lambda data: b'{"id": "new"}\n' + data,
     lambda data: data.replace(b"r3", b"row 3"),
     lambda data: data.replace(b"}\n{", b"} {"), lambda data: b""])
@@ -288,7 +289,7 @@ def test_processes_that_share_a_cache_unpack_once(tmp_path):
     assert len(begun) == 1 and len(places(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("start", [b"\xef\xbb\xbf\n", b"\xef\xbb\xbf", b"\xc2\xa0\n", b"\x1c\n\n"])
+@each("start", [b"\xef\xbb\xbf\n", b"\xef\xbb\xbf", b"\xc2\xa0\n", b"\x1c\n\n"])
 def test_lines_of_nothing_but_spaces_of_any_kind(tmp_path, start):
     path = tmp_path / "a.jsonl"
     path.write_bytes(start + b"\n\xe2\x80\xa8\n".join(json.dumps(row).encode() for row in rows(5)))

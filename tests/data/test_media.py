@@ -49,7 +49,7 @@ def broken_files():
 
 # --- images ---
 
-@pytest.mark.parametrize("suffix", ["png", "bmp", "webp", "gif", "tiff", "ppm"])
+@each("suffix", ["png", "bmp", "webp", "gif", "tiff", "ppm"])
 def test_a_file_becomes_one_rgb_frame(tmp_path, suffix):
     options = {"lossless": True} if suffix == "webp" else {}
     loaded = load(saved(tmp_path / f"a.{suffix}", picture(), **options), LIMITS)
@@ -96,7 +96,7 @@ def test_a_photo_on_its_side_is_turned_wherever_it_comes_from(tmp_path):
         assert np.array_equal(np.asarray(as_rgb(opened)), turned)  # what an environment's process sends
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@each("mode", ["RGBA", "LA", "P"])
 def test_transparency_is_laid_over_white(tmp_path, mode):
     image = Image.new("RGBA", (2, 1), (0, 0, 0, 255))
     image.putpixel((1, 0), (0, 0, 0, 0))
@@ -104,7 +104,7 @@ def test_transparency_is_laid_over_white(tmp_path, mode):
     assert [loaded.frames[0].getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), (255, 255, 255)]
 
 
-@pytest.mark.parametrize("mode", ["L", "1", "CMYK", "I;16"])
+@each("mode", ["L", "1", "CMYK", "I;16"])
 def test_other_modes(tmp_path, mode):
     image = Image.fromarray(np.array([[0, 256 * 100]], np.uint16)) if mode == "I;16" else Image.new(mode, (2, 1))
     loaded = load(saved(tmp_path / "a.tiff", image), LIMITS)
@@ -142,7 +142,7 @@ def test_whatever_is_wrong_with_a_drawn_picture_is_an_error_of_the_data(name):
             load(Media(source=source, kind="video" if source is not image else "image", fps=1.0), LIMITS)
 
 
-@pytest.mark.parametrize("values, seen", [
+@each("values seen", [
     (np.array([[0, 0.5, 1]], np.float32), (0, 127, 255)), (np.array([[0, 40.0, 255]], np.float32), (0, 40, 255)),
     (np.array([[0, 256, 65535]], np.int32), (0, 1, 255)), (np.array([[0, 1, 200]], np.int32), (0, 1, 200))])
 def test_pictures_of_numbers(tmp_path, values, seen):
@@ -150,7 +150,7 @@ def test_pictures_of_numbers(tmp_path, values, seen):
     assert [loaded.frames[0].getpixel((x, 0)) for x in range(3)] == [(v, v, v) for v in seen]
 
 
-@pytest.mark.parametrize("values", [
+@each("values", [
     np.array([[0, 2**31 - 1]], np.int32), np.array([[-1, 2]], np.int32), np.array([[-0.5, 1]], np.float32),
     np.array([[0, np.nan]], np.float32)])
 def test_pictures_of_numbers_without_known_black_and_white_are_refused(tmp_path, values):
@@ -158,7 +158,7 @@ def test_pictures_of_numbers_without_known_black_and_white_are_refused(tmp_path,
         load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
 
 
-@pytest.mark.parametrize("name", broken_files())
+@each("name", broken_files())
 def test_a_broken_image_names_its_file(tmp_path, name):
     path = tmp_path / "bad.png"
     path.write_bytes(broken_files()[name])
@@ -216,13 +216,13 @@ def test_resolve_stays_under_its_root(tmp_path):
     assert resolve("img/a.png", linked) == root / "img" / "a.png"
 
 
-@pytest.mark.parametrize("path", ["http://x/a.png", "HTTPS://x/a.png", "ftp://x/a", "s3://b/a", "file:///a", "data:x"])
+@each("path", ["http://x/a.png", "HTTPS://x/a.png", "ftp://x/a", "s3://b/a", "file:///a", "data:x"])
 def test_resolve_refuses_urls(tmp_path, path):
     with pytest.raises(DataError, match="download it"):
         resolve(path, tmp_path)
 
 
-@pytest.mark.parametrize("path", ["", None, 3, "a\0b"])
+@each("path", ["", None, 3, "a\0b"])
 def test_resolve_refuses_what_is_no_path(tmp_path, path):
     with pytest.raises(DataError, match="media path"):
         resolve(path, tmp_path)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.sets import picture, read
+from tests.tables import each
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import Samples
 from vlrl.data.media import load
@@ -75,13 +76,13 @@ def info(name, **more):
 GOOD = [("0.json", asked(0))]
 
 
-@pytest.mark.parametrize(("members", "words"), [
+@each("members words", [
     ([*GOOD, (info("1.json", type=tarfile.SYMTYPE, linkname="/etc/passwd"), b"")], r"'1.json' is not a regular file"),
     ([*GOOD, (info("1.json", type=tarfile.LNKTYPE, linkname="0.json"), b"")], r"'1.json' is not a regular file"),
     ([*GOOD, (info("1.json", type=tarfile.CHRTYPE), b"")], r"'1.json' is not a regular file"),
     ([*GOOD, ("../1.json", asked(1))], "lies outside"), ([*GOOD, ("/tmp/1.json", asked(1))], "lies outside"),
     ([*GOOD, ("a/../../1.json", asked(1))], "lies outside")])
-@pytest.mark.parametrize("index", ["memory", "lazy"])
+@each("index", ["memory", "lazy"])
 def test_hostile_members_name_shard_and_member(tmp_path, members, words, index):
     with pytest.raises(DataError, match=rf"rows\.tar: the member .*{words}"):
         read(tar(tmp_path / "rows.tar", members), index)

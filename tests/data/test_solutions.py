@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.tables import each
 from vlrl.config.schema import DataSettings
 from vlrl.data import write_rows
 from vlrl.data.sources.solutions import SolvedSamples, read_solutions
@@ -49,7 +50,7 @@ def test_the_training_rows_are_those_of_the_file(tmp_path):
     assert (tmp_path / "1.jsonl") in first.files
 
 
-@pytest.mark.parametrize("line", [
+@each("line", [
     {"number": 0, "id": "a"}, {"number": -1, "id": "a", "solution": "x"}, {"number": True, "id": "a", "solution": "x"},
     {"number": 0, "id": 1, "solution": "x"}, {"number": 0, "id": "a", "solution": ""}, [1],
     {"number": 0, "id": "a", "solution": "x", "weight": 0}, {"number": 0, "id": "a", "solution": "x", "rejected": 3}])

@@ -150,7 +150,7 @@ def broken(made) -> dict[str, bytes]:
             "no clock": whole[:timescale] + struct.pack(">I", 0) + whole[timescale + 4:]}
 
 
-@pytest.mark.parametrize("damage", ["cut", "junk", "empty", "image", "hole", "matroska cut", "no clock"])
+@each("damage", ["cut", "junk", "empty", "image", "hole", "matroska cut", "no clock"])
 def test_a_broken_video_names_its_file(tmp_path, made, damage):
     path = tmp_path / "bad.mp4"
     path.write_bytes(broken(made)[damage])
@@ -311,7 +311,7 @@ def test_prompts_hold_the_true_times(made, tiny_models, family):
     assert_equal(policy, [prompt] * 3, answers)
 
 
-@pytest.mark.parametrize("fps, seconds", [(1.0, [0.5, 2.5]), (0.25, [2.0, 10.0]), (4, [0.1, 0.6])])
+@each("fps seconds", [(1.0, [0.5, 2.5]), (0.25, [2.0, 10.0]), (4, [0.1, 0.6])])
 def test_frames_are_told_at_their_own_rate(tiny_models, tmp_path, fps, seconds):
     """ms-swift#6523: a video given as frames was always taken as two a second, and Qwen3-VL was told wrong times."""
     from tests.models.test_packing import Ask, shared

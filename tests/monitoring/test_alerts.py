@@ -1,12 +1,13 @@
 """Alerts: when a rule is told, what is written, and a webhook of a real server that answers, hangs or fails."""
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 
 import pytest
 
+from tests.evaluation.http_stand_in import served
+from tests.tables import each
 from vlrl import config
 from vlrl.config.alerts import AlertSettings
 from vlrl.errors import ConfigError
@@ -14,48 +15,18 @@ from vlrl.monitoring import alerts as alerts_module
 from vlrl.monitoring.alerts import RULES, Alerts, resolved_alerts
 
 
-class Server(ThreadingHTTPServer):
-    """Keeps what is posted; `how` it answers: ok, an HTTP status, slow (never), redirect to /other."""
-
-    def __init__(self, how="ok"):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.how, self.seen, self.free = how, [], threading.Event()
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}/hook"
-
-    def wait(self, count):
-        end = time.monotonic() + 60
-        while len(self.seen) < count and time.monotonic() < end:
-            time.sleep(0.01)
-        return self.seen
-
-    def __exit__(self, *args):
-        self.free.set()
-        self.shutdown()
-        super().__exit__(*args)
+@contextmanager
+def hook(answer=200):
+    """A server that takes what is posted, and answers with a status or as a function of its handler does."""
+    with served(lambda body, number: answer) as server:
+        yield server
 
 
-class Handler(BaseHTTPRequestHandler):
-    disable_nagle_algorithm = True  # its answers are written in two parts
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.seen.append((self.path, self.headers["Content-Type"], json.loads(body)))
-        if self.server.how == "slow":
-            self.server.free.wait(60)
-        if self.server.how == "redirect":
-            self.send_response(307)
-            self.send_header("Location", "/other")
-        else:
-            self.send_response(200 if self.server.how == "ok" else 500)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args):
-        pass
+def come(seen, count):
+    end = time.monotonic() + 60
+    while len(seen) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    return seen
 
 
 def alerts(folder, said, before=(), **settings):
@@ -148,31 +119,31 @@ def test_a_part_that_is_never_paid_is_told(tmp_path):
 
 def test_an_alert_is_posted(tmp_path, monkeypatch):
     said = []
-    with Server() as server:
+    with hook() as server:
         found = alerts(tmp_path, said, kl_above=1, webhook=server.url)
         assert found.check({"step": 7, "kl": 2.5}) == {"alerts/kl_above": 2.5}
-        ((path, kind, body),) = server.wait(1)
+        ((path, headers, body),) = come(server.asked, 1)
         found.close()
-    assert (path, kind) == ("/hook", "application/json") and said == ["ALERT " + body["text"]]
+    assert (path, headers["Content-Type"]) == ("/v1", "application/json") and said == ["ALERT " + body["text"]]
     assert body == json.loads((tmp_path / "alerts.jsonl").read_text())
     assert (body["alert"], body["step"], body["value"], body["limit"]) == ("kl_above", 7, 2.5, 1)
     assert str(tmp_path) == body["run"] and "2.5" in body["text"] and "alerts.kl_above" in body["text"]
-    with Server() as server:
+    with hook() as server:
         found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
         found.check({"step": 7, "kl": float("inf")})
-        ((_, _, body),) = server.wait(1)
+        ((_, _, body),) = come(server.asked, 1)
         found.close()
     def refuse(text):
         raise AssertionError(text)
     _, line = (tmp_path / "alerts.jsonl").read_text().splitlines()
     assert json.loads(line, parse_constant=refuse) == body and body["value"] is None and "inf" in body["text"]
-    with Server() as server, Server() as proxy:
+    with hook() as server, hook() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
         found.check({"step": 0, "kl": 2})
         found.close()
-        assert len(server.seen) == 1 and not proxy.seen
-    with Server() as server:
+        assert len(server.asked) == 1 and not proxy.asked
+    with hook() as server:
         url = server.url
     said = []
     found = alerts(tmp_path, said, kl_above=1, webhook=url)
@@ -192,17 +163,17 @@ def test_what_is_kept_and_asked(tmp_path, monkeypatch):
     assert all(len(column) <= 4 for column in found._columns.values())
 
 
-@pytest.mark.parametrize("how, reason", [("slow", "timed out"), ("500", "HTTP 500"), ("redirect", "HTTP 307")])
+@each("how reason", [
+    (lambda handler: time.sleep(2), "timed out"), (500, "HTTP 500"),
+    (lambda handler: handler.send(307, b"", Location="/other"), "HTTP 307")])
 def test_a_webhook_that_fails_is_told_once_and_harms_nothing(tmp_path, how, reason):
     said = []
-    with Server(how) as server:
+    with hook(how) as server:
         found = alerts(tmp_path, said, kl_above=1, webhook=server.url, webhook_timeout_s=0.2)
         for step in range(4):
             found.check({"step": step, "kl": 2.0 * (step % 2 == 0)})
-        assert {path for path, *_ in server.wait(2)} == {"/hook"}
-        end = time.monotonic() + 60
-        while len(said) < 3 and time.monotonic() < end:
-            time.sleep(0.01)
+        assert {path for path, *_ in come(server.asked, 2)} == {"/v1"}
+        come(said, 3)
         found.close()
     assert [s for s in said if s.startswith("warning")] == [s for s in said if reason in s]
     assert len([s for s in said if s.startswith("ALERT")]) == 2 and len(said) == 3
@@ -225,11 +196,11 @@ def test_urls_that_are_refused(url, problem, monkeypatch, tmp_path):
 def test_a_url_from_the_environment(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="no environment variable NO_HOOK"):
         alerts(tmp_path, [], webhook="env:NO_HOOK")
-    with Server() as server:
+    with hook() as server:
         monkeypatch.setenv("HOOK", server.url + "\n")
         found = alerts(tmp_path, [], kl_above=1, webhook="env:HOOK")
         found.check({"step": 0, "kl": 2})
-        assert server.wait(1)
+        assert come(server.asked, 1)
         found.close()
     for url in ("https://hooks.example.com/T/secret", "http://localhost:1/x", "http://[::1]:8/"):
         assert config.validate({"task": "x", "model": {"name": "x"}, "alerts": {"webhook": url}}).alerts.webhook == url

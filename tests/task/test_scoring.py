@@ -242,7 +242,7 @@ def test_tasks_load_by_name_module_and_file(tmp_path, monkeypatch):
         load("own_task_module:T")
 
 
-@pytest.mark.parametrize(("text", "says"), [
+@each("text says", [
     ("x = 1\ndef f(:\n", r"broken.py:2: SyntaxError: "),
     ("\nimport nowhere_at_all\n", r"broken.py:2: ModuleNotFoundError: No module named 'nowhere_at_all'$"),
     ("from vlrl.task import Nothing\n", r"broken.py:1: ImportError: "),
