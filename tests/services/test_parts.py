@@ -58,7 +58,7 @@ def test_verdicts_of_a_judge(tmp_path):
         assert count_of(server) == 4  # nothing was asked about the empty one
         assert quotes(server.asked[0][2])["question"].startswith("2 + 2?")
     task = task_of("cascade", rewards={"accuracy": 0, "format": 0})
-    with judging(lost_on("lost", VERDICT), tmp_path, retries=0) as (server, judge):
+    with judging(lost_on("lost", VERDICT), tmp_path / "2", retries=0) as (server, judge):
         found = scored(judge, task, ["4", "four", "5", "lost", "4"])
         assert column(found, "cascade") == [1, 1, 0, None, 1] and column(found, "recovered") == [0, 1, 0, None, 0]
         assert sorted(quotes(body)["answer"] for *_, body in server.asked) == ["5", "four", "lost"]
@@ -66,7 +66,7 @@ def test_verdicts_of_a_judge(tmp_path):
     # 1 - .05 min(10, | pieces - 1 |): "two plus two" has three pieces, the reference one.
     task = task_of("general_verdict", rewards={"accuracy": 0, "format": 0})
     long = "4 " + "x " * 30
-    with judging(VERDICT, tmp_path) as (_, judge):
+    with judging(VERDICT, tmp_path / "3") as (_, judge):
         found = scored(judge, task, ["4", "two plus two", long, "5", ""])
     assert column(found, "general_verdict") == pytest.approx([1, 0.9, 0.5, 0, -0.5])
 

@@ -1,12 +1,8 @@
-"""Shared by the tests of tasks: answers in tags, scores, metrics of a split, texts by hypothesis, the contract."""
+"""Shared by the tests of tasks: answers in tags, scores, metrics of a split, the contract."""
 
 import json
 from pathlib import Path
 from typing import Any
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vlrl import testing
 from vlrl.config.schema import DataSettings
@@ -35,16 +31,6 @@ def measured(task: Any, rows: Any, texts: Any, services: Any = None) -> tuple[li
         records.append({"sample": sample.row, "answer": answer.text, "parsed": found.parsed, "parts": found.parts,
                         "target": task.target(sample), "metrics": task.metrics(sample, answer, found.parts)})
     return [r["metrics"] for r in records], task.summarize(json.loads(json.dumps(records)))
-
-
-def few_and_many(few: int, many: int) -> Any:
-    """A test of `examples` texts: few in the fast suite, many in the whole one."""
-    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
-
-
-def over_texts(check: Any, texts: Any, examples: int, least: int = 1, most: int = 2) -> None:
-    """Calls `check` with lists of texts drawn by hypothesis."""
-    settings(max_examples=examples)(given(st.lists(texts, min_size=least, max_size=most))(check))()
 
 
 def assert_contract(name: str, options: dict[str, Any], rows: Any, folder: Path, samples: int = 12) -> None:
