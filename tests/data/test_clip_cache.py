@@ -12,7 +12,7 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data import media
 from vlrl.data.clip_cache import ClipCache
 from vlrl.data.media import VideoSampling
-from vlrl.data.video import loading
+from vlrl.data.video import sampling
 from vlrl.errors import DataError
 from vlrl.types import Media
 
@@ -27,12 +27,12 @@ def film(tmp_path_factory):
 @pytest.fixture
 def decoded(monkeypatch):
     """Files decoded so far."""
-    seen, own = [], loading.decode
+    seen, own = [], sampling.decode
 
     def decode(path, *rest):
         seen.append(path.name)
         return own(path, *rest)
-    monkeypatch.setattr(loading, "decode", decode)
+    monkeypatch.setattr(sampling, "decode", decode)
     return seen
 
 
@@ -53,9 +53,9 @@ def test_a_clip_is_decoded_once_whatever_its_name(film, decoded, tmp_path):
 
 def test_which_clips_are_decoded_again(film, decoded, tmp_path):
     cache = ClipCache(16)
-    for sampling in (SAMPLING, VideoSampling(fps=2, max_frames=2)):
-        load(film, cache, sampling)
-        load(film, cache, sampling, start=1.0)
+    for chosen in (SAMPLING, VideoSampling(fps=2, max_frames=2)):
+        load(film, cache, chosen)
+        load(film, cache, chosen, start=1.0)
     assert len(decoded) == 4
     turned = load(film, cache, edits=(("shuffle", 3),))
     assert len(decoded) == 4 and turned.sha256 != load(film, cache).sha256  # edits come after the cache
@@ -82,13 +82,13 @@ def test_the_least_recently_used_leave_first(film, decoded):
 
 def test_threads_wait_for_the_one_that_decodes(film, decoded, monkeypatch):
     cache, begun, go = ClipCache(16), threading.Event(), threading.Event()
-    own = loading.decode
+    own = sampling.decode
 
     def slow(*arguments):
         begun.set()
         assert go.wait(10)
         return own(*arguments)
-    monkeypatch.setattr(loading, "decode", slow)
+    monkeypatch.setattr(sampling, "decode", slow)
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(load, film, cache) for _ in range(4)]
         assert begun.wait(10)

@@ -17,7 +17,7 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import VideoSampling, load
 from vlrl.data.row_samples import sample_from_row
 from vlrl.data.sources.reading import canonical_rows
-from vlrl.data.video.loading import frame_times
+from vlrl.data.video.sampling import frame_times
 from vlrl.environments.validation import fingerprint
 from vlrl.errors import DataError
 from vlrl.tools.datasets.check import check

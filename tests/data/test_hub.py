@@ -17,7 +17,7 @@ from tests.data.hub_server import use
 from tests.data.sets import picture
 from vlrl.cli.main import app
 from vlrl.data.sources import hub
-from vlrl.data.sources.hub_files import NoSuchSplit, is_data, selected
+from vlrl.data.sources.hub import NoSuchSplit, is_data, selected
 from vlrl.errors import ConfigError, RunError
 from vlrl.store.files import cache_folder
 from vlrl.store.run_folder import PINS

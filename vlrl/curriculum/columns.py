@@ -57,8 +57,6 @@ class Columns:
 
 
 def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:
-    """Returns the line number of each id, and for each column with scalar values the values by line number. Raises
-    DataError for an unreadable line."""
     from vlrl.data import check_suffix, records
 
     check_suffix(path)

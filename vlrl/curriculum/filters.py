@@ -81,7 +81,6 @@ class StdEma(Saved):
 
 
 def _spread(outcome: Outcome) -> float:
-    """Standard deviation of a group's rewards; -1 if it has no known reward."""
     return float(np.std(outcome.scored)) if outcome.scored else -1.0
 
 

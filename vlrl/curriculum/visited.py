@@ -49,7 +49,6 @@ def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Tab
 
 
 def _written(path: Path, visited: np.ndarray) -> pa.Table:
-    """The columns _NAMES of prompts in an existing file, by index; empty if it cannot be read."""
     try:
         with open_regular(path) as file:
             table = pq.read_table(file, columns=list(_NAMES)).cast(pa.schema(_NAMES))

@@ -38,7 +38,7 @@ VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v")
 _READING = threading.Lock()
 """Held while Pillow decodes pixels: two threads must not decode the same lazily opened image."""
 _DRAWN = "drawn image"
-_KINDS = Table({"video": "vlrl.data.video.loading:load_video", "edited": "vlrl.data.media_edits:apply_edits",
+_KINDS = Table({"video": "vlrl.data.video.sampling:load_video", "edited": "vlrl.data.media_edits:apply_edits",
                 "urls": "vlrl.data.sources.download:Policy"})
 """Loaders of videos and of edited media, which are imported only when a row needs them."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")

@@ -23,7 +23,7 @@ from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Media, Sample
 
-_VIDEO = Table({"frame_times": "vlrl.data.video.loading:frame_times"})
+_VIDEO = Table({"frame_times": "vlrl.data.video.sampling:frame_times"})
 MEDIA_FIELDS = ("image", "images", "video")
 OUTSIDE = 1.0
 """How many pixels a box or point may lie outside the image, because annotations are rounded."""
@@ -188,7 +188,6 @@ def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: Me
 
 
 def _times(row: Mapping[str, Any], videos: int) -> Sequence[Any]:
-    """The `frame_times` of each video of a row. The field is one list for a single video, else one list per video."""
     given = row.get("frame_times")
     if given is None:
         return [None] * videos

@@ -88,7 +88,6 @@ class ForkServer:
 
 
 def _alone(call: Callable[..., Any], *given: Any) -> None:
-    """Calls a function as the only code of a forked process, then exits without running the parent's exit handlers."""
     code = 1
     try:
         call(*given)

@@ -59,8 +59,6 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
 
 
 def _sequence(samples: Any) -> Sequence[Sample]:
-    """Returns a value with length and indexing unchanged, and an iterable as a tuple. Raises TypeError for anything
-    else."""
     if not isinstance(samples, (str, bytes, Mapping, type)):
         if hasattr(samples, "__len__") and hasattr(samples, "__getitem__"):
             return samples

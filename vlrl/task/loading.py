@@ -74,8 +74,6 @@ def _builtin(name: str):
 
 
 def _imported(run: Callable[[], Any], name: str) -> Any:
-    """Calls `run`, which imports the user's code, and returns its result. If the import fails, raises ConfigError with
-    file and line."""
     try:
         return run()
     except MissingFile as error:

@@ -74,7 +74,6 @@ def options_of(record: Record) -> list[str]:
 
 
 def _by_commas(given: str, record: Record) -> list[str] | None:
-    """Splits options that are separated by commas (IconQA); returns None unless the answer is one of them."""
     parts = [part.strip() for part in given.split(",")]
     return parts if len(parts) > 1 and str(record.get("answer")).strip() in parts else None
 
@@ -182,7 +181,6 @@ def _is_ambiguous(said: str, options: Sequence[str]) -> bool:
 
 
 def _majority(answers: list[Any]) -> list[Any]:
-    """The majority answer if annotators disagree on a yes/no question; otherwise the answers unchanged."""
     said = [str(v).lower().rstrip(".") for v in answers]
     yes, no = said.count("yes"), said.count("no")
     if not yes or not no or yes + no < len(said) / 2:

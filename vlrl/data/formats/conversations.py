@@ -116,7 +116,6 @@ def _list_under(record: Record, name: str) -> list[Any] | None:
 
 
 def _turns_of_fields(record: Record) -> list[Row]:
-    """The turns of a record that has its question and its answer in separate fields, and earlier turns in `history`."""
     ((question, answer),) = _pairs(record)
     asks = [record[question], *(record[name] for name in ("input", "inputs") if isinstance(record.get(name), str))]
     said = pick(record, "history") or []

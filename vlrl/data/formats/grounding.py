@@ -190,7 +190,6 @@ def problem_box(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _four_numbers(value: Any) -> list[Any] | None:
-    """Returns a list of four numbers, which may be inside answer tags; None for anything else."""
     if isinstance(value, str):
         value = unpacked(answer_text(value))
     return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None

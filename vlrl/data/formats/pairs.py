@@ -48,7 +48,6 @@ def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _response(record: Record, name: str) -> str:
-    """The text of a response; for a response written as a conversation, its last assistant turn."""
     given = record[name]
     if isinstance(given, Mapping):
         given = [given]

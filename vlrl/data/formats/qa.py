@@ -193,8 +193,6 @@ def reference_answer(said: Conversation, record: Record, options: Sequence[str],
 
 
 def _correct_answer(record: Record, options: Sequence[str]) -> Any:
-    """Returns the correct answer of a record: verl's ground truth, the letter at an index among the options, or an
-    answer field."""
     given = _ground_truth(record)
     place = pick(record, *INDICES) if given is None else None
     if place is not None and options:
@@ -217,13 +215,11 @@ def _stated_answer(record: Record) -> Any:
 
 
 def _without_file_duration(fields: dict[str, Any], media: Record) -> dict[str, Any]:
-    """Removes a `duration` that describes the entire file, if only a part of the file is shown."""
     part = media["video_end"] - media["video_start"] if {"video_start", "video_end"} <= media.keys() else 0
     return {k: v for k, v in fields.items() if not (k == "duration" and part and abs(v - part) > 1)}
 
 
 def _recorded_size(record: Record) -> dict[str, float]:
-    """Returns the image's width and height if the record has them, because some tasks ask for them."""
     try:
         size = size_of(record, {}, RecordSource())
     except DataError:  # other projects use the names differently

@@ -108,7 +108,6 @@ def _as_corners(values: list[float]) -> list[float]:
 
 
 def _fits(corners: Sequence[float], size: Sequence[float]) -> bool:
-    """Whether a box lies inside its image, or inside an image of 1000 x 1000."""
     return all(-1 <= v <= max(size[i % 2] + 1, _THOUSAND) for i, v in enumerate(corners))
 
 

@@ -90,7 +90,6 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
 
 
 def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
-    """A message, on a separate line, if the boxes of the file seem to be in another format; else ""."""
     found = box_doubt([row for _, row in rows if not isinstance(row, DataError)]) if data.boxes == "auto" else None
     return f"\n{found.message}" if found else ""
 
@@ -112,7 +111,6 @@ def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
 
 
 def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
-    """Returns the files (or the folder) of a split, and the root folder of its media."""
     if split not in SPLITS:
         raise ConfigError(f"split {split!r}: rows are read from files for {' and '.join(SPLITS)} only")
     data, name = task.data, getattr(task.data, split, "")

@@ -343,7 +343,6 @@ async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry:
 
 @contextlib.contextmanager
 def _on_disk(cache: Path) -> Iterator[None]:
-    """Turns errors of a full or read-only disk into RunError; network errors are those of httpx."""
     try:
         yield
     except OSError as error:

@@ -380,7 +380,6 @@ def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) 
 
 
 def _class_name(value: Any, names: Sequence[str]) -> Any:
-    """The name of a class number, or the names of a list of class numbers; other values unchanged."""
     if isinstance(value, list):
         return [_class_name(v, names) for v in value]
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)

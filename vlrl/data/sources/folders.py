@@ -16,7 +16,7 @@ from vlrl.data.media import IMAGE_SUFFIXES
 from vlrl.data.samples import SPLIT_NAMES, train_or_heldout
 from vlrl.data.sources.fields import IMAGE, VIDEO
 from vlrl.data.sources.files import READERS, FileRecord, file_records, shallow
-from vlrl.data.sources.hub_files import NoSuchSplit, selected
+from vlrl.data.sources.hub import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.store.files import cache_folder
 
@@ -107,7 +107,6 @@ def split_of(file: str) -> dict[str, str]:
 
 
 def _image_record(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields a record for an image in the folder of its class: .../<split>/<class>/name.png or <class>/name.png."""
     parts = file.split("/")
     inner = [p for p in parts[:-1] if p not in SPLIT_NAMES]
     if inner:
@@ -123,8 +122,6 @@ def _shard(path: Path, file: str) -> Iterator[FileRecord]:
 
 
 def _metadata_records(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields the records of a metadata file (metadata.csv etc.) with media in the same folder, or of a GOT-10k
-    sequence."""
     inner = "/".join(filter(None, (path.name, os.path.dirname(file))))
     for where, id, record in READERS[os.path.splitext(file)[1]](path / file):
         if not isinstance(record, DataError):

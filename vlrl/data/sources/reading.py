@@ -57,7 +57,6 @@ class Format:
 
 
 def _is_canonical(record: Mapping[str, Any]) -> bool:
-    """Whether a record has an id and its target in canonical fields; other fields do not matter."""
     boxes = record.get("boxes")
     return "id" in record and (
         (isinstance(boxes, list) and all(isinstance(b, dict) and "box" in b for b in boxes))

@@ -387,7 +387,6 @@ def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str
 
 
 def _column_splits(columns: Iterable[Any]) -> np.ndarray | None:
-    """Converts the pieces of a `split` column to the values of IndexedRecords.splits."""
     codes = [np.array([_SPLIT_CODES[train_or_heldout(value)] for value in piece.to_pylist()], np.int8)
              for piece in columns]
     return np.concatenate(codes) if codes else None

@@ -155,7 +155,6 @@ def _is_text(name: str) -> bool:
 
 
 def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
-    """Returns the path and size that an extended header sets for the next member."""
     text = data.decode("utf-8", "surrogateescape")
     if kind == tarfile.GNUTYPE_LONGNAME:
         return {"path": text.rstrip("\0")}

@@ -69,7 +69,6 @@ def _shape(record: Record) -> Iterator[Any]:
 
 
 def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record], make: Make) -> tuple[str, ...]:
-    """Returns the columns that can be removed, one after the other, without changing the rows."""
     gone: list[str] = []
     for name in names:
         less = _without_column(record, [*gone, name])
@@ -82,8 +81,6 @@ def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record]
 
 
 def _filled_columns(record: Record) -> dict[str, Any]:
-    """Returns the columns that have a value; string fields of the first object in a list become columns of their own.
-    """
     flat: dict[str, Any] = {}
     for name, value in record.items():
         if value in (None, "", [], {}) or (isinstance(value, str) and value.strip().lower() in _NOTHING):

@@ -151,8 +151,6 @@ class AsyncGroupSource(GroupSource):
             batch.span = start, time.perf_counter()
 
     def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
-        """Takes the first draws of a step from the queue. Prompts that are drawn to replace filtered groups are
-        generated immediately, with the current weights."""
         if self.queue and self.queue[0].step == self.step:
             return self.queue.popleft()
         self._ready()

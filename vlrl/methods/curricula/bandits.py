@@ -340,7 +340,6 @@ class Sws(CategorySampler):
         self._count(touched, 1)
 
     def _count(self, items: np.ndarray, sign: int) -> None:
-        """Adds items to the weak and judged counts of their categories (sign=1), or removes them (sign=-1)."""
         items = items[self.times[items] >= self.visits]
         n = self.times[items]
         slope = n * self.tilted[items] - n * (n - 1) / 2 * self.total[items]

@@ -95,8 +95,6 @@ class DemonstrationSampler:
         return [place for place in dict.fromkeys(wrong) if self._sample(step, place) is not None]
 
     def _places(self, step: int, count: int) -> list[int]:
-        """Indices of `count` rows with a demonstration, without repetition; fewer if fewer are found. Raises
-        ConfigError if none is found."""
         draw = np.random.default_rng([self.config.seed, _STREAM, step])
         draws = draw.integers(len(self.samples), size=_TRIES * count)
         usable = (int(i) for i in dict.fromkeys(draws.tolist()) if self._sample(step, int(i)) is not None)
@@ -262,8 +260,8 @@ def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.T
 
 
 def step_metrics(shown: Sequence[DemonstrationPass | None], mix: Any, seed: int, step: int) -> dict[str, float]:
-    """Metrics of the demonstrations in a step, as means over its optimizer steps. Also reports the last gradient norm,
-    divided by its weight, to the mix."""
+    """Metrics of the demonstrations in a step, as means over the step's optimizer steps. Also reports the last gradient
+    norm, divided by the share of the demonstrations' loss, to the mix."""
     known = [s for s in shown if s is not None]
     out = {"demonstrations/share": mix.shares(step, seed)[1], "demonstrations/applied": float(bool(known))}
     out |= mix.metrics(step) if hasattr(mix, "metrics") else {}

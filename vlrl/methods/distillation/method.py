@@ -100,7 +100,6 @@ class DistillationPass:
         self.kl += float(kl.detach())
 
     def _of(self, micro: MicroBatch) -> torch.Tensor:
-        """[N] distillation loss of each token of a micro-batch."""
         temperature = self.algorithm.temperature
         if self.known is None:
             def kl(logits: torch.Tensor, tokens: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

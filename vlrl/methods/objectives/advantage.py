@@ -20,7 +20,8 @@ from vlrl.methods.objectives.turn_advantage import warn_once
 
 
 def batch_std(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """(R - mean of the group) / (std of the raw rewards of the whole step + eps), with Bessel's correction.
+    """The advantage (R - mean of the group) / (std of the raw rewards of the whole step + eps), with Bessel's
+    correction.
 
     Lite PPO: Tricks or Traps (arXiv 2508.08221) section 4; goes with algo.aggregation=token_mean."""
     return nan_to_zero(centred(s) / (std(s.rewards) + eps))
@@ -56,7 +57,7 @@ def reinforce_pp_baseline(s: Scores, eps: NonNegative = 1e-8) -> torch.Tensor:
 
 @requires("local", "greedy")
 def remax(s: Scores) -> torch.Tensor:
-    """R - reward of the greedy completion of the same prompt, which is generated as a baseline.
+    """The advantage R - reward of the greedy completion of the same prompt, which is generated as a baseline.
 
     ReMax (arXiv 2310.10505) algorithm 1. The advantage is 0 if the greedy completion is unscorable."""
     assert s.greedy is not None
@@ -64,8 +65,8 @@ def remax(s: Scores) -> torch.Tensor:
 
 
 def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
-    """alpha * (R - mean of the group) / f_norm, where alpha = number of rollouts / number of rollouts in groups with
-    different rewards, counted over the whole step.
+    """The advantage alpha * (R - mean of the group) / f_norm, where alpha = number of rollouts / number of rollouts in
+    groups with different rewards, counted over the whole step.
 
     GPG: group policy gradient (arXiv 2504.02546) eq. 7; goes with algo.loss=reinforce. In the denominator of alpha verl
     counts the rollouts whose reward is not 0."""
@@ -76,8 +77,8 @@ def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
 
 @requires("local")
 def opo(s: Scores) -> torch.Tensor:
-    """R - sum_j L_j R_j / sum_j L_j, with sums over the group: the baseline of least variance, in which longer
-    completions weigh more.
+    """The advantage R - sum_j L_j R_j / sum_j L_j, with sums over the group and lengths L_j: the baseline of least
+    variance, in which longer completions weigh more.
 
     On-policy RL with optimal reward baseline (OPO, arXiv 2505.23585) eq. 8."""
     lengths = torch.where(s.rewards.isnan(), torch.nan, s.lengths)
@@ -89,8 +90,8 @@ def opo(s: Scores) -> torch.Tensor:
 
 @requires("local")
 def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> torch.Tensor:
-    """R_best - R_second for the best completion of the group, and 0 for all others; 0 for all if several share the best
-    reward. normalize: divided by (std of the group + eps).
+    """The advantage is R_best - R_second for the best completion of the group, and 0 for all others; 0 for all if
+    several share the best reward. normalize: divided by (std of the group + eps).
 
     This optimizes the best of k completions. arXiv 2503.19595, as verl's grpo_passk."""
     best = grouped.largest(s.rewards, s.group)
@@ -103,8 +104,8 @@ def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> to
 
 @requires("local")
 def maxrl(s: Scores) -> torch.Tensor:
-    """(R - mean) / mean if the mean reward of the group is above 0, else 0. This is the gradient of the log-likelihood
-    of success.
+    """The advantage is (R - mean) / mean if the mean reward of the group is above 0, else 0. This is the gradient of
+    the log-likelihood of success.
 
     Maximum Likelihood Reinforcement Learning (arXiv 2602.02710); for rewards of at least 0."""
     mean = grouped.mean(s.rewards, s.group)
@@ -114,9 +115,9 @@ def maxrl(s: Scores) -> torch.Tensor:
 @reads("outcome", alone={})
 @requires("local")
 def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """`positive` for a correct completion and -1 for a wrong one, without a baseline. The task decides what is correct.
-    If `correct` or `part` is set, a completion is correct when its reward, or its reward part `part`, is above
-    `correct`.
+    """The advantage is `positive` for a correct completion and -1 for a wrong one, without a baseline. The task decides
+    what is correct. If `correct` or `part` is set, a completion is correct when its reward, or its reward part
+    `part`, is above `correct`.
 
     The surprising effectiveness of negative reinforcement (W-REINFORCE, arXiv 2506.01347): positive = 1 is REINFORCE on
     rewards of +-1."""
@@ -127,8 +128,8 @@ def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = 
 @reads("outcome", alone={})
 @requires("local")
 def nsr(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Negative samples only: -1 for a wrong completion, 0 for a correct one; `correct` and `part` as in w_reinforce.
-    arXiv 2506.01347."""
+    """The advantage from negative samples only: -1 for a wrong completion, 0 for a correct one; `correct` and `part` as
+    in w_reinforce. arXiv 2506.01347."""
     return w_reinforce(s, 0.0, correct, part)
 
 

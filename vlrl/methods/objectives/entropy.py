@@ -76,8 +76,8 @@ class Siren(Saved):
         self.anchor = math.nan
 
     def prepare(self, x: LossInputs) -> dict[str, torch.Tensor]:
-        """"selected" [N]: 1 on the tokens with the highest nucleus entropy. "count" and "mean": number and mean entropy
-        of the selected tokens of the whole optimizer step."""
+        """Returns "selected", [N]: 1 on the tokens with the highest nucleus entropy, and "count" and "mean": number and
+        mean entropy of the selected tokens of the whole optimizer step."""
         own = x.stats[f"nucleus_entropy:{self.top_p}"].double()
         every = gather_values(own[x.mask > 0]).cpu().numpy()
         threshold = float(np.quantile(every, 1 - self.share))

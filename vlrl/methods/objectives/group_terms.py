@@ -71,7 +71,7 @@ class Pacs:
     anchor: Literal["old", "reference"] = "old"
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"pull" and "value": [N] each, the derivative and the value of the loss of each token's rollout."""
+        """Returns "pull" and "value", [N] each: the derivative and the value of the loss of each token's rollout."""
         assert x.rewards is not None
         anchor = x.old_logprobs if self.anchor == "old" else x.reference_logprobs
         assert anchor is not None
@@ -118,7 +118,7 @@ class Oreal:
     weighted: bool = True
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"share": [N] the factor by which each token's term is multiplied."""
+        """Returns "share", [N]: the factor by which each token's term is multiplied."""
         assert x.rewards is not None
         good, bad = x.correct(self.above), x.wrong(self.above)
         hits, misses = comm.total(float(x.lengths[good].sum()), float(x.lengths[bad].sum()))
@@ -145,7 +145,7 @@ class StableReinforce:
     sigma: Rate = 3.0
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"keep": [N] 0 on excluded tokens, 1 on all others."""
+        """Returns "keep", [N]: 0 on excluded tokens, 1 on all others."""
         a, mask = x.advantages.double(), x.mask.double()
         n, total = comm.total(float(mask.sum()), float((a * mask).sum()))
         mean = total / max(n, 1.0)
@@ -179,7 +179,7 @@ class ClipCov:
     clip_high: ClipRange = 0.2
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"keep": [N] 0 on the randomly chosen tokens, 1 on all others."""
+        """Returns "keep", [N]: 0 on the randomly chosen tokens, 1 on all others."""
         cov, ratio, a = _covariance(x), x.log_ratio.exp(), x.advantages
         clipped = ((ratio > 1 + self.clip_high) & (a > 0)) | ((ratio < 1 - self.clip_low) & (a < 0))
         eligible = (cov > self.cov_low) & (cov < self.cov_high) & (x.mask > 0) & ~clipped
@@ -206,7 +206,7 @@ class KlCov:
     coef: NonNegative = 1.0
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"held": [N] 1 on tokens with the penalty, 0 on all others."""
+        """Returns "held", [N]: 1 on tokens with the penalty, 0 on all others."""
         penalized = _first(x.mask > 0, -_covariance(x), token_keys(x), _portion(x, self.share))
         return {"held": penalized.to(x.mask.dtype)}
 

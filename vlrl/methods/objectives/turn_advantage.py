@@ -179,7 +179,6 @@ def _inside(s: Scores, places: Sequence[tuple[int, int, Any]], gamma: float, aft
 
 
 def _paid(s: Scores) -> list[list[float]]:
-    """[R][turns] reward that is paid at each turn; NaN if the episode is unscorable."""
     out = []
     for own, reward in zip(s.turns, s.rewards.tolist(), strict=True):
         paid = turn_rewards(own, reward)
@@ -193,7 +192,6 @@ def _returns(s: Scores, gamma: float) -> list[list[float]]:
 
 
 def _episode_of(s: Scores) -> torch.Tensor:
-    """[turns of all rollouts] index of the rollout that each turn belongs to."""
     return torch.tensor([i for i, own in enumerate(s.turns) for _ in own], dtype=torch.int64)
 
 

@@ -35,7 +35,7 @@ class TopEntropy:
     share: Share = 0.2
 
     def prepare(self, x: LossInputs) -> dict[str, torch.Tensor]:
-        """"keep": [N] 1 on the tokens with the highest entropy, 0 on all others."""
+        """Returns "keep", [N]: 1 on the tokens with the highest entropy, 0 on all others."""
         assert x.entropy is not None
         every = gather_values(x.entropy[x.mask > 0].double()).cpu().numpy()
         threshold = float(np.quantile(every, 1 - self.share)) if len(every) else math.inf

@@ -62,8 +62,6 @@ def _rejected(accepted: AcceptedDraw) -> AcceptedDraw:
 
 
 def _pair(better: Group, worse: Group) -> Group:
-    """Combines the groups of the preferred and the rejected answer. The preferred answer counts as correct and the
-    rejected one as wrong, whatever the task says."""
     (won,), (lost,) = better.rollouts, worse.rollouts
     return replace(better, rollouts=(_without_logprobs(replace(lost, correct=False, train_prompt=None)),), aside=(
         _without_logprobs(replace(won, index=1, variant=GUIDED, correct=True, trained=True)),))

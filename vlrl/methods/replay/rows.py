@@ -91,8 +91,6 @@ def _usable(table: pa.Table, limits: RowLimits) -> tuple[pa.Table, Counter[str]]
 
 
 def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch as dicts, with token ids, masks and log-probabilities as arrays. An array with a null in its
-    list has another dtype than its column."""
     light = batch.drop_columns(["token_ids", "loss_mask", "logprobs", "trainer_logprobs", "media"]).to_pylist()
     lists = {name: batch.column(name) for name in ("token_ids", "loss_mask", "logprobs", "trainer_logprobs")}
     media = batch.column("media").to_pylist()

@@ -134,8 +134,6 @@ class BranchingGenerator:
 
     def _probe(self, engine: Engine, rule: Meaning, requests: Sequence[Request], trees: Sequence[list[Leaf]],
                wanted: Sequence[int], spent: list[int]) -> None:
-        """Generates short continuations from several positions of each new completion, and records the semantic entropy
-        at each position."""
         probes = [(i, leaf, place, self._probing(rule, requests[i], leaf, number, place)) for i in wanted
                   for number, leaf in enumerate(trees[i]) if not leaf.entropies
                   for place in rule.candidates(leaf.places)]
@@ -167,8 +165,6 @@ class BranchingGenerator:
         return replace(request, n=n, begun=tuple(begun), way_out="rollout.branch.roots=null")
 
     def _place(self, leaf: Leaf, rng: np.random.Generator) -> int:
-        """Chooses the position at which a completion branches. Raises ConfigError if a user's own function fails, or
-        returns a position that it was not given."""
         named, places = f"rollout.branch.at={branch_of(self.config).at.name!r}", leaf.places
         if isinstance(self.point.function, Meaning):
             return self.point(leaf.entropies, leaf.branches, rng)

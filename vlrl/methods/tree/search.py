@@ -89,8 +89,6 @@ class _Searching:
 
     @property
     def wants(self) -> bool:
-        """Whether another node should be expanded. This ends once there are enough completions, or once the token
-        budget is spent and there is at least one completion."""
         count = len(self.tree.ends)
         return count < self.request.n and (self.spent < self.budget or not count)
 
@@ -184,7 +182,6 @@ class SearchGenerator:
             del self.visits[key]
 
     def _visit(self, group: _Writing | _Searching, step: int) -> PromptMemory | None:
-        """The PromptMemory of a group; None if no completion is known to be correct or wrong."""
         judged = [(c, right) for c, right in zip(group.completions, group.right, strict=True) if right is not None]
         if not judged:
             return None
