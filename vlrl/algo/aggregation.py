@@ -25,8 +25,7 @@ def sequence_mean(per_token: torch.Tensor, x: LossInputs) -> torch.Tensor:
     return _sum(per_token / x.spread(x.lengths).clamp(min=1), x) / max(x.total_sequences, 1.0)
 
 
-def constant(per_token: torch.Tensor, x: LossInputs,
-             length: Positive | None = None) -> torch.Tensor:
+def constant(per_token: torch.Tensor, x: LossInputs, length: Positive | None = None) -> torch.Tensor:
     """The sum over tokens divided by (rollouts * length), which has no length bias (Dr. GRPO, arXiv 2503.20783).
     `length`: rollout.max_new_tokens by default; GUI-G1 (arXiv 2505.15810) uses 64."""
     return _sum(per_token, x) / max(x.total_sequences * (length or x.max_length), 1.0)

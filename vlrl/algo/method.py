@@ -183,8 +183,7 @@ class Method:
         processes (curriculum.Outcome). flush: waits until the run's rollout files are written."""
         return ()
 
-    def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group],
-               step: int) -> Sequence[Pass | None]:
+    def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group], step: int) -> Sequence[Pass | None]:
         """Returns the method's loss for each optimizer step of the update; None where no process has data. parts: the
         packed rollouts of each optimizer step (minibatch.Minibatch), which a pass may share. drawn: from `draw`."""
         return [None] * len(parts)

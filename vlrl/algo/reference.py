@@ -32,8 +32,7 @@ class Ema(Frozen):
 
     moves = True
 
-    def __init__(self, decay: Beta = 0.995,
-                 every: Positive = 10):
+    def __init__(self, decay: Beta = 0.995, every: Positive = 10):
         self.decay, self.every = decay, every
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],

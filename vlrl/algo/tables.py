@@ -65,7 +65,5 @@ CORRECTIONS = Table({
 })
 """Values of `algo.correction`."""
 
-KLS = Table({
-    **_of("vlrl.algo.kl", "k1 k2 k3 k3_bounded k1_plus k3_plus k3_unbiased k3_score"),
-})
+KLS = Table({**_of("vlrl.algo.kl", "k1 k2 k3 k3_bounded k1_plus k3_plus k3_unbiased k3_score")})
 """Values of `algo.kl`."""

@@ -209,8 +209,7 @@ class RankMonitor:
         return replies[0] if replies else None
 
     def _connect(self) -> dist.Store:
-        return dist.TCPStore(*self.address, is_master=False, wait_for_workers=False,
-                             timeout=timedelta(seconds=CONNECT))
+        return dist.TCPStore(*self.address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT))
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:

@@ -219,8 +219,7 @@ class Environments:
             with self._lock:
                 self.restarts += 1
             why = f"no result within {seconds:g} s" if isinstance(error, WorkerHung) else "its process ended"
-            _log.warning("environment of sample %r, %s: %s; the process was restarted", episode.sample.id, call,
-                         why)
+            _log.warning("environment of sample %r, %s: %s; the process was restarted", episode.sample.id, call, why)
             return EnvironmentFailure(f"{call}: {why}")
         except Exception as error:  # a sample with objects that cannot be sent
             return EnvironmentFailure(f"{call}: {type(error).__name__}: {error}"[:500])

@@ -117,8 +117,7 @@ class Varlen(torch.autograd.Function):
         grads = [*_flash_backward(grad, [q, k, v, out, lse], runs.each, runs.each, scale, causal=True)]
         for level in runs.levels:
             given, q_below, own = (x.index_select(0, level.queries) for x in (grad, q, out))
-            saved = [q_below, *(x.index_select(0, level.keys) for x in (k, v)), own,
-                     lse.index_select(1, level.queries)]
+            saved = [q_below, *(x.index_select(0, level.keys) for x in (k, v)), own, lse.index_select(1, level.queries)]
             parts = _flash_backward(given, saved, level.below, level.per_run, scale)
             for whole, places, part in zip(grads, (level.queries, level.keys, level.keys), parts, strict=True):
                 whole.index_add_(0, places, part)

@@ -153,8 +153,7 @@ def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost
     return [make_batch(part, layout) for part in plan(pieces, limit, layout, cost)]
 
 
-def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
-         cost: Cost = balance.tokens) -> list[list[Piece]]:
+def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[list[Piece]]:
     """Assigns the pieces to as few micro-batches as possible, of similar cost. Returns the pieces of each micro-batch.
     With padded rows a piece is one completion, and padding counts towards `limit`."""
     if layout == "padded":

@@ -257,16 +257,14 @@ class Encoder:
     def _process(self, text: str, loaded: Sequence[LoadedMedia], special: bool) -> Any:
         images = [m.frames[0] for m in loaded if m.kind == "image"]
         videos = [m for m in loaded if m.kind == "video"]
-        kwargs: dict[str, Any] = {"add_special_tokens": special,
-                                  "return_text_replacement_offsets": True}
+        kwargs: dict[str, Any] = {"add_special_tokens": special, "return_text_replacement_offsets": True}
         if images:
             kwargs["images"] = images
         if videos:
             if not self.family.videos or getattr(self.processor, "video_processor", None) is None:
                 raise ValueError("this model's processor does not accept videos")
             frames = [torch.from_numpy(np.stack([np.asarray(f) for f in v.frames])).permute(0, 3, 1, 2) for v in videos]
-            kwargs |= {"videos": frames, "video_metadata": [*map(_MEDIA["clock"], videos)],
-                       "do_sample_frames": False}
+            kwargs |= {"videos": frames, "video_metadata": [*map(_MEDIA["clock"], videos)], "do_sample_frames": False}
         if images and videos and self.family.exclusive_media:
             raise ValueError("a prompt of this model may contain images or videos, not both")
         if self.family.mrope:

@@ -17,10 +17,7 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 
 SHARDED = ("fsdp2", "zero2", "zero3")  # values of train.sharding for which the model is sharded
-KINDS = Table({
-    "fsdp2": "vlrl.models.sharding.fsdp:shard",
-    "zero": "vlrl.models.sharding.zero:start",
-})
+KINDS = Table({"fsdp2": "vlrl.models.sharding.fsdp:shard", "zero": "vlrl.models.sharding.zero:start"})
 """Functions that shard a policy. fsdp2: (policy, idle, settings) -> None, called before the engine is made. zero:
 (policy, optimizer, config) -> new optimizer."""
 _CHECKS = Table({

@@ -114,8 +114,7 @@ class DrawEncoder:
             self._opened[draw] = reset_sample(self.engine, self.task, sample, draw.index, draw.visit)
         return self._opened[draw]
 
-    def _variants(self, draw: Draw, sample: Sample,
-                  step: int) -> list[tuple[Variant, Hashable, Callable[[], Sample]]]:
+    def _variants(self, draw: Draw, sample: Sample, step: int) -> list[tuple[Variant, Hashable, Callable[[], Sample]]]:
         if not self.varies:
             return []
         variants = variants_of(self.task.of(sample), sample, self.generator.group_size(draw), step)

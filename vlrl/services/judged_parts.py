@@ -41,8 +41,7 @@ def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: 
         question, shown = prompts.judge_view(task, sample, [answer], media)
         text = prompts.verdict_prompt(question, right, answer.final, criterion=criterion)
         questions.append(Question(text, shown, prompts.VERDICT))
-    known = {i: None if v is None else float(v)
-             for i, v in zip(nonempty, _verdicts(services, questions), strict=True)}
+    known = {i: None if v is None else float(v) for i, v in zip(nonempty, _verdicts(services, questions), strict=True)}
     return {i: known.get(i, 0.0) for i in answers}
 
 

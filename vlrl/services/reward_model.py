@@ -92,8 +92,7 @@ class RewardModel:
     def close(self) -> None:
         pass
 
-    def __call__(self, question: str, media: Sequence[Media],
-                 answers: Sequence[str]) -> list[tuple[float, ...] | str]:
+    def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[tuple[float, ...] | str]:
         """Returns for each answer a tuple with the score of each model, or a string that says why there is none."""
         if not answers:
             return []
@@ -132,8 +131,7 @@ class HeadScorer:
         accelerator: Any = SimpleNamespace(device=device)
         self._policy = Policy(model.requires_grad_(False).to(device).eval(), processor, family, accelerator, dtype)
         self._head = RewardHead.of(load_file(folder / HEAD), device)
-        self._encode = Encoder(processor, family, self._policy.positions,
-                               config.model_copy(update={"model": settings}))
+        self._encode = Encoder(processor, family, self._policy.positions, config.model_copy(update={"model": settings}))
         self._train = config.train
 
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
