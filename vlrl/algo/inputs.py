@@ -151,8 +151,7 @@ class LossInputs:
     per_token: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N] values of Rollout.per_token, by the names that a head's loss reads (heads.Head.reads); NaN = no value."""
     known: Mapping[str, float] = field(default_factory=dict)
-    """For each name in per_token, the number of trained tokens of the optimizer step that have a value, over all
-    processes."""
+    """For each name in per_token, the number of all trained tokens of the optimizer step that have a value."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The result of the function's own `prepare` for the whole optimizer step: numbers, or [N]. Values per rollout are
     repeated for each of its tokens."""

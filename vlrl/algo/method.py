@@ -166,8 +166,7 @@ class Method:
         return groups
 
     def scores(self, s: Scores) -> Scores:
-        """Returns the inputs of the advantage, extended by the method. Called on every process that computes
-        advantages."""
+        """Returns the inputs of the advantage, extended by the method. Called wherever advantages are computed."""
         return s
 
     def credited(self, groups: Sequence[Group]) -> Mapping[str, float]:

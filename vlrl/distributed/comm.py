@@ -80,8 +80,7 @@ def _thread_states(prefix: str) -> str:
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
     """In the block, names the current phase of this rank, for messages of ranks that wait for it. After an error the
-    name remains until the next step begins. Does nothing outside the main thread, because other threads call no
-    collectives."""
+    name remains until the next step begins. Only for the main thread, because others call no collectives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -308,8 +307,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25)
 
     If no rank has a gradient for a parameter, its `.grad` stays None. Gradients are reduced once per optimizer step, in
     buckets of `bucket` numbers. So ranks may run different numbers of micro-batches and leave parameters unused
-    (text-only data on one rank) without a deadlock. Gradients of DTensors are skipped, because FSDP has already summed
-    them."""
+    (text-only data on one rank) without a deadlock. Gradients of DTensors are skipped: FSDP has summed them."""
     if world() == 1:
         return
     learning = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]

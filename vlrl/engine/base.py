@@ -14,8 +14,7 @@ from vlrl.types import Completion, Prompt, Sample, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The sampling parameters of a completion. Example: `Sampling(max_new_tokens=512)`; greedy: `Sampling(...,
-    temperature=0)`."""
+    """The sampling parameters of a completion. Greedy: `Sampling(max_new_tokens=512, temperature=0)`."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -171,8 +170,7 @@ def turn_of(request: Request) -> int:
 
 def reset_sample(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
     """Resets the sample's environment, and returns the sample with the first observation or with the error of the
-    reset. The seed of the environment is derived from `key`. A sample whose task has no environment is returned
-    unchanged."""
+    reset. The seed of the environment is derived from `key`. A sample without an environment is returned unchanged."""
     return engine.reset_sample(task, sample, key) if isinstance(engine, EpisodePlayer) else sample
 
 

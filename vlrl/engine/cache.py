@@ -142,8 +142,7 @@ class CopiedRows:
 
 class SharedRows:
     """The KV cache of rows that share one copy of their prompt's cache, for models with vlrl's attention
-    implementation. The arguments are those of CopiedRows; `owner` must be ascending. `answers` is an empty cache for
-    the completions."""
+    implementation. The arguments are those of CopiedRows; `owner` must be ascending. `answers` is an empty cache."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
         cached: list[Any] = cache.layers
@@ -160,8 +159,7 @@ class SharedRows:
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # 4-D: used as given, no mask is built
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Keyword arguments of a forward pass that adds one token to every row. argument: the name from
-        `cache_argument`."""
+        """Keyword arguments of a forward pass that adds a token to every row. argument: from `cache_argument`."""
         return {argument: self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
     def row(self, place: int, own: int) -> list[Pair]:

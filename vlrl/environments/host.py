@@ -106,8 +106,7 @@ class Environments:
         return replace(sample, opening=observation, environment_seed=seed)
 
     def reset(self, episodes: Sequence[HostedEpisode]) -> list[Observation | EnvironmentFailure | None]:
-        """Resets the environments of episodes, and returns their first observations; None for a sample without an
-        environment."""
+        """Resets the environments of episodes, and returns their first observations; None without an environment."""
         return [call.result() for call in [self.begin_reset(e) for e in episodes]]
 
     def step(self, episodes: Sequence[HostedEpisode], actions: Sequence[str]) -> list[Step | EnvironmentFailure]:

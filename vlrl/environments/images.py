@@ -1,5 +1,4 @@
-"""Builds observations of external environments: images from arrays and base64, and text from the fields of a JSON
-observation."""
+"""Builds observations of external environments: images from arrays and base64, text from the fields of JSON."""
 
 from __future__ import annotations
 

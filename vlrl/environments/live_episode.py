@@ -1,5 +1,4 @@
-"""A running episode: its tokens, the shortened contexts (windows) in which actions are sampled, and the resulting
-completion."""
+"""A running episode: its tokens, the shortened contexts (windows) in which actions are sampled, and its completion."""
 
 from __future__ import annotations
 

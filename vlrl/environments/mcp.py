@@ -46,8 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """A tool of an MCP server, with the server's schema. call: runs the tool; None if the tool only provides its schema
-    for the prompt."""
+    """A tool of an MCP server, with the server's schema. call: runs the tool; None if only its schema is needed."""
 
     def __init__(self, schema: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Observation] | None = None):
         function = schema["function"]

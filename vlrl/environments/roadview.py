@@ -53,8 +53,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Edges:
-    """The left and right edge of a lane, [points, 2] in world metres, and how each is painted (line types of
-    highway-env)."""
+    """The left and right edge of a lane, [points, 2] in world metres, and highway-env's line type of each."""
 
     left: np.ndarray
     right: np.ndarray

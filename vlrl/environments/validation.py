@@ -49,8 +49,7 @@ def _sendable(source: Any) -> Any:
 
 
 def checked_step(step: Any) -> Step:
-    """Checks a step, and returns it with reward parts as floats and the state as a string. Raises ProtocolError if it
-    is invalid."""
+    """Checks a step, and returns it with reward parts as floats and the state as a string, or raises ProtocolError."""
     if not isinstance(step, Step):
         raise ProtocolError(f"returned {type(step).__name__}, expected a Step")
     if not isinstance(step.parts, Mapping):

@@ -17,8 +17,7 @@ ASSETS = Path(__file__).parents[1] / "assets"  # folder with the models that are
 
 
 class FamilyConvention(coordinates.Convention):
-    """The box convention of a model's family, looked up at first use. Rows with a `coordinates` field do not need
-    it."""
+    """The box convention of a model's family, looked up at first use. Not needed for rows with `coordinates`."""
 
     def __init__(self, model: str):
         self._model = model

@@ -201,8 +201,7 @@ class Policy:
 
     def keep_reference(self, source: str | Path | None = None) -> None:
         """Makes a frozen copy of a model as reference for the KL term: of the model at `source`, or else of the current
-        weights. Each weight gets the type that it has in the policy, so that both models compute alike. Under LoRA no
-        copy is needed."""
+        weights. Each weight gets the type that it has in the policy, so that both compute alike. LoRA needs no copy."""
         if self.lora:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
@@ -263,8 +262,7 @@ class Policy:
             self.shards.scatter()
 
     def close(self) -> None:
-        """Frees the weights that DeepSpeed gathered. Call it before the process group ends, because it is impossible
-        afterwards."""
+        """Frees the weights that DeepSpeed gathered. Call it before the process group ends; later it is impossible."""
         if engine := shards.engine_of(self.shards):
             engine.scatter()
 
@@ -327,8 +325,7 @@ class Policy:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """In the block, the model is in evaluation mode: no dropout, and the KV cache is on even under gradient
-        checkpointing."""
+        """In the block, the model is in evaluation mode: no dropout, a KV cache even under gradient checkpointing."""
         was = self.model.training
         self.model.eval()
         try:

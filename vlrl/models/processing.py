@@ -281,8 +281,7 @@ class Encoder:
         return len(loaded) if some else 0
 
     def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
-        """Number of visual tokens of each image or video, counted in the text by which the processor replaces its
-        placeholder."""
+        """Number of visual tokens of each image or video, counted in the text that replaces its placeholder."""
         offsets = batch.get("text_replacement_offsets") if loaded else None
         put = offsets[0] if isinstance(offsets, list) else []
         if len(put) != len(loaded):

@@ -1,5 +1,4 @@
-"""Shows the progress of a run: a bar with the current reward, in a notebook also the reward curve, on other outputs
-plain lines."""
+"""Shows the progress of a run: a bar with the reward, in a notebook also the reward curve, on other outputs lines."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Every phase of a step is a sign of life (metrics.phase). After limits.stuck_s seconds without one, the stacks are
 written to stuck-rank-00000.txt in the run folder, and the exception Stuck is raised in the main thread, so that engines
-and files are closed as after any error. If that is impossible, because the main thread is in native code, the process
-is killed."""
+and files are closed as after any error. If the main thread is in native code, the process is killed."""
 
 from __future__ import annotations
 

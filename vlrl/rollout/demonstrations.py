@@ -3,8 +3,7 @@
 
     groups = demonstrated(task, encode, engine, config, asked, step=0)      # groups of one completion each
 
-For a sample with an environment the EpisodeEngine plays the actions of `Task.oracle_actions`, so the demonstration is a
-regular episode."""
+For a sample with an environment the EpisodeEngine plays the actions of `Task.oracle_actions`, as a regular episode."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class Demonstrations:
         pass
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns one completion per request, with log-probabilities 0. Raises DataError if a sample has no
-        demonstration."""
+        """Returns one completion per request, with log-probabilities 0. Raises DataError if there is none."""
         texts = (completion_for(self._text(request), request.prompt.opened) for request in requests)
         return [[unsampled_completion(self.encode.answer_ids(text), text)] for text in texts]
 

@@ -273,8 +273,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     size, so that scoring can convert the model's coordinates. Completions of trained `variants` join the group under
     the unmodified prompt. Completions of other variants are passed to the task and stored in `Group.aside`. `likely`:
     log-probabilities computed for services of the group; `served` provides the other services. A reward part whose
-    service is missing is left out. A part whose service did not respond cannot be scored, and the rollout gets an
-    `error`."""
+    service is missing is left out. A part whose service did not respond has no value, and the rollout an `error`."""
     task = task.of(sample)
     sample, members = with_image_size(sample, prompt), _members(completions, variants)
     aside = [(v.name, c) for v, variant_answers in variants if not v.trained for c in variant_answers]

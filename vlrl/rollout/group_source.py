@@ -74,8 +74,7 @@ class GroupSource:
         self.rejected = RejectionCount()
         self.outcomes: list[Outcome] = []  # outcomes of all draws of the last call, over all processes
         self.dropped: list[Group] = []
-        """Groups of this process in the last call that were generated but are not trained on, and episodes that could
-        not begin."""
+        """Groups of this process in the last call that were generated but are not trained on, and failed resets."""
         self.wasted = 0  # number of groups of this process that were generated but are not trained on
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}

@@ -63,8 +63,7 @@ class Likelihoods:
                  for column, name in enumerate(self.services)} for i, keys in enumerate(requested)]
 
     def metrics(self, split: str) -> dict[str, float]:
-        """The numbers of texts and tokens since the last call, over all processes, and the training step of the
-        policy's weights."""
+        """The numbers of texts and tokens since the last call, over all processes, and the step of the weights."""
         texts, tokens, step = self._read.pop(split, (0, 0, 0))
         texts, tokens = comm.total(texts, tokens)
         return {"logprobs/texts": texts, "logprobs/tokens": tokens, "logprobs/policy_step": float(step)}

@@ -60,8 +60,7 @@ class ServedTeacher:
 
     def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
         """Returns for each row (minibatch.TrainingRow) the [T] float32 log-probabilities of its tokens; 0 for tokens
-        that are not trained on. All rows are requested at once. A collective call. Raises TrainingError if the server
-        is unavailable."""
+        that are not trained on. All rows are requested at once. Collective. Raises TrainingError without a server."""
         self.temperature = temperature
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
 

@@ -157,8 +157,7 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
 
 def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
     """Marks the checkpoint of `step` completed steps as the best. `record` is the line of eval.jsonl of its evaluation.
-    Until another checkpoint is marked, it is kept in addition to the `keep` newest checkpoints. Raises RunError if the
-    disk is full."""
+    Until another checkpoint is marked, it is kept besides the `keep` newest. Raises RunError if the disk is full."""
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
     newest = next(iter(all_checkpoints(folder)), None)
     _prune(folder, step_of(newest) if newest else step, keep)

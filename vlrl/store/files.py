@@ -189,8 +189,7 @@ def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float =
 
 
 def cache_folder(name: str = "") -> Path:
-    """Returns the folder `name`, or else this user's cache folder for vlrl. It need not exist; its content can be
-    recreated."""
+    """Returns the folder `name`, or else this user's cache folder for vlrl. It need not exist."""
     if name:
         return Path(name).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -4,8 +4,7 @@
         writer.submit(lambda: folder.write_rollouts(...))
         writer.flush()                                      # returns when it is on the disk, or raises its error
 
-Writes run in order. A checkpoint is saved only after a flush, so if the process dies, a resumed run repeats all work
-that was lost."""
+Writes run in order. A checkpoint is saved only after a flush, so after a crash, a resumed run repeats all lost work."""
 
 from __future__ import annotations
 

@@ -1,2 +1,1 @@
-"""vLLM as the sampler: inside the training process (engine.py), or on separate servers (server.py, launch.py,
-replicas.py)."""
+"""vLLM as the sampler: in the training process (engine.py), or on separate servers (server.py, launch.py)."""

@@ -97,8 +97,7 @@ class ReplicaPool:
         self._abandoned = error
 
     def invalidate(self) -> None:
-        """Marks all servers as not ready, as the weights have changed. Each must be admitted before it gets
-        requests."""
+        """Marks all servers as not ready, as the weights have changed. Each must be admitted before requests."""
         self._invalidations += 1
         for replica in self.replicas:
             replica.awaited = replica.ready

@@ -204,8 +204,7 @@ class Routes:
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
         """Compares the loaded weights with {"version": ..., "base": folder, "adapter": folder or None}. Returns the
-        number of compared tensors, and a list of those that differ, worst first: name, largest difference, largest
-        absolute value."""
+        number of compared tensors, and those that differ, worst first: [name, largest difference, largest value]."""
         request = _object(json.loads(body))
         base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:

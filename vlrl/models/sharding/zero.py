@@ -94,8 +94,7 @@ class Zero(Shards):
         optimizer.load_state_dict(state)
 
     def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
-        """This rank's part of a weight: (flat tensor, slice of that tensor, slice of the flattened weight). None if it
-        has no part."""
+        """This rank's part of a weight: (flat tensor, slice of that tensor, slice of the flattened weight) or None."""
         inner = self.engine.optimizer
         if self.stage == 3:
             group, start, size = inner.grad_position[inner.get_param_id(parameter)]
