@@ -40,7 +40,7 @@ class Head(torch.nn.Module):
         torch.nn.init.zeros_(self.layer.bias)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Predicted values [N] for hidden states [N, H]. Their gradient is multiplied by settings.coef."""
+        """Predicted values [N] for hidden states [N, H]. The states' gradient is multiplied by settings.coef."""
         alone = states.detach()
         shared = alone + self.settings.coef * (states - alone) if self.settings.coef else alone
         return self.layer(shared.float())[:, 0]

@@ -35,7 +35,7 @@ class Demonstrations:
         pass
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns one completion per request, with log-probabilities 0. Raises DataError if there is none."""
+        """Returns one completion per request (log-probabilities 0). Raises DataError for a missing demonstration."""
         texts = (completion_for(self._text(request), request.prompt.opened) for request in requests)
         return [[unsampled_completion(self.encode.answer_ids(text), text)] for text in texts]
 
