@@ -72,7 +72,6 @@ def test_the_pictures_of_an_episode_in_their_order_also_as_mp4(shown):
     assert [ms for _, ms in found] == [800] * TURNS + [2400]
     assert len(film.pictures(view, one)) == TURNS + 1
     # at 5 frames a second: 0.8 s are 4 frames, the last picture's 2.4 s are 12
-    media, view, one = shown
     found = decoded(film.rendered(media, view, one, "mp4"))
     pictures = [picture for picture, _ in frames(film.rendered(media, view, one))]
     assert [seconds for _, seconds in found] == pytest.approx([i / 5 for i in range(4 * TURNS + 12)], abs=1e-3)
@@ -91,12 +90,10 @@ def test_films_are_bounded_and_mp4s_have_even_sides(shown, stored):
     whole = film.rendered(media, view, one)
     small = film.rendered(media, view, one, most_bytes=len(whole) // 2)
     assert len(small) <= len(whole) // 2 and 1 <= len(frames(small)) < TURNS
-    media, view, one = shown
     gone = replace(view, media=(replace(view.media[0], name="gone.png"), replace(view.media[0], name=None)))
     assert len(frames(film.rendered(media, gone, one))) == TURNS
     with pytest.raises(AppError, match="answer 0 of group 'zoomed-1' has no stored image"):
         film.rendered(media, replace(view, media=()), replace(one, media=()))
-    media, view, one = shown
     whole = film.rendered(media, view, one, "mp4")
     small = film.rendered(media, view, one, "mp4", most_bytes=len(whole) * 2 // 3)
     assert len(small) <= len(whole) * 2 // 3 and len(decoded(small)) < len(decoded(whole))
@@ -105,7 +102,6 @@ def test_films_are_bounded_and_mp4s_have_even_sides(shown, stored):
     assert abs(odd[0][0][-1] - 128).max() < 40 and abs(odd[0][0][:-1, :-1] - 128).max() > 60
     with pytest.raises(AppError, match="film kind 'avi' is unknown: choose one of gif, mp4"):
         film.rendered(media, view, one, "avi")
-    media, view, one = shown
     Image.new("RGB", (40, 120), "blue").save(stored / "a/media/tall.png")
     tall = replace(view.media[0], name="tall.png", hash="tall")
     (first, _), *rest = frames(film.rendered(media, replace(view, media=(tall,)), one))

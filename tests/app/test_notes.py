@@ -183,65 +183,64 @@ def chosen(*places: tuple[int, int], flag="good", run="a", source="train", split
 ANSWERS = {"train-000000": ["[1, 2, 3, 4]", "=cmd|' /C calc'!A0"], "train-000001": ["</script>\u2028é", ""]}
 
 
+def exported(root: Path, form: str, wanted: list[Note], **more):
+    """Of the runs in a folder, into its folder out."""
+    library = Library(root)
+    (root / "out").mkdir(exist_ok=True)
+    return export(form, library, MediaStore(library), wanted, root / "out", **more)
+
+
 @pytest.fixture
 def runs(tmp_path):
-    """The library over one run, `a`, and a folder for exports."""
-    answered(tmp_path / "runs/a", ANSWERS)
-    (tmp_path / "out").mkdir()
-    library = Library(tmp_path / "runs")
-    return library, MediaStore(library), tmp_path / "out"
+    answered(tmp_path / "a", ANSWERS)
+    return tmp_path
 
 
 def test_jsonl_has_a_line_each_and_parquet_every_column(runs):
-    library, media, out = runs
-    made = export("jsonl", library, media, chosen((1, 0), (0, 1), (0, 0)), out)
+    made = exported(runs, "jsonl", chosen((1, 0), (0, 1), (0, 0)))
     lines = [json.loads(line) for line in made.path.read_text().split("\n")[:-1]]
     assert (made.rows, made.left_out, made.path.name) == (3, (), "rollouts.jsonl")
     assert [line["completion"] for line in lines] == [ANSWERS["train-000001"][0], *ANSWERS["train-000000"][::-1]]
     first = lines[0]
     assert (first["run"], first["source"], first["flag"], first["comment"]) == ("a", "train", "good", "<script>")
     assert first["parts"] == {"iou": 0.5} and first["sample"]["id"] == "train-000001" and "token_ids" not in first
-    library, media, out = runs
-    made = export("parquet", library, media, chosen((0, 1), (1, 0)), out)
+    made = exported(runs, "parquet", chosen((0, 1), (1, 0)))
     table = pq.read_table(made.path)
     assert made.rows == 2 and table.schema.names == [*store.SCHEMA.names, "run", "source", "flag", "comment"]
-    written = library.folder("a").rollouts(0)
+    written = RunFolder(runs / "a").rollouts(0)
     assert table.select(store.SCHEMA.names).equals(written.take([1, 2]))
     assert table["comment"].to_pylist() == ["<script>"] * 2
 
 
 def test_what_is_gone_is_named_and_what_is_flagged_bad_is_no_lesson(runs):
-    library, media, out = runs
     wanted = [*chosen((0, 0), (7, 0)), *chosen((0, 0), run="../a"), *chosen((0, 0), run="b", source="eval", split="x")]
-    made = export("jsonl", library, media, wanted, out)
+    made = exported(runs, "jsonl", wanted)
     assert made.rows == 1 and len(made.left_out) == 3
     assert made.left_out[0] == "1 of run 'a', step 0: no longer in its files"
     assert "'../a'" in made.left_out[1] and "'b'" in made.left_out[2]
     with pytest.raises(AppError, match="no rollout can be written: 1 of run 'a', step 0: no longer"):
-        export("parquet", library, media, chosen((7, 0)), out)
-    assert not (out / "rollouts.parquet").exists()
+        exported(runs, "parquet", chosen((7, 0)))
+    assert not (runs / "out/rollouts.parquet").exists()
     with pytest.raises(AppError, match="unknown form 'csv'"):
-        export("csv", library, media, wanted, out)
-    library, media, out = runs
+        exported(runs, "csv", wanted)
     wanted = [*chosen((0, 0)), *chosen((0, 1), flag="bad")]
-    made = export("sft", library, media, wanted, out)
+    made = exported(runs, "sft", wanted)
     assert made.rows == 1 and made.left_out[0].startswith("1 are flagged bad: no model should learn them")
-    assert export("sft", library, media, wanted, out, bad=True).rows == 2
-    assert export("jsonl", library, media, wanted, out).rows == 2  # for whoever wants to look at them
+    assert exported(runs, "sft", wanted, bad=True).rows == 2
+    assert exported(runs, "jsonl", wanted).rows == 2  # for whoever wants to look at them
     with pytest.raises(AppError, match="no rollout can be written: 1 are flagged bad"):
-        export("sft", library, media, wanted[1:], out)
+        exported(runs, "sft", wanted[1:])
 
 
 def test_a_set_for_sft_names_its_media_and_leaves_out_what_teaches_nothing(runs):
-    library, media, out = runs
-    made = export("sft", library, media, chosen((0, 0), (0, 1), (1, 0), (1, 1)), out)
+    made = exported(runs, "sft", chosen((0, 0), (0, 1), (1, 0), (1, 1)))
     assert made.rows == 3
     assert made.left_out == ("run 'a', step 0, group 'g1', answer 1: its answer is empty or truncated: training on "
                              "it would teach the model to stop there",)
     with zipfile.ZipFile(made.path) as archive:
         assert archive.namelist() == [f"media/{0:064x}.png", f"media/{1:064x}.png", "rows.jsonl", "README.txt"]
-        archive.extractall(out / "set")
-    rows = read_rows(out / "set/rows.jsonl", "canonical")
+        archive.extractall(runs / "set")
+    rows = read_rows(runs / "set/rows.jsonl", "canonical")
     assert [(row["id"], row["solution"], row["image"]) for row in rows] == [
         ("train-000000", "[1, 2, 3, 4]", f"media/{0:064x}.png"),
         ("train-000000-2", "=cmd|' /C calc'!A0", f"media/{0:064x}.png"),
@@ -257,33 +256,30 @@ def test_answers_to_several_tasks_are_said_to_be_no_one_set(tmp_path):
         table = pq.read_table(file)
         place = table.column_names.index("task")
         pq.write_table(table.set_column(place, "task", pa.array([task] * len(table))), file)
-    library = Library(tmp_path)
     wanted = [*chosen((0, 0)), *chosen((1, 0), run="b")]
-    made = export("sft", library, MediaStore(library), wanted, tmp_path)
+    made = exported(tmp_path, "sft", wanted)
     assert made.rows == 2 and made.left_out == ("Beware: these are answers to several tasks (digits, grounding), but "
                                                 "`vlrl sft` uses the prompt of one task: export a data set for each",)
-    assert export("sft", library, MediaStore(library), wanted[:1], tmp_path).left_out == ()
+    assert exported(tmp_path, "sft", wanted[:1]).left_out == ()
 
 
 @pytest.mark.slow
 def test_the_commands_of_a_set_run_where_the_task_draws_its_samples(runs, monkeypatch):
-    library, media, out = runs
-    with zipfile.ZipFile(export("sft", library, media, chosen((0, 0), (1, 0)), out).path) as archive:
-        archive.extractall(out / "set")
-    monkeypatch.chdir(out / "set")
-    check, sft = (line.replace("CONFIG", str(library.root / "a/config.yaml")).split()[1:]
-                  for line in (out / "set/README.txt").read_text().splitlines() if line.startswith("    vlrl "))
+    with zipfile.ZipFile(exported(runs, "sft", chosen((0, 0), (1, 0))).path) as archive:
+        archive.extractall(runs / "set")
+    monkeypatch.chdir(runs / "set")
+    check, sft = (line.replace("CONFIG", str(runs / "a/config.yaml")).split()[1:]
+                  for line in (runs / "set/README.txt").read_text().splitlines() if line.startswith("    vlrl "))
     assert main(check) == 0
     assert main([*sft, "steps=1", "rollout.prompts_per_step=2", "eval.samples=2"]) == 0
-    trained = RunFolder(out / "set/runs/sft")
+    trained = RunFolder(runs / "set/runs/sft")
     assert {r["completion"] for r in trained.rollouts(0).to_pylist()} == {"[1, 2, 3, 4]", "</script>\u2028é"}
     assert trained.metrics()[0]["loss"] > 0
 
 
 def test_a_set_of_evaluated_answers_comes_with_a_warning(tmp_path):
     answered(tmp_path / "a", {"train-000002": ["[1, 2, 3, 4]"]}, split="heldout")
-    library = Library(tmp_path)
-    made = export("sft", library, MediaStore(library), chosen((0, 0), source="eval", split="heldout"), tmp_path)
+    made = exported(tmp_path, "sft", chosen((0, 0), source="eval", split="heldout"))
     assert made.rows == 1 and made.left_out[0].startswith("Beware: some answers come from evaluations of heldout")
 
 
@@ -294,7 +290,7 @@ def test_media_outside_of_the_run_are_not_packed(tmp_path):
     wanted = [Note(RolloutKey(library.runs()[0].id, "train", r["split"], 3, r["group_id"], r["index"])) for r in rows]
     assert len(wanted) == 14
     try:
-        made = export("sft", library, MediaStore(library), wanted, tmp_path)
+        made = exported(tmp_path / "runs", "sft", wanted)
     except AppError:
         return  # nothing of it could be packed
     with zipfile.ZipFile(made.path) as archive:
@@ -316,8 +312,7 @@ def test_frames_that_were_kept_alone_come_back_as_the_same_video(tmp_path):
     entry = {**row["media"][0], "kind": "video", "path": name, "hash": clip.sha256}
     table = pa.Table.from_pylist([{**row, "sample": json.dumps(sample), "media": [entry]}], store.SCHEMA)
     pq.write_table(table, tmp_path / "a/rollouts/step-000000-rank-00000.parquet")
-    library = Library(tmp_path)
-    made = export("sft", library, MediaStore(library), chosen((0, 0)), tmp_path)
+    made = exported(tmp_path, "sft", chosen((0, 0)))
     with zipfile.ZipFile(made.path) as archive:
         archive.extractall(tmp_path / "set")
     found = read_rows(tmp_path / "set/rows.jsonl", "canonical")[0]

@@ -54,7 +54,6 @@ def test_an_episode_as_the_store_has_it_with_the_box_of_a_call_on_the_picture_be
     assert (first[1].state, first[1].seconds, first[1].done, first[3].done) == ("s0", 0.25, False, True)
     assert first[1].info == {"level": 0} and first[1].calls[0].name == "zoom"
     # in thousandths of 160 x 120 pixels; the last picture was taken from by no call
-    view = details.group(stored, "a", "train", 0, "zoomed-1")
     found = turns.read(view, view.rollouts[1], "norm1000")
     assert [[s.at for s in t.marks] for t in found] == [[(40.0, 30.0, 80.0, 90.0)]] * 3 + [[]]
     assert [t.marks[0].label for t in found[:3]] == ["zoom", "zoom", "zoom failed"]

@@ -123,7 +123,6 @@ def test_a_step_stands_beside_its_plan_and_one_that_hangs_is_said(parts, tmp_pat
     (row,) = part["rows"]
     assert row["generating: s"] + row["the rest: s"] == pytest.approx(row["s a step"]) and row["GiB / plan"] > 0
     import gpu_step
-    monkeypatch.setattr(gpu_step.subprocess, "run", forked.in_place_of_subprocess_run)
     step = gpu_step.Step("vlrl", "lora", "tiny", 3, tmp_path)  # without a model
     assert "not done within 0 s" in step.measured(0.01)["error"]
     assert "FileNotFoundError" in step.measured(60)["error"]

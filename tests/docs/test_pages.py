@@ -108,7 +108,6 @@ def test_the_example_config_and_what_is_written_about_tasks_is_so(tmp_path, monk
     exec(code, {})
     (row,) = read_rows(tmp_path / "all.jsonl")
     assert sample_from_row(row, tmp_path).id == "0" and row["question"] == "How many?" and row["box"] == [1, 2, 30, 40]
-    page = (ROOT / "docs" / "write-a-task.md").read_text(encoding="utf-8")
     (code,) = [body for _, body in BLOCK.findall(page) if body.startswith("# my_recipe.py")]
     (tmp_path / "my_recipe.py").write_text(code)
     assert "task.recipe=my_recipe.py:strict" in page

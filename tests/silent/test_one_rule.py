@@ -69,7 +69,6 @@ def test_what_is_held_out_is_said_alike_and_a_label_in_other_capitals_is_among_i
         out, err = capsys.readouterr()
         assert says in plain(out + err) and "heldout1" in out + err, (command[:2], out, err)
         assert len([line for line in (out + err).splitlines() if "what it asks" in line]) == 1
-    picture(tmp_path, "a.png")
     file = rows_file(tmp_path, "rows.jsonl", [{"id": "r", "image": "a.png", "label": "cat", "labels": ["Cat", "dog"]}])
     assert main(["data", "check", str(file)]) == 0
 
