@@ -110,15 +110,6 @@ def test_an_empty_folder_says_what_to_do_and_shows_the_first_run(chromium, tmp_p
         expect(page.locator("#v-runs tbody tr")).to_have_count(1, timeout=20_000)
 
 
-def test_plots_are_dark_on_a_phone_that_prefers_it(phone, served):
-    phone.goto(f"{served}?page=runs&runs=boxes,sweep/points")
-    phone.locator(".v-chart").first.scroll_into_view_if_needed()  # plots are drawn as they come into view
-    expect(phone.locator(PLOTTED).first).to_be_visible()
-    ground, text = phone.evaluate("""[getComputedStyle(document.body).backgroundColor,
-                                      getComputedStyle(document.querySelector('.v-plot .v-xtick')).fill]""")
-    assert max(map(int, re.findall(r"\d+", ground)[:3])) < 60 < min(map(int, re.findall(r"\d+", text)[:3]))
-
-
 def test_tags_find_runs_and_archived_ones_are_hidden_unless_asked(chromium, tmp_path):
     for name in ("old", "new"):
         made_runs.write(tmp_path / name, steps=1, prompts=1, evaluate=False)

@@ -166,19 +166,6 @@ def test_marks_and_json_are_decoded_safely():
     assert deep == "…" and decoded(None) is None and decoded("x" * 5_000_000) == "x" * 1000 + "…"
 
 
-def test_hostile_texts_come_as_they_are(tmp_path):
-    made_runs.hostile(tmp_path)
-    library = Library(tmp_path)
-    [info] = library.runs()
-    rows = library.folder(info.id).rollouts(2).to_pylist()
-    view = group(library, info.id, "train", 2, rows[0]["group_id"])
-    assert made_runs.SCRIPT in view.prompt and made_runs.SCRIPT in view.rollouts[0].completion
-    for i in range(14):
-        assert len(group(library, info.id, "train", 3, f"media-{i}").media) == 1
-    with pytest.raises(AppError, match=r"skipped step-000010-rank-00000\.parquet"):
-        group(library, info.id, "train", 10, "x")
-
-
 def test_code_named_in_a_config_runs_only_when_trusted(tmp_path):
     made = made_runs.made_group("boxes", 1, 0)
     library, run = one(tmp_path, replace(made, rollouts=tuple(replace(r, marks=None) for r in made.rollouts)))

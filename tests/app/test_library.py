@@ -19,12 +19,6 @@ def library(runs):
     return Library(runs)
 
 
-@pytest.fixture(scope="module")
-def evil(tmp_path_factory):
-    root = tmp_path_factory.mktemp("evil")
-    return Library(root), made_runs.hostile(root).name
-
-
 def bare(folder, **beat):
     folder.mkdir(parents=True)
     beat = {"step": 1, "steps": 2, "state": "finished", "time": 5.0, **beat}
@@ -204,14 +198,6 @@ def test_a_pipe_is_no_file(tmp_path):
     (run / "run.lock").write_text("{}")
     library = Library(tmp_path)
     assert library.run("a").state == "unknown" and library.metrics("a") == [] and library.folder("a").metrics() == []
-
-
-def test_the_hostile_run_is_listed_with_notes(evil):
-    library, id = evil
-    info = library.run(id)
-    assert info.state == "unknown" and len(info.notes) == 2
-    assert [m["step"] for m in library.metrics(id)] == [0, 1, 2] and library.metrics(id)[2]["reward/mean"] is None
-    assert len(library.notes(id)) == 7 and library.evals(id) == [] and library.settings(id) == {}
 
 
 def test_two_hundred_runs_are_listed_again_at_once(tmp_path):

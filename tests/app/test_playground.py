@@ -324,6 +324,7 @@ def test_uploads_that_are_refused(play, tmp_path):
         ask(upload=text, question="  ")
 
 
+@pytest.mark.slow
 def test_the_playground_chooses_without_torch_and_the_app_is_built_without_it(root):
     code = ("import sys\nfrom vlrl.app.library import Library\nfrom vlrl.app.playground import Playground\n"
             "from vlrl.app import in_memory, models\nfrom vlrl.app.asking import Ask\n"
