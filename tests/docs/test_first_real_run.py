@@ -10,7 +10,7 @@ from PIL import Image
 
 import vlrl
 from tests.docs.test_benchmarks import module
-from tests.docs.test_guides import BLOCK, DOCS, ROOT
+from tests.docs.test_readme import BLOCK, DOCS, ROOT
 from vlrl import config
 from vlrl.cli.main import main
 
