@@ -115,7 +115,7 @@ def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
     """The reward parts of GUI-G2: two Gaussian terms, rounded to three digits, and `format`, 1 if the answer is only a
     box of integers."""
     box, truth = _read_g2(task, sample, answer), element(task, sample)
-    framed = box_format(said(answer), whole=whole_units(task, sample))
+    framed = box_format(said(answer), integers=whole_units(task, sample))
     if box is None or truth is None:
         return {"point": 0.0, "coverage": 0.0, "format": framed}
     return {"point": round(gaussian_point(box, truth), 3), "coverage": round(gaussian_coverage(box, truth), 3),

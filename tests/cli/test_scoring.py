@@ -365,7 +365,7 @@ def test_an_answer_is_judged_beside_the_oracle_also_from_a_pipe(capsys, monkeypa
     assert code == 0 and found["answer"] == "4" and found["reward"] == found["oracle"]["reward"] == 1.1
     _, out, _ = call(capsys, monkeypatch, [*words, "--json", "task.thinking=thinking"], "<think>\x1b[2J four\n")
     assert json.loads(out)["complaints"] == ["<think> occurs 1 times, </think> 0 times",
-                                             "the prompt asks for <answer>, the answer has none"]
+                                             "the prompt asks for <answer>, but the answer does not contain it"]
     _, out, _ = call(capsys, monkeypatch, words, "\x1b[2J\n")
     assert "\x1b" not in out and "format" in out
 
@@ -399,7 +399,7 @@ def test_a_session(monkeypatch, capsys, tmp_path):
 
 
 def test_play_refuses_what_is_not_there(capsys, monkeypatch, tmp_path):
-    for words, says in ((["--index", "99999"], "has 60 samples"), (["--id", "train-00007"], "Did you mean"),
+    for words, says in ((["--index", "99999"], "has the samples 0 to 59"), (["--id", "train-00007"], "Did you mean"),
                         (["--split", "test"], "split 'test'"), (["model.name=no/such"], "task.coordinates=auto"),
                         (["task.drawn=false"], "data.train is not set")):
         words = ["play", QUICKSTART, "task.count=60", *words, "--answer", "[1, 2, 3, 4]"]

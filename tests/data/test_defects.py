@@ -61,7 +61,7 @@ DEFECTS = {
     "an unknown plan": ("driving", {"plan": {"speed": "KEEP", "path": "LEFT_TRUN"}}, "field", "mean 'LEFT_TURN'"),
     "time runs back": ("driving", {"trajectory": [[1, 0, 1.0], [2, 0, 0.5]]}, "field", "t must rise"),
     "a plan of no image": ("driving", {"images": None, "trajectory": None}, "field", "add the field 'image'"),
-    "a class of no image": ("classification", {"image": None}, "field", "label='cat' refers to images"),
+    "a class of no image": ("classification", {"image": None}, "field", "label='cat' refers to media"),
     "spans of no video": ("video", {"video": None}, "field", "add the field 'video'"),
     "a label of none": ("classification", {"label": "dgo"}, "field", "Did you mean 'dog'")}
 

@@ -158,7 +158,7 @@ def test_a_reply_that_stands_twice_counts_once(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in ({"facts": {"x": 1}}, line, {**line, "text": "b"}))
                     + '{"number": 1, "ans')  # half a line of a killed process
-    found = Replies.of(path, {"x": 1})
+    found = Replies.open(path, {"x": 1})
     assert found.replies == {(0, 0): line} and found.cost()["tokens_in"] == 5
     assert found.cost(price_out=2e6)["price"] == pytest.approx(4.0)
 

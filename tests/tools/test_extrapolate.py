@@ -59,7 +59,7 @@ def test_what_cannot_be(two, tmp_path):
     e = folder(tmp_path / "e", {"r": 8}, adapter_model={"v": torch.zeros(2)})
     f = folder(tmp_path / "f", model={"v": torch.zeros(2)})
     out = tmp_path / "out"
-    for left, right, says in ((a, c, r"'w' has shape \[2\]"), (a, d, "a whole model and .*an adapter"),
+    for left, right, says in ((a, c, r"'w' has shape \[2\]"), (a, d, "a complete model and .*an adapter"),
                               (d, e, "different values of r"), (a, f, "only one of them has the weight"),
                               (a, tmp_path / "g", "is not a folder")):
         with pytest.raises(RunError, match=says):

@@ -68,10 +68,10 @@ def test_the_score_is_that_of_the_last_evaluation_and_a_plan_stays(tmp_path):
     with pytest.raises(ConfigError, match="was started with n=5, not 6: use the same value to resume, or another"):
         check_plan(tmp_path / "s" / "plan.json", {**plan, "n": 6})
     job = Job(tmp_path / "begun", ("train",))
-    assert many_runs._begun(job.folder) == 0.0
+    assert many_runs._completed_share(job.folder) == 0.0
     job.folder.mkdir()
     write_text(job.folder / "heartbeat.json", '{"state": "running", "step": 3, "steps": 12}')
-    assert many_runs._begun(job.folder) == 0.25
+    assert many_runs._completed_share(job.folder) == 0.25
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_words_that_are_swept():
     assert fixed == ["steps=5", "model.train=[language,merger]", "data.root=../rows"]
     lr, clip, size, kl = found
     assert lr.values == (1e-5, 3e-5) and kl.values == (0, 0.1) and clip.values == () == size.values
-    assert (clip.low, clip.high, clip.whole, size.whole) == (0.2, 0.4, False, True)
+    assert (clip.low, clip.high, clip.integers, size.integers) == (0.2, 0.4, False, True)
     rng = np.random.default_rng(0)
     drawn = [size.draw(rng) for _ in range(200)]
     assert set(drawn) == {4, 5, 6, 7, 8} and all(isinstance(v, int) for v in drawn)
@@ -106,7 +106,7 @@ def test_words_that_are_swept():
     assert logs.min() >= -6 and logs.max() <= -3 and abs(logs.mean() + 4.5) < 0.15
     for words, said in (
             (["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"),
-            (["a=1,1"], "list different values"), (["a=1,2", "a=3..4"], "sweep each setting once"),
+            (["a=1,1"], "list different values"), (["a=1,2", "a=3..4"], "each setting can be swept only once"),
             (["a=1,"], "list different values")):
         with pytest.raises(ConfigError, match=said):
             swept_settings(words)
@@ -118,9 +118,9 @@ def test_choices_of_settings():
     assert len(trials(lists, "random", 3, 0)) == 3 and len(trials(lists, "random", 9, 0)) == 4  # no more are there
     drawn = trials(mixed, "random", 5, 0)
     assert drawn == trials(mixed, "random", 5, 0) != trials(mixed, "random", 5, 1) and len(drawn) == 5
-    with pytest.raises(ConfigError, match="--method grid has no values for the range of b"):
+    with pytest.raises(ConfigError, match="--method grid needs a list of values, but b has a range"):
         trials(mixed, "grid", 5, 0)
-    with pytest.raises(ConfigError, match="nothing is swept"):
+    with pytest.raises(ConfigError, match="no setting is swept"):
         trials([], "grid", 5, 0)
 
 
@@ -197,17 +197,17 @@ def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
 
 def test_sweeps_that_make_no_sense_and_options_that_cannot_act(tmp_path, instant):
     for words, said in (
-            (["seed=1,2"], "the command itself sets seed"),
+            (["seed=1,2"], "the command sets seed"),
             (["train.lr=1e-5,1e-4", "run.dir=x"], "sets seed and run.dir of"),
             (["data.seed=1,2"], "different held-out"), (["train.lrr=1,2"], "train.lr"),
-            (["steps=5"], "nothing is swept"), (["steps=5,6", "eval.samples=0"], "do not evaluate the split")):
+            (["steps=5"], "no setting is swept"), (["steps=5,6", "eval.samples=0"], "do not evaluate the split")):
         with pytest.raises(ConfigError, match=said):
             sweep.run_sweep(CONFIG, words, tmp_path / "s")
         assert not instant.started and not (tmp_path / "s").exists(), (words, said)
     for words, options, said in (
-            (["train.lr=1e-5,3e-5"], {"n": 4}, "--trials 4 does nothing with --method grid"),
-            (["train.lr=1e-5,3e-5"], {"seed": 1}, "--seed 1 does nothing with --method grid"), (["train.lr=1e-5..3e-5"],
-            {"eta": 2}, "--eta 2 does nothing with --method random.* take --method halving")):
+            (["train.lr=1e-5,3e-5"], {"n": 4}, "--trials 4 has no effect with --method grid"),
+            (["train.lr=1e-5,3e-5"], {"seed": 1}, "--seed 1 has no effect with --method grid"), (["train.lr=1e-5..3e-5"],
+            {"eta": 2}, "--eta 2 has no effect with --method random.* use --method halving")):
         with pytest.raises(ConfigError, match=said):
             sweep.run_sweep(CONFIG, words, tmp_path / "s", SweepRequest(**options))
         assert not instant.started and not (tmp_path / "s").exists(), (words, options, said)
@@ -251,8 +251,8 @@ def test_no_difference_is_said_after_the_last_block(tmp_path, instant, capsys):
 
 def test_comparisons_that_make_no_sense(tmp_path, instant, capsys):
     for words, said in (
-            ([], "two or more different configs"), (["seed=3"], "seed=3: the command itself sets seed and run.dir"),
-            (["run.dir=x"], "itself sets seed and"), (["data.seed=3"], ""),
+            ([], "two or more different configs"), (["seed=3"], "seed=3: the command sets seed and run.dir"),
+            (["run.dir=x"], "the command sets seed and"), (["data.seed=3"], ""),
             (["eval.samples=0"], "do not evaluate the split")):
         a, b = two_configs(tmp_path)
         if said:

@@ -52,8 +52,8 @@ def test_weak_prompts_and_categories():
     assert weaknesses(visits) == {"a": (["x"], pytest.approx(1 / 3)), "b": (["p", "q"], 1.0)}
     chosen = sws(visits, 8, rng())  # 8 x (1/3, 1) / (4/3) = 2 and 6
     assert [p.id for p in chosen] == ["x", "x", "p", "q", "p", "q", "p", "q"]
-    assert chosen[0] == parents.Parent(id="x", way="similar")
-    assert [(p.way, p.other) for p in chosen[2:4]] == [("combined", "q"), ("combined", "p")]
+    assert chosen[0] == parents.Parent(id="x", variation="similar")
+    assert [(p.variation, p.other) for p in chosen[2:4]] == [("combined", "q"), ("combined", "p")]
     # where no prompt comes twice, eight steps make four quarters: a falls .25, .25, 0, 0; b ends at .5
     right = {0: [1, 0, 0, 0], 2: [1, 0, 0, 0], 4: [0, 0, 0, 0], 7: [0, 0, 0, 0]}
     visits = [visit(f"a{step}", step, own) for step, own in right.items()]
@@ -86,7 +86,7 @@ def test_informativeness_and_eva():
 def test_solved_ones_and_pass_rates_of_a_file_and_recipes_by_name():
     visits = [visit("a", 0, [1, 1, 0]), visit("b", 0, [1, 0]), visit("a", 1, [1, 1, 1]), visit("c", 1, [0, 0]),
               GroupOutcome(id="d", rewards=(1.0,))]
-    assert {p.id: p.way for p in by_solved(visits, 3, rng())} == {"a": "harder", "b": "easier", "c": "easier"}
+    assert {p.id: p.variation for p in by_solved(visits, 3, rng())} == {"a": "harder", "b": "easier", "c": "easier"}
     rows = [{"id": 1, "pass_at_k": 0.25, "answers_scored": 8}, {"id": "b"}, {"id": "c", "pass_at_k": 1.0}]
     assert [(v.id, v.pass_rate) for v in parents.outcomes_of_rows(rows)] == [("1", 0.25), ("c", 1.0)]
     known = parents.RECIPES

@@ -105,5 +105,5 @@ def test_a_dpo_round_without_a_pair_leaves_the_weights_and_the_run_goes_on(tmp_p
     assert sum("there is no pair to learn from" in words for words in heard) == 2
     known = read_stages(tmp_path / "run")
     assert [(left["steps"], left["kept"]) for left in known.done.values()] == [(0, 0), (0, 0)]
-    assert rounds.left(config) == known.done["round-01"]["model"]
-    assert (Path(rounds.left(config)) / "config.json").exists()
+    assert rounds.last_model(config) == known.done["round-01"]["model"]
+    assert (Path(rounds.last_model(config)) / "config.json").exists()

@@ -64,7 +64,7 @@ def test_what_a_task_proposes():
     assert propose(task, 2) == Candidate(number=2, reason="nothing found")
     assert propose(task, 5).reason == "page 'x' has crashed"
     for body, error, why in (
-            (None, ConfigError, "'number' cannot propose prompts: write Task.propose"),
+            (None, ConfigError, "'number' cannot propose prompts: implement Task.propose"),
             (lambda *_: 1 / 0, TaskError, r"propose\(0\) failed: .*ZeroDivisionError"),
             (lambda *_: {"id": "a", "generator": "g"}, TaskError, "without the string field 'verifier'"),
             (lambda *_: {"id": 1, "generator": "g", "verifier": "v"}, TaskError, "without the string field 'id'"),
@@ -234,7 +234,7 @@ def test_the_command_writes_rows_that_train(tmp_path, capsys):
     assert main([*command, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kept"] == len(rows) and read_rows(out) == rows
     assert main([*command, "--force", "--least", "0.9", "--most", "0.1"]) == 1
-    assert "nothing lies between" in capsys.readouterr().err
+    assert "no pass rate lies between" in capsys.readouterr().err
     assert main(["train", *words, "steps=1", f"data.train={out}", "data.own_samples=false", "eval.samples=0"]) == 0
     drawn = read_rows(out)[0]["id"]
     assert Path(tmp_path / "run" / "prompts.parquet").exists() and drawn.startswith("p")

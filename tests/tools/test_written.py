@@ -99,19 +99,19 @@ def tagged(answer):
 
 def writing(config, tmp_path, url, count=4, new="new", **order):
     task, out = make_task(config), tmp_path / f"{new}.jsonl"
-    where = MediaLocation.of(config, out)
+    where = MediaLocation.for_file(config, out)
     search = search_of(config, task, where, SeedSettings(candidates=count, written=True))
     known = {"retries": 0, "timeout_s": 20.0, "concurrency": order.pop("concurrency", 2),
              **({"timeout_s": order.pop("timeout_s")} if "timeout_s" in order else {})}
-    return PromptWriter(config=config, task=task, search=search, where=where, progress=TELL,
-                        order=WriterSettings(generator=Server(url=url, **known), **order),
+    return PromptWriter(config=config, task=task, search=search, location=where, progress=TELL,
+                        settings=WriterSettings(generator=Server(url=url, **known), **order),
                         files=synthesize.SynthesisFiles(out=out).replies,
                         known=synthesize.facts(config, search))
 
 
 def all_of(work):
-    rows, counts = distinct(work.candidates(), HeldOutRows.of(work.config, work.task), work.task,
-                            SignatureReader(work.config, work.task, work.where.root), work.search.parents)
+    rows, counts = distinct(work.candidates(), HeldOutRows.read(work.config, work.task), work.task,
+                            SignatureReader(work.config, work.task, work.location.root), work.search.parents)
     done, refused = work.verified(rows)
     return done, dict(counts + refused)
 
@@ -277,16 +277,16 @@ def test_a_picture_of_a_heldout_row_is_refused(quiz, tmp_path):
     task = make_task(config)
     rows = [{"id": f"n{i}", "question": f"New {i}?", "answer": "1", "image": f"{i}.png"} for i in (2, 3)]
     found, counts = distinct([Candidate(number=i, row=row) for i, row in enumerate(rows)],
-                             HeldOutRows.of(config, task), task, SignatureReader(config, task, tmp_path))
+                             HeldOutRows.read(config, task), task, SignatureReader(config, task, tmp_path))
     assert [row["id"] for row in found.values()] == ["n3"] and counts == {"near a held-out row": 1}
 
 
 def test_knobs_anywhere_and_near_to_a_parent(tmp_path):
     config = configs.load(ROOT / "configs/quickstart.yaml", [f"run.dir={tmp_path}/r", "task.drawn=true"])
     task, where = make_task(config), MediaLocation(root=tmp_path, folder=tmp_path / "new_media")
-    made = [propose(task, n, where=where).row for n in range(40)]
+    made = [propose(task, n, location=where).row for n in range(40)]
     assert all((tmp_path / row["image"]).is_file() and row["generator"] == "knobs" for row in made)
-    assert made[3] == propose(task, 3, where=where).row and made[3]["boxes"]
+    assert made[3] == propose(task, 3, location=where).row and made[3]["boxes"]
     low, high = np.array([*task.knobs.values()]).T
     spread = (np.array([[*row["knobs"].values()] for row in made]) - low) / (high - low)
     assert spread.min() >= 0 and spread.max() <= 1 and (spread.std(0) > 0.2).all()
@@ -313,21 +313,21 @@ def test_recipes_over_a_file_of_pass_rates(quiz, tmp_path):
     measured = [{**row, "pass_at_k": i / 3, "answers_scored": 3} for i, row in enumerate(rows)]
     write_rows(tmp_path / "file.jsonl", measured)
     wanted = SeedSettings(recipe="synthetic_data_rl", source=tmp_path / "file.jsonl")
-    search = search_of(quiz, make_task(quiz), MediaLocation.of(quiz, tmp_path / "new.jsonl"), wanted)
-    ways = {row["id"]: way for row, (way, _) in zip(search.parents, search.ways, strict=True)}
+    search = search_of(quiz, make_task(quiz), MediaLocation.for_file(quiz, tmp_path / "new.jsonl"), wanted)
+    ways = {row["id"]: variation for row, (variation, _) in zip(search.parents, search.variations, strict=True)}
     assert ways == {"t0": "easier", "t1": "easier", "t2": "harder", "t3": "harder"}
     assert search.keep == 500 and search.candidates == 64 and "pass_at_k" not in search.parents[0]
     for wanted, message in (
-            (SeedSettings(recipe="sws"), "give both"), (SeedSettings(source="runs/a"), "give both"),
+            (SeedSettings(recipe="sws"), "can only be given together"), (SeedSettings(source="runs/a"), "can only be given together"),
             (SeedSettings(recipe="sws", source="file"), "a file of pass rates is not enough"),
             (SeedSettings(recipe="synthetic_data_rl", source="file", failed="file"), "both choose the rows to vary"),
-            (SeedSettings(least=0.9, most=0.1), "nothing lies between")):
+            (SeedSettings(least=0.9, most=0.1), "no pass rate lies between")):
         rows = read_rows(tmp_path / "rows.jsonl")
         write_rows(tmp_path / "file.jsonl", [{**row, "pass_at_k": i / 3} for i, row in enumerate(rows)])
         paths = {name: tmp_path / "file.jsonl" for name in ("source", "failed") if getattr(wanted, name) == "file"}
         known = SeedSettings(**{**vars(wanted), **paths})
         with pytest.raises(ConfigError, match=message):
-            search_of(quiz, make_task(quiz), MediaLocation.of(quiz, tmp_path / "new.jsonl"), known)
+            search_of(quiz, make_task(quiz), MediaLocation.for_file(quiz, tmp_path / "new.jsonl"), known)
 
 
 LUCK = '''

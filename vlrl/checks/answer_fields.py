@@ -1,4 +1,4 @@
-"""Rules of the fields that say how an answer is compared: `answer_type` and `options`."""
+"""Rules of the fields that control how an answer is compared with the ground truth: `answer_type` and `options`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rules of the perfect answer: it earns the maximum reward, and the prompt asks for the tags that it contains."""
+"""Rules of the perfect answer: it must earn the maximum reward, and the prompt must ask for the tags that it contains.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from vlrl.task.services import Services
 from vlrl.types import Answer, Sample
 
 ROUNDING = 0.05
-"""The share of the maximum by which a perfect answer may fall short, because written boxes and times are rounded."""
+"""A perfect answer may fall short of the maximum reward by this share, because boxes and times are rounded when they
+are written."""
 _LENGTHS = (1, 64, 256, 1024)
 _JUNK = ("", "junk", "<think>x</think><answer>junk</answer>")
 _TAG = re.compile(r"</(\w+)>")
@@ -32,13 +34,13 @@ _IN_METRES = ("trajectory",)  # answers give two decimals
 
 
 def part_weights(task: Task) -> dict[str, float]:
-    """The weight of every reward part; for a schedule of weights the one of largest magnitude."""
+    """Reward part -> its weight. If the weight follows a schedule, it is the value of largest magnitude."""
     return {name: float(w) if isinstance(w, (int, float)) else max((v for _, v in w), key=abs)
             for name, w in task.weights.items()}
 
 
 def oracle_below_maximum(row: CheckedRow, context: Context) -> Iterator[str | Finding]:
-    """Yields a finding where the perfect answer to a row does not earn the maximum reward."""
+    """Yields a message if the perfect answer to a row cannot be scored or does not earn the maximum reward."""
     task, sample = context.task, row.sample
     if task is None or sample is None or any(f.kind == "field" for f in row.findings):
         return
@@ -57,8 +59,8 @@ def oracle_below_maximum(row: CheckedRow, context: Context) -> Iterator[str | Fi
 
 
 def oracle_problems(task: Task, sample: Sample, text: str, rounding: float = ROUNDING) -> Iterator[Finding]:
-    """Yields why `text`, the perfect answer, cannot be scored, or that it falls short of the maximum by more than the
-    share `rounding`."""
+    """Yields a finding if `text`, the perfect answer, cannot be scored, or if its reward is below the maximum by more
+    than the share `rounding`."""
     (scored,) = score_group(task, sample, [answer_of(text)], 0)
     if scored.error:
         yield Finding(message=f"scoring the perfect answer {shorten(text)} fails: {scored.error}", id=sample.id)
@@ -67,9 +69,10 @@ def oracle_problems(task: Task, sample: Sample, text: str, rounding: float = ROU
 
 
 def format_problems(reward: Callable[[str], float], sample: Sample, oracle: str, prompt: str) -> Iterator[Finding]:
-    """Yields each tag of the perfect answer that `prompt` does not mention, if the answer earns less without it.
+    """Yields a finding for each tag of the perfect answer that `prompt` does not mention although the answer earns less
+    without it.
 
-    reward: the reward of a text. oracle: the perfect answer."""
+    `reward(text)` returns the reward of a text, `oracle` is the perfect answer."""
     full = reward(oracle)
     tags: list[str] = [*_TAG.findall(oracle), *(["\\boxed"] if "\\boxed{" in oracle else [])]
     for tag in dict.fromkeys(tags):
@@ -79,13 +82,14 @@ def format_problems(reward: Callable[[str], float], sample: Sample, oracle: str,
         if less < full - 1e-6:
             shown = "\\boxed{}" if tag == "\\boxed" else f"<{tag}>"
             yield Finding(message=f"`score` gives the perfect answer {shorten(oracle)} a reward of {full:.3g}, but "
-                                  f"{less:.3g} without {shown}, which the prompt never mentions, so no model can know "
-                                  f"it. Ask for {shown} in the task's prompt or system prompt", id=sample.id,
+                                  f"{less:.3g} without {shown}, which the prompt never mentions, so a model cannot "
+                                  f"know that it is needed. Ask for {shown} in the task's prompt or system "
+                                  "prompt", id=sample.id,
                           level="error" if tag not in _UNASKED and less < full / 2 else "warning")
 
 
 def is_mentioned(tag: str, prompt: str) -> bool:
-    r"""Whether a prompt asks for a tag, e.g. by `<answer>`, "answer tags" or "the tag answer"; or for \boxed."""
+    r"""Whether a prompt asks for a tag (by `<answer>`, "answer tags", "the tag answer" or the like), or for \boxed."""
     if tag == "\\boxed":
         return "boxed" in prompt.lower()
     name = re.escape(tag)
@@ -102,9 +106,9 @@ def without_tag(text: str, tag: str) -> str:
 
 
 class OracleScore:
-    """The reward parts that `score` gives to a perfect answer, and their maximum.
+    """The perfect answer's value of each reward part that `score` returns, and the maximum of each part.
 
-    Parts of `score_group`, which compare answers or use services, are left out."""
+    Reward parts of `score_group`, which compare answers or use services, are left out."""
 
     def __init__(self, task: Task, sample: Sample, text: str):
         self.task, self.sample, self.weights = task, sample, part_weights(task)
@@ -112,7 +116,7 @@ class OracleScore:
         self.parts = self._scored(answer_of(text))
 
     def problems(self, text: str, rounding: float) -> Iterator[Finding]:
-        """Yields a finding, with the reward parts, if the perfect answer earns less than the maximum."""
+        """Yields a finding that lists the reward parts if the perfect answer earns less than the maximum reward."""
         best = {name: (self.weights[name] > 0) * self.task.best_parts.get(name, 1.0) for name in self.parts}
         most = self._combine(best)
         known = {name: best[name] if value * self.weights[name] < max(self.weights[name], 0)
@@ -124,9 +128,9 @@ class OracleScore:
                                   "`vlrl tasks check`, and `vlrl data check` for the rows", id=self.sample.id)
 
     def reward(self, text: str, opened: str = "") -> float:
-        """The reward of any text, computed from these parts; 0 if scoring fails.
+        """The reward of any text, as the weighted sum of these reward parts; 0 if scoring fails.
 
-        opened: the beginning of the answer that the chat template writes; the text may start with it."""
+        opened: text that the chat template puts at the start of the answer; `text` may start with it."""
         try:
             scored = self._scored(answer_of(completion_for(text, opened), opened))
             return self._combine({k: v for k, v in scored.items() if k in self.parts})

@@ -1,4 +1,4 @@
-"""Rules of columns that nothing reads, and of boxes that seem to be in another format than the assumed one."""
+"""Rules of columns that nothing reads, and of boxes that do not seem to be in the assumed format."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Yields columns that neither prompt nor reward reads, in one message with an example of each."""
+    """Yields one message per task that lists the columns used neither by its prompt nor by its reward, with an example
+    value of each."""
     for task, numbers in _by_task(rows, context.task):
         columns = [_columns(rows[n]) for n in numbers]
         names = dict.fromkeys(name for given in columns for name in given)
@@ -50,7 +51,7 @@ def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, 
 
 
 def box_units(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, Finding]]:
-    """Yields boxes and points that seem not to be corners in pixels, if no setting says what they are."""
+    """Yields a finding if boxes and points do not seem to be corners in pixels, and no setting gives their format."""
     form = context.boxes or getattr(getattr(context.task, "data", None), "boxes", "auto")
     checked = form == "auto" and context.canonical and any(not _BOX_FIELDS.isdisjoint(row.row) for row in rows)
     if checked and (found := _SOURCES["doubt"]([row.row for row in rows])):
@@ -74,7 +75,6 @@ def _unread_message(content: Mapping[str, Sequence[Any]], bookkeeping: Sequence[
 
 
 def _by_task(rows: Sequence[CheckedRow], task: Task | None) -> list[tuple[Task | None, list[int]]]:
-    """Each task with the indices of its readable rows."""
     groups: dict[int, tuple[Task | None, list[int]]] = {}
     for n, row in enumerate(rows):
         if row.row and not (task and row.sample is None):
@@ -95,7 +95,7 @@ def _columns(row: CheckedRow) -> dict[str, Any]:
 
 
 class _RecordingRow(dict[str, Any]):
-    """A row that records which of its fields are read by name."""
+    """A row that records which of its fields are accessed by name."""
 
     def __init__(self, row: Mapping[str, Any], read: set[str]):
         super().__init__(row)
@@ -113,7 +113,6 @@ class _RecordingRow(dict[str, Any]):
 
 
 def _columns_read(task: Task, rows: Sequence[CheckedRow], names: Collection[str]) -> set[str]:
-    """The columns that a task reads for the prompt, the perfect answer and the score."""
     read: set[str] = {name for text in map(str, vars(task).values()) for name in _PLACEHOLDER.findall(text)}
     having = [next(row for row in rows if name in _columns(row)) for name in names]
     for row in list({id(row): row for row in [*rows[:2], *having]}.values())[:_PROBED]:

@@ -1,4 +1,4 @@
-"""Rules of the canonical fields of a row, whatever task reads the row."""
+"""Rules of the canonical fields of a row. They apply to every task."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from vlrl.rewards.boxes import is_number
 
 Row = Mapping[str, Any]
 LATE = 0.1
-"""The share of the duration by which a span may exceed it: spans in published annotations exceed it by up to a tenth.
-"""
+"""A span may end after the video by this share of the duration: spans in published annotations exceed the duration by
+up to a tenth."""
 SLACK = 1.0
 """Seconds by which a row's `duration` may differ from that of the file."""
 _SHOWN_IN = {"expression": "image", "boxes": "image", "box": "image", "action": "image", "label": "image",
              "plan": "image", "trajectory": "image", "spans": "video", "tracks": "video"}
-"""Field -> the kind of media that the field refers to."""
+"""Field -> the kind of media (image or video) that the field refers to."""
 
 
 def field_problems(row: Row) -> Iterator[str]:
-    """Yields everything that is wrong with the fields of a row; missing fields are reported by the task."""
+    """Yields a message for everything that is wrong with the fields of a row. Missing fields are reported by the task.
+    """
     for name in _CHECKS:
         if row.get(name) is not None and (problem := _CHECKS[name](row)):
             yield problem
@@ -46,13 +47,13 @@ def _text_check(name: str) -> Callable[[Row], str | None]:
 
 
 def unseen_problem(row: Row) -> str | None:
-    """Why a row is inconsistent: a field refers to media, but the row has no image or video. None if it is consistent.
-    """
+    """A message if a field of the row refers to media, but the row has no image or video; None if the row is
+    consistent."""
     field = next((name for name in _SHOWN_IN if row.get(name) is not None), None)
     if field is None or any(row.get(name) for name in MEDIA_FIELDS):
         return None
     kind = _SHOWN_IN[field]
-    return f"{field}={short(row[field])} refers to {kind}s, but the row has none: add the field {kind!r}"
+    return f"{field}={short(row[field])} refers to media, but the row has no {kind}: add the field {kind!r}"
 
 
 def _is_label(value: Any) -> bool:
@@ -74,7 +75,7 @@ def _labels(row: Row) -> str | None:
 
 
 def span_problem(row: Row) -> str | None:
-    """What is wrong with the `spans` of a row; None if they are valid."""
+    """A message about what is wrong with the `spans` of a row; None if they are valid."""
     spans, duration = row["spans"], number(row.get("duration"))
     if problem := spans_problem(spans):
         return problem
@@ -86,10 +87,10 @@ def span_problem(row: Row) -> str | None:
 
 def length_problem(row: Row, clip: float, name: str, start: float | None = None, end: float | None = None
                    ) -> str | None:
-    """How the row's `video_end`, `duration` or (without a duration) `spans` contradict the video file; None if they
-    agree.
+    """A message if the row's `video_end`, `duration` or (without a duration) `spans` contradict the video file; None if
+    they agree.
 
-    clip: seconds of the file `name` that are shown, from `start` to `end`."""
+    clip: length in seconds of the part of the file `name` that the row selects, from `start` to `end`."""
     duration, start = number(row.get("duration")), start or 0.0
     if end is not None and end - start > clip + max(SLACK, LATE * clip):
         return f"video_end={end:g} lies after the end of {name}, which lasts {start + clip:.3g} seconds"
@@ -154,4 +155,4 @@ def _unseen(row: CheckedRow, context: Context) -> Iterator[str]:
 
 RULES: dict[str, Callable[[CheckedRow, Context], Iterator[str]]] = {
     "unseen": _unseen, **{name: _rule(name) for name in _CHECKS}}
-"""Field -> the rule of rows that have the field."""
+"""Field -> the rule that checks this field of a row."""

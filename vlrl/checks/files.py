@@ -1,4 +1,4 @@
-"""Rules of many rows together: repeated ids, and rows that are both in train and held out."""
+"""Rules that compare many rows: repeated ids, and rows that are in both train and held-out data."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _LEAKS = {"row": ("what it asks", "held-out data must not be trained on: remove 
 """Kind of leak -> (what is in both splits, how to fix it)."""
 
 
-def side(path: Path, split: object) -> str | None:
-    """"train" or "heldout" by the `split` of a row, or else by the name of its file; None if neither says so."""
+def split_of(path: Path, split: object) -> str | None:
+    """"train" or "heldout", from the `split` of a row or else from the name of its file; None if both leave it open."""
     stated = train_or_heldout(split) if split is not None else None
     words = path.stem.replace("_", "-").replace(".", "-").split("-")
     return stated or next((name for word in words if (name := train_or_heldout(word))), None)
 
 
 def repeated_ids(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Yields rows whose id an earlier row of the same file has."""
+    """Yields a message for each row whose id already occurs earlier in the same file."""
     first: dict[Path, dict[str, str]] = {}
     for n, row in enumerate(rows):
         if row.id and (problem := repeated_id(first.setdefault(row.path, {}), row.id, row.where)):
@@ -38,16 +38,16 @@ def repeated_ids(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple
 
 
 def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Yields held-out rows whose question, `group_key` or media are in train too.
+    """Yields a message for each held-out row whose question, `group_key` or media also occur in train.
 
     Media are compared by content, or by path if the content was not read."""
     task, trained = context.task, dict[tuple[str, str], CheckedRow]()
     for row in rows:
         if row.side == "train":
-            for mark in _marks(row):
+            for mark in _leak_keys(row):
                 trained.setdefault(mark, row)
     for n, row in enumerate(rows):
-        for mark in _marks(row) if row.side == "heldout" else ():
+        for mark in _leak_keys(row) if row.side == "heldout" else ():
             other = trained.get(mark)
             # rows of the same fields may differ in prompt, e.g. where a prompt shows the split or the id
             if other and (mark[0] != "row" or task is None or prompt_digest(task, row) == prompt_digest(task, other)):
@@ -56,7 +56,8 @@ def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, s
 
 
 def same_prompts(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Yields held-out rows whose prompt and media equal those of a row in train, whatever their other fields."""
+    """Yields a message for each held-out row whose prompt and media equal those of a row in train, whatever the other
+    fields are."""
     if (task := context.task) is None:
         return
     trained: dict[str, str] = {}
@@ -79,9 +80,10 @@ def _has_leak(row: CheckedRow) -> bool:
 
 
 def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Yields held-out rows with an image that looks like an image in train, e.g. a resized or recompressed copy."""
-    shown = {side: {file.sha256: (row, file.look) for row in rows if row.side == side
-                    for file in row.files if file.look} for side in ("train", "heldout")}
+    """Yields a message for each held-out row with an image that looks like an image in train, such as a resized or
+    recompressed copy."""
+    shown = {side: {file.sha256: (row, file.signature) for row in rows if row.side == side
+                    for file in row.files if file.signature} for side in ("train", "heldout")}
     own = [look for sha, (_, look) in shown["heldout"].items() if sha not in shown["train"]]
     if not own or not shown["train"]:
         return
@@ -92,11 +94,11 @@ def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[
         one = next((near[f.sha256] for f in row.files if row.side == "heldout" and f.sha256 in near), None)
         if one and not _has_leak(row):
             yield n, ("its image looks like a resized or recompressed copy of one in train, in "
-                      f"{shown['train'][one.train][0].where} (likeness {one.likeness:.2f}): compare the two; `vlrl "
-                      "data split` keeps such images in the same split, `vlrl data overlap` also finds crops")
+                      f"{shown['train'][one.train][0].where} (similarity {one.likeness:.2f}): compare the two images; "
+                      "`vlrl data split` keeps such images in the same split, `vlrl data overlap` also finds crops")
 
 
-def _marks(row: CheckedRow) -> Iterator[tuple[str, str]]:
+def _leak_keys(row: CheckedRow) -> Iterator[tuple[str, str]]:
     """Yields (kind, value) pairs of a row that must not occur in both train and held-out rows."""
     question: dict[str, Any] = {name: value for name, value in row.row.items() if name not in _NOT_ASKED}
     if question and len(row.media_ids) >= len(row.sample.media if row.sample else ()):  # all its media are known

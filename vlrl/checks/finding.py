@@ -10,8 +10,8 @@ from typing import Literal
 from vlrl.data.samples import counted, shape
 
 Level = Literal["ok", "info", "missing", "warning", "error"]
-"""ok: it works. info: worth knowing. missing: something optional is not installed. warning: may be intended. error: a
-check command exits with code 1, and a run does not start."""
+"""Severity of a finding. ok: the checked item works. info: worth knowing. missing: something optional is not installed.
+warning: may be intended. error: a check command exits with code 1, and a run does not start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Finding:
     more: int = 0
     """Number of further findings of the rule that are not listed."""
     fix: str = ""
-    """A command or setting that fixes the fault, if the message does not contain it."""
+    """A command or setting that fixes the fault, unless the message already contains the remedy."""
 
     @property
     def kind(self) -> str:
@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def details(self) -> str:
-        """The message, with the sample and the answer that show the fault."""
+        """The message, followed by the sample and the answer that show the fault."""
         sample = f"sample {self.id!r}: " if self.id and repr(self.id) not in self.message else ""
         return f"{sample}{self.message}" + (f"  answer: {self.text}" if self.text else "")
 

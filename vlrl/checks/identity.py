@@ -1,4 +1,4 @@
-"""Digests of media, prompts and samples, which are equal for equal content."""
+"""Hashes of media, prompts and samples, which are equal for equal content."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vlrl.types import Media, Sample
 
 
 def media_digest(media: Media) -> str:
-    """Digest of an image or video: of its sources (`source_digest`) and of the part that is shown."""
+    """Hash of an image or video: of its files or pixels (`source_digest`) and of the selected frames and time range."""
     return _digest([media.kind, media.start, media.end, media.fps, media.times,
                     *map(source_digest, sources_of(media))])
 
 
 def source_digest(source: Any) -> str:
-    """Digest of one source of an image or video: of an image in memory by its pixels, of a file by its first MiB and
-    its size."""
+    """Hash of one source of an image or video. For an image in memory it is a hash of the pixels, for a file a hash of
+    its first MiB followed by its size."""
     if isinstance(source, Image.Image):
         try:
             return hashlib.sha256(f"{source.mode}{source.size}".encode() + as_rgb(source).tobytes()).hexdigest()
@@ -38,7 +38,7 @@ def source_digest(source: Any) -> str:
 
 
 def prompt_digest(task: Task, row: CheckedRow) -> str:
-    """Digest of a row's prompt as the model sees it: messages and media. "" if the content of the media is unknown."""
+    """Hash of a row's prompt as the model sees it: messages and media. "" if the content of the media is unknown."""
     sample = row.sample
     if sample is None or len(row.media_ids) < len(sample.media):
         return ""
@@ -54,11 +54,11 @@ def _digest(value: Any) -> str:
 
 
 def fingerprint(task: Task, sample: Sample) -> str:
-    """Digest of a sample: id, row, media and messages."""
+    """Hash of a sample: its id, row, media and messages."""
     return _digest([sample.id, sample.row, task.messages(sample), *map(media_digest, sample.media)])
 
 
 def unstable_sample(when: str) -> str:
     """The message about a task that returns a different sample at a second request; `when` describes that request."""
-    return (f"the sample is a different one {when}: use random.Random with a seed made of (self.seed, split, index), "
-            "never a shared generator, hash() or the order of a set")
+    return (f"the sample differs {when}: use random.Random with a seed made of (self.seed, split, index), never "
+            "a shared generator, hash() or the order of a set")

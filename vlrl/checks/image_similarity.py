@@ -24,8 +24,8 @@ Window = tuple[float, float, float, float]
 
 
 class NearDuplicate(NamedTuple):
-    """A held-out row and the most similar row of train. If several kinds of comparison match, the most certain one
-    counts."""
+    """A held-out row and the most similar row of train. If several comparisons match, `kind` is the most certain of
+    them."""
 
     heldout: str
     """Id of the held-out row."""
@@ -50,7 +50,6 @@ class ImageSignature:
 
 
 def _windows() -> list[Window]:
-    """The full image, and the parts of it that a crop might show."""
     windows = [(0.0, 0.0, 1.0, 1.0)]
     for width, height in itertools.product((0.9, 0.75, 0.6), repeat=2):
         steps = [np.linspace(0, 1 - size, round((1 - size) / 0.12) + 2) for size in (width, height)]
@@ -63,7 +62,8 @@ _COSINES = np.cos(np.pi * np.arange(8)[:, None] * (np.arange(_GRID) + 0.5) / _GR
 
 
 def image_signature(id: str, sha256: str, image: Image.Image, windows: Sequence[Window] = WINDOWS) -> ImageSignature:
-    """The signature of an image. With only the first of WINDOWS, the image cannot be recognized in a crop of it."""
+    """The signature of an image, with one hash for each of `windows`. If only the first of WINDOWS (the full image) is
+    hashed, crops are not recognised."""
     grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float32)
     return ImageSignature(id, sha256, grey, None if grey.std() < _FLAT else _hashes(_sampled(grey, np.array(windows))))
 

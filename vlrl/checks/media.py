@@ -15,21 +15,21 @@ _BOX_FIELDS = ("boxes", "box", "points", "action", "tracks")
 
 
 def not_shown(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Yields media that a row names but its sample does not show."""
+    """Yields a message if the row names media that its sample does not show."""
     problem = unshown_problem(row.sample, FIELDS, MEDIA_FIELDS, row.root) if row.sample else ""
     if problem:
         yield problem
 
 
 def unusable(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Yields media files that are missing, broken or above a limit."""
+    """Yields a message for each media file that is missing, broken or above a limit."""
     for file in row.files:
         if file.problem and not any("video_end=" in f.message for f in row.findings):  # a cut without a frame
             yield file.problem
 
 
 def other_size(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Yields a width and height that differ from those of the first image."""
+    """Yields a message if the row's width and height differ from the size of its first image."""
     size, stated = row.files[0].size if row.files else None, tuple(row.row.get(side) for side in _SIDES)
     if size and all(map(is_number, stated)) and stated != size:
         yield (f"width and height are {stated[0]}x{stated[1]} pixels, but {row.files[0].name} has {size[0]}x{size[1]} "
@@ -38,7 +38,7 @@ def other_size(row: CheckedRow, context: Context) -> Iterator[str]:
 
 
 def refused(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Yields images of a size that the model's processor refuses."""
+    """Yields a message for each image whose size the model's processor rejects."""
     for file in row.files:
         problem = context.refusal(file.size) if file.size else ""
         if problem:
@@ -46,8 +46,8 @@ def refused(row: CheckedRow, context: Context) -> Iterator[str]:
 
 
 def turned(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Yields a photo with an EXIF orientation in a row with boxes or points, which may refer to the stored or to the
-    rotated image."""
+    """Yields a message if an image has an EXIF orientation and the row has boxes or points. Such coordinates may refer
+    to the stored or to the rotated image."""
     file = row.files[0] if row.files else None
     if file is None or file.orientation == 1 or not file.size or not any(row.row.get(name) for name in _BOX_FIELDS):
         return
@@ -55,11 +55,11 @@ def turned(row: CheckedRow, context: Context) -> Iterator[str]:
         return
     yield (f"{file.name} has the EXIF orientation {file.orientation} and is shown rotated, with "
            f"{file.size[0]}x{file.size[1]} pixels; boxes and points are read as positions in the rotated image. Look "
-           "at one: if they were drawn on the image as it is stored, save the files without the orientation")
+           "at an example: if its boxes were drawn on the stored image, save the files without the orientation")
 
 
 def other_length(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Yields a duration or span that contradicts the duration of the video."""
+    """Yields a message if the row's duration or a span contradicts the duration of the video."""
     for file in row.files:
         if file.seconds and not any(f.kind in ("row", "field") for f in row.findings):
             problem = length_problem(row.row, file.seconds, file.name, file.start, file.end)
@@ -68,7 +68,7 @@ def other_length(row: CheckedRow, context: Context) -> Iterator[str]:
 
 
 def boxes(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Yields boxes and points with swapped corners, or outside of the image."""
+    """Yields a message for each box or point that has swapped corners or lies outside the image."""
     size = row.files[0].size if row.files else None
     for problem in box_problems(row.row, size or tuple(row.row.get(side) for side in _SIDES)):
         if not any(problem.partition(" must ")[0] in f.message for f in row.findings):  # the task may report it too

@@ -36,8 +36,8 @@ FIRST = 4
 OTHERS = 256
 """Number of further rows of each split whose fields and media headers are checked."""
 _QUICK = 2.0
-"""Time limit in seconds for making the samples of all splits; if that takes longer, they are not made a second time for
-comparison."""
+"""Time limit in seconds for making the samples of all splits. If it is exceeded, the samples are not made a second time
+to compare them."""
 COMPARED = 20_000
 """Number of rows of each split in memory that are compared with one another."""
 
@@ -45,18 +45,18 @@ COMPARED = 20_000
 @prints_aside()
 def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = True, *,
           goes_on: bool = False) -> list[str]:
-    """Checks the training samples of a task (or of each task of a mixture) and the held-out samples; returns the
-    warnings.
+    """Checks the training samples of a task (of each task of a mixture) and the held-out samples before a run; returns
+    the warnings.
 
     `scored=False` skips the rules of rewards, for supervised fine-tuning. Errors become warnings with
-    `run.checks=warn`. So do findings of rows with `goes_on`, for a resumed run, and findings that only concern some
-    samples with `data.quarantine`.
+    `run.checks=warn`. Errors in rows also become warnings if `goes_on` is set, because the run is resumed. With
+    `data.quarantine`, so do errors that only concern some of the samples.
 
     Raises TaskError listing the errors that stop the run."""
     findings: list[Finding] = []
     begun = time.monotonic()
     splits = {"train": samples, **_heldout(task, config)}
-    again = _again(task, samples, quick=time.monotonic() - begun < _QUICK)
+    again = _repeated(task, samples, quick=time.monotonic() - begun < _QUICK)
     for own, firsts in _by_task(task, samples, config.data.quarantine):
         mine = [sample for sample in again if task.of(sample) is own]
         of_task = TaskSamples(own, firsts, config.limits, scored, mine if len(mine) == len(firsts) else ())
@@ -71,7 +71,8 @@ def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = 
 
 @prints_aside()
 def check_splits(task: Task, config: Config) -> list[str]:
-    """Checks only the rows of the splits to evaluate; returns the warnings. Raises TaskError as `check` does."""
+    """Checks only the rows of the splits to evaluate; returns the warnings. Raises TaskError listing the errors, unless
+    run.checks=warn."""
     train = {"train": task_samples(task, "train")} if "train" in config.eval.splits else {}
     return _stop_or_warn(row_findings(task, {**train, **_heldout(task, config)}, config), config)
 
@@ -90,8 +91,8 @@ def _stop_or_warn(findings: Sequence[Finding], config: Config) -> list[str]:
 
 @prints_aside()
 def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: str) -> list[str]:
-    """A warning for each task whose perfect answer earns less when it follows `opened`, the beginning that the chat
-    template writes."""
+    """Returns one warning for each task whose perfect answer earns less when it follows `opened`, the text that the
+    chat template puts at the start of every answer."""
     warnings = []
     for own, firsts in _by_task(task, samples, config.data.quarantine) if opened else ():
         prompted = TaskSamples(own, firsts[:1], config.limits).prompted[0]
@@ -128,7 +129,7 @@ def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
 
 
 def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterator[tuple[Task, list[Sample]]]:
-    """Yields each task with those of the first samples that belong to it; a mixture begins with one sample of each
+    """Yields each task with its samples among the first samples of the split. A mixture begins with one sample of each
     task."""
     firsts: dict[int, tuple[Task, list[Sample]]] = {}
     for i in range(min(len(samples), FIRST * len(task.members))):
@@ -143,10 +144,9 @@ def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterato
     yield from firsts.values()
 
 
-def _again(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
-    """The first samples, made a second time; [] if they are rows of files.
-
-    quick: whether making a list of samples is fast; if not, samples of a list are not made again."""
+def _repeated(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
+    """The first samples, generated a second time; [] if they are rows of files. With quick=False, samples in a list are
+    not generated again, because making the list is slow."""
     own, listed = type(task).samples is not Task.samples, isinstance(samples, (list, tuple))
     if not own or isinstance(samples, Samples) or (listed and not quick):
         return []
@@ -160,8 +160,8 @@ def _again(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
 
 
 def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Config) -> list[Finding]:
-    """Findings of the cheap rules for the rows of some splits; of samples that code makes only the first are checked.
-    """
+    """Findings of the cheap rules about the rows of some splits. Of samples generated by code, only the first are
+    checked."""
     refusal = image_refusal(config.model, default_refusal)
     rows = [row for split, samples in splits.items() for row in _rows(task, split, samples, config, refusal)]
     checks.file_findings(rows, Context(task=task, limits=config.limits), at_start=True)
@@ -171,7 +171,8 @@ def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Con
 
 def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, refusal: Callable[[Size], str]
           ) -> Iterator[CheckedRow]:
-    """Yields the rows of a split that are checked, and rows in memory that are only compared with others."""
+    """Yields the checked rows of a split. For samples in memory, also yields the rows that only serve for comparison
+    with others."""
     count = len(samples)
     others = min(count, OTHERS) if count and where(samples, 0) is not None else 0
     checked = {*range(min(count, FIRST * len(task.members))), *random.Random(config.seed).sample(range(count), others)}
@@ -188,7 +189,7 @@ def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, ref
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:
-    """One line per rule: the first sample or row that breaks the rule, and the number of others that do."""
+    """One line per rule: the first sample or row that breaks the rule, and the number of further ones."""
     of_tasks: dict[tuple[str, str], list[Finding]] = {}
     of_rows = []
     for finding in findings:

@@ -1,4 +1,4 @@
-"""Rules of the messages of a sample: which media they show, and what they ask."""
+"""Rules of the messages of a sample: which media they show, and whether a placeholder is left in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def media_problems(task: Task, sample: Sample) -> Iterator[Finding]:
-    """Yields media that the row names, or the sample has, but the prompt does not show."""
+    """Yields a message for media that the row names or the sample has, but the prompt does not show."""
     missing = unshown_problem(sample, FIELDS, MEDIA_FIELDS)
     if missing:
         yield Finding(message=missing, id=sample.id)
@@ -40,8 +40,8 @@ def media_problems(task: Task, sample: Sample) -> Iterator[Finding]:
 
 
 def placeholder_problems(task: Task, sample: Sample, text: str) -> Iterator[Finding]:
-    """Yields placeholders of the sample's template that are still in the prompt `text`, because the row lacks the
-    field."""
+    """Yields a message for each placeholder of the sample's template that is still in the prompt `text`, because the
+    row lacks the field."""
     for name in dict.fromkeys(_PLACEHOLDER.findall(sample.prompt or task.templates[0])):
         if name not in sample.row and f"{{{name}}}" in text:
             yield Finding(message=f"the prompt asks for {{{name}}}, which the row does not have (it has "

@@ -21,37 +21,37 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class MediaFile:
-    """What is known of one image or video of a row."""
+    """The inspected properties of one image or video of a row."""
 
     name: str
     """Name of the file, for messages."""
     path: str = ""
-    """Path of the file; for media inside a row their hash."""
+    """Path of the file; a hash for media that are embedded in the row."""
     start: float | None = None
     end: float | None = None
-    """With `start`: the part of a video that the row selects, in seconds."""
+    """`start` and `end` in seconds are the part of a video that the row selects."""
     size: Size | None = None
-    """Size after the EXIF orientation is applied."""
+    """Width and height after the EXIF orientation is applied."""
     orientation: int = 1
     """EXIF orientation of an image: 1 = as stored, 5 to 8 = rotated by 90 degrees."""
     seconds: float | None = None
     """Duration in seconds of a video from `start` on."""
     sha256: str = ""
     """SHA-256 of the content; "" if the content was not read."""
-    look: ImageSignature | None = None
-    """Signature of an image that is compared with others."""
+    signature: ImageSignature | None = None
+    """Signature of an image, for the comparison with other images; None unless images are compared."""
     problem: str = ""
     """Why the file cannot be used; "" if it can."""
 
 
 @dataclass
 class CheckedRow:
-    """One row of a file, or one sample of a task, with the findings about it."""
+    """One row of a file, or one sample of a task, with its media and the findings about it."""
 
     where: str
     """File and line (or number of the row)."""
     row: Mapping[str, Any]
-    """The canonical fields; {} if the row could not be read."""
+    """The canonical fields of the row; {} if the row could not be read."""
     id: str = ""
     side: str | None = None
     """"train" or "heldout"; None if unknown."""
@@ -60,9 +60,9 @@ class CheckedRow:
     files: Sequence[MediaFile] = ()
     """The media of the row; empty if they were not inspected."""
     unlabelled: bool = False
-    """Whether the task knows no perfect answer to the row."""
+    """True if the task has no perfect answer to the row."""
     error: str = ""
-    """Why the task cannot read the row."""
+    """Why the task cannot read the row; "" if it can."""
     path: Path = Path()
     """File that contains the row."""
     root: Path = Path()
@@ -94,13 +94,14 @@ class Context:
     """The task that reads the rows; None = only canonical fields are checked."""
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     boxes: str = ""
-    """The setting data.boxes; "" = that of the task's data."""
+    """The setting data.boxes (the format of boxes); "" = the format given by the task's own data."""
     refusal: Callable[[Size], str] = default_refusal
     """Returns why the model's processor refuses an image of a size; "" if it accepts it."""
 
     @property
     def canonical(self) -> bool:
-        """Whether fields have the meanings in docs/data.md, which need not hold for a user's own task."""
+        """Whether the fields have the meanings documented in docs/data.md, which need not hold for a user's own task.
+        """
         return self.task is None or type(self.task).__module__.partition(".")[0] == "vlrl"
 
 
@@ -115,14 +116,14 @@ class Rule:
     number, message) pairs; task: TaskSamples -> findings. A message may be a Finding with another level than the
     rule's."""
     level: Level = "error"
-    cost: Literal["cheap", "whole"] = "cheap"
-    """cheap: reads at most headers of media, so every run applies the rule to some rows. whole: only checks apply it.
-    """
+    cost: Literal["cheap", "expensive"] = "cheap"
+    """cheap: reads at most headers of media, so every run applies the rule to some rows. expensive: only checks apply
+    it. """
     start: Level | None = None
     """Level at the start of a run, if it differs from `level`."""
 
     def finding(self, found: str | Finding, at_start: bool, where: str, id: str) -> Finding:
-        """Makes a Finding from a message of this rule about the row or sample `id`."""
+        """Converts a message of this rule about the row or sample `id` to a Finding."""
         found = Finding(message=found.removeprefix(f"row {id!r}: ")) if isinstance(found, str) else found
         level = found.level if found.level != "error" else (at_start and self.start) or self.level
         return replace(found, rule=self.name, level=level, where=where, id=id)

@@ -20,22 +20,22 @@ RULES: tuple[Rule, ...] = (
     Rule(name="size/turned", scope="row", find=media.turned, level="warning"),
     Rule(name="size/length", scope="row", find=media.other_length),
     Rule(name="box", scope="row", find=media.boxes),
-    Rule(name="oracle", scope="row", find=answers.oracle_below_maximum, cost="whole"),
+    Rule(name="oracle", scope="row", find=answers.oracle_below_maximum, cost="expensive"),
     Rule(name="leak", scope="file", find=files.leaks, start="warning"),
-    Rule(name="leak/prompt", scope="file", find=files.same_prompts, cost="whole"),
-    Rule(name="leak/look", scope="file", find=files.look_alikes, cost="whole", level="warning"),
+    Rule(name="leak/prompt", scope="file", find=files.same_prompts, cost="expensive"),
+    Rule(name="leak/look", scope="file", find=files.look_alikes, cost="expensive", level="warning"),
     Rule(name="box/units", scope="file", find=columns.box_units, level="error"),
     Rule(name="unread", scope="file", find=columns.unread, level="warning"),
 )
 
 
-def row_findings(row: CheckedRow, context: Context, *, at_start: bool = False, whole: bool = True) -> list[Finding]:
-    """Applies the rules of rows, adds the findings to row.findings and returns them.
+def row_findings(row: CheckedRow, context: Context, *, at_start: bool = False, expensive: bool = True) -> list[Finding]:
+    """Applies the rules of single rows, adds the findings to row.findings and returns them.
 
-    whole=False leaves out the expensive rules. at_start does so too, and uses the rules' levels for the start of a run.
-    """
+    expensive=False leaves out the expensive rules. at_start=True also leaves them out, and uses the rules' levels for
+    the start of a run."""
     before = len(row.findings)
-    for rule in _rules("row", whole and not at_start):
+    for rule in _rules("row", expensive and not at_start):
         row.findings += [rule.finding(message, at_start, row.where, row.id) for message in rule.find(row, context)]
     return row.findings[before:]
 
@@ -50,5 +50,5 @@ def file_findings(rows: Sequence[CheckedRow], context: Context, *, at_start: boo
     return out
 
 
-def _rules(scope: str, whole: bool) -> Iterator[Rule]:
-    return (rule for rule in RULES if rule.scope == scope and (whole or rule.cost == "cheap"))
+def _rules(scope: str, expensive: bool) -> Iterator[Rule]:
+    return (rule for rule in RULES if rule.scope == scope and (expensive or rule.cost == "cheap"))

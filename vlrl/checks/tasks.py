@@ -48,7 +48,7 @@ _FRAMES = VideoSampling(fps=1.0, max_frames=2)  # for the width and height of a 
 
 @dataclass(frozen=True)
 class PromptedSample:
-    """A sample with one of the task's prompt templates."""
+    """A sample rendered with one of the task's prompt templates."""
 
     sample: Sample
     prompt: str
@@ -56,14 +56,14 @@ class PromptedSample:
     scored: Sample
     """The sample as `score` receives it, with the size of its image."""
     oracle: str | None
-    """The perfect answer, in original pixels; None if it is unknown, or the task does not score."""
+    """The perfect answer, in original pixels. None if it is unknown, or if the task does not score single answers."""
     error: str = ""
     """Why the prompt, the image or the perfect answer cannot be made; "" if they can."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One answer to one sample, scored twice to find scores that change."""
+    """One answer to one sample, scored twice to detect scores that change."""
 
     prompted: PromptedSample
     text: str
@@ -80,10 +80,10 @@ class TaskSamples:
     limits: LimitsSettings
     scored: bool = True
     """Whether the rules of rewards apply."""
-    again: Sequence[Sample] = ()
-    """The same samples, made a second time; () if they were not."""
+    repeated: Sequence[Sample] = ()
+    """The same samples, generated a second time; () if they were not generated twice."""
     every: bool = False
-    """Whether `prompted` combines each sample with each template, instead of taking the templates in turn."""
+    """True if `prompted` combines each sample with each template; False if the templates are used in turn."""
 
     @cached_property
     def prompted(self) -> list[PromptedSample]:
@@ -159,7 +159,7 @@ def _no_reward(samples: TaskSamples) -> Iterator[Finding]:
     if not samples.scored or rewards_turns:
         return
     if not has_score(task):
-        yield Finding(message="it has no `score`, so every reward is 0 and nothing is learned: write score(self, "
+        yield Finding(message="the task has no `score`, so every reward is 0 and nothing is learned: write score(self, "
                       "sample, answer) -> {part: number}, and name the parts in `rewards`")
     elif type(task).combine is Task.combine and not any(part_weights(task).values()):
         listed = f"every part has the weight 0 ({', '.join(task.weights)})" if task.weights else "`rewards` is empty"
@@ -192,9 +192,9 @@ def _tag(samples: TaskSamples) -> Iterator[Finding]:
 
 
 def _changing_samples(samples: TaskSamples) -> Iterator[Finding]:
-    for first, again in zip(samples.samples, samples.again, strict=False):
+    for first, second in zip(samples.samples, samples.repeated, strict=False):
         with suppress(VlrlError):  # of messages: another rule reports it
-            if fingerprint(samples.task, first) != fingerprint(samples.task, again):
+            if fingerprint(samples.task, first) != fingerprint(samples.task, second):
                 yield Finding(message=unstable_sample("when it is asked for again"), id=first.id)
 
 

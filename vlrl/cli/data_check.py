@@ -91,7 +91,7 @@ def check(
                        columns=pairs_of(columns) or (settled.data.columns if settled else None), scale=scale,
                        progress=progress, answer_type=settled.data.answer_type if settled else None,
                        boxes=form_of(boxes or (settled.data.boxes if settled else None)),
-                       see=_previewer(settled, task) if show else None, refusal=refusal or default_refusal)
+                       preview=_previewer(settled, task) if show else None, refusal=refusal or default_refusal)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings), "problems": _plain(findings.problems),
               "warnings": _plain(findings.warnings)})
@@ -113,9 +113,9 @@ def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], S
         from vlrl.tools.play.preview import preview_without_task
 
         return lambda sample: preview_without_task(LimitsSettings(), sample)
-    from vlrl.tools.machine.dryrun import see
+    from vlrl.tools.machine.dryrun import preview
 
-    return lambda sample: see(config, task, sample)
+    return lambda sample: preview(config, task, sample)
 
 
 def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:

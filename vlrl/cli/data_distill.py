@@ -40,13 +40,13 @@ def distill(config: ConfigPath, request: DistillRequest, settings: Words = None,
     out, places = request.out, tool.DistillFiles(request.out)
     if not tool.goes_on(places):
         refuse_existing(out, request.force)
-    server = Server.of(request, request.endpoint, request.model, request.key_env)
-    order = tool.DistillSettings(answers=request.answers, rows=request.rows, temperature=request.temperature,
+    server = Server.from_request(request, request.endpoint, request.model, request.key_env)
+    settings = tool.DistillSettings(answers=request.answers, rows=request.rows, temperature=request.temperature,
                                  choose=Named(name=request.choose), least=request.least, price_in=request.price_in,
                                  price_out=request.price_out)
-    tool.check(loaded, order, places)
+    tool.check(loaded, settings, places)
     with prints_aside(), progress_bars(lines=True) as progress:
-        summary = tool.distill_answers(loaded, server, order, places, progress)
+        summary = tool.distill_answers(loaded, server, settings, places, progress)
     follow = f"vlrl sft {shlex.quote(config)} data.solutions={shlex.quote(str(out))}"
     if as_json:
         emit({"file": str(out), "drawn": str(places.drawn), "about": str(places.about), **summary, "next": follow})

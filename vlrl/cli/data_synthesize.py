@@ -71,9 +71,9 @@ def _writer(request: SynthesisRequest) -> WriterSettings | None:
             raise ConfigError(f"--teacher {request.teacher}: a teacher answers the prompts that a generator writes: "
                               "name the generator with --endpoint")
         return None
-    teacher = request.teacher and Server.of(request, request.teacher, request.teacher_model, request.teacher_key_env,
-                                            "--teacher")
-    return WriterSettings(generator=Server.of(request, request.endpoint, request.model, request.key_env),
+    teacher = request.teacher and Server.from_request(request, request.teacher, request.teacher_model,
+                                                      request.teacher_key_env, "--teacher")
+    return WriterSettings(generator=Server.from_request(request, request.endpoint, request.model, request.key_env),
                           teacher=teacher or None, votes=request.votes, temperature=request.written_at,
                           price_in=request.price_in, price_out=request.price_out)
 
@@ -95,7 +95,7 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
                           keep=request.keep)
     task = require_one_task(make_task(loaded), "vlrl data synthesize")
     check(loaded.curriculum, task)
-    search = search_of(loaded, task, MediaLocation.of(loaded, places.out), wanted)
+    search = search_of(loaded, task, MediaLocation.for_file(loaded, places.out), wanted)
     if writer:
         prompt_writer.check(task, search.parents)
     chosen = common.choose_model(loaded, None if checkpoint else loaded.model.name, checkpoint)

@@ -90,10 +90,10 @@ def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
     from vlrl.tools.evaluation import grid as tool
     from vlrl.tools.evaluation.settings import Grid
 
-    grid = Grid.of(request, config.seed)
-    source = (tool.Server.of(request, request.endpoint, request.model, request.key_env) if request.endpoint
+    grid = Grid.from_request(request, config.seed)
+    source = (tool.Server.from_request(request, request.endpoint, request.model, request.key_env) if request.endpoint
               else choose_model(config, request.model, request.checkpoint))
-    judge = tool.Judge.of(request) if request.judge else None
+    judge = tool.Judge.from_request(request) if request.judge else None
     with prints_aside(), progress_bars(lines=True, show=comm.is_main()) as progress:
         report = tool.evaluate_grid(config, source, grid, request.out, progress, each_wording=request.each_wording,
                                     judge=judge)

@@ -73,7 +73,7 @@ def play(
     try:
         with episodes.environments(loaded, task) as host:
             for place, sample in walk(task, split, index, sample_id, shuffled):
-                shown = episodes.opened(loaded, host, sample, place) if host else sample
+                shown = episodes.after_reset(loaded, host, sample, place) if host else sample
                 if host and shown.opening is not None:
                     more = _episode(partial(episodes.PlayedEpisode, loaded, task, host, shown, folder), place, given)
                 else:

@@ -1,5 +1,5 @@
-"""The basis of an evaluation: checksums of its samples, and its settings. eval.jsonl marks a changed basis, as metrics
-are then not comparable."""
+"""The basis of an evaluation: its settings, and checksums of its samples. Metrics with a different basis are not
+comparable, so eval.jsonl marks where the basis changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 
 def changed_basis(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the values of the basis that differ from the last line of eval.jsonl for the split.
+    """The names of the values that differ between the basis `now` and the basis of the split's last line in eval.jsonl.
 
     If eval.samples changed, only settings are named, because the rows then differ anyway."""
     known = (line["measured"] for line in reversed(before) if line.get("split") == split and "measured" in line)

@@ -34,12 +34,13 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
              progress: Progress = no_progress,
              likelihoods: Likelihoods | None = None, score: Score = score_all,
              services: RunServices | None = None) -> tuple[dict[str, Any], list[Group]]:
-    """Returns one line of eval.jsonl, and this process's groups of one answer each.
+    """Evaluates the policy on a split. Returns the line for eval.jsonl, and this process's groups, each with a single
+    answer.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Decoding is greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
     encoded count as `rejected`, answers without a reward as `unscorable`; neither counts as wrong. `environment/errors`
-    counts episodes whose environment failed, or that could not begin. Prompt variants are not used. For a mixture,
+    counts episodes whose environment failed, at the reset or later. Prompt variants are not used. For a mixture,
     samples of all tasks are taken in turn.
 
     likelihoods: computes log-probabilities for tasks that ask for them; without it, the reward parts that need them are
@@ -60,7 +61,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 def _draw_answers(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], progress: Progress,
             likelihoods: Likelihoods | None, score: Score, services: RunServices | None) -> tuple[list[Group], int]:
-    """Answers numbered samples; returns the scored groups of one answer each, and the number of rejected samples."""
+    """Generates and scores one answer to each of the (number, sample) pairs; returns the groups of one answer, and the
+    number of rejected samples."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
@@ -96,7 +98,6 @@ def _draw_answers(task: Task, prefetch: Prefetcher, engine: Engine, config: Conf
 
 
 def _with_metrics(task: Task, group: Group) -> Group:
-    """The group with the task's metrics of its answer (Task.metrics)."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
@@ -104,7 +105,7 @@ def _with_metrics(task: Task, group: Group) -> Group:
 
 
 def _record(group: Group) -> dict[str, Any]:
-    """The sample's record for Task.summarize. An episode that could not begin has no length."""
+    """The record of a sample for Task.summarize. An episode that failed at its reset has no length."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     written: dict[str, Any] = dict.fromkeys(("length", "truncated", "turns"))
     if completion.begun:
@@ -117,8 +118,8 @@ def _record(group: Group) -> dict[str, Any]:
 
 
 def _metrics_by_task(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Every metric over all samples with equal weight; for a mixture also `<label>/<metric>` and `<label>/n` of each
-    task."""
+    """The mean of every metric over all samples with equal weight; for a mixture also `<label>/<metric>` and
+    `<label>/n` of each task."""
     out = _intervals(records)
     for label in task.labels:
         own = [r for r in records if r["task"] == label]

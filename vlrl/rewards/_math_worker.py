@@ -68,7 +68,8 @@ def digits(node):
 
 
 def holds(part):
-    """False for an equation between two numbers that is wrong, such as "3 = 2"; True for any other subexpression."""
+    """Whether a subexpression is not a wrong equation. False only for an equation between two numbers that are not
+    equal, such as "3 = 2"; True for all other subexpressions."""
     return type(part).__name__ != "Equality" or bool(part.free_symbols) or abs((part.lhs - part.rhs).evalf()) < 1e-6
 
 
@@ -134,14 +135,14 @@ def _numbers(node):
 
 
 def limited(seconds):
-    """Ends this process once it has used this many more CPU seconds; 0 removes the limit."""
+    """Ends this process once it has used this many CPU seconds from now on; 0 removes the limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which ends a process
 
 
-def _beside(name):
+def _sibling(name):
     """Imports a module from a file in this folder. The folder is not on sys.path, because its math.py would shadow the
-    standard library's."""
+    standard library's math module."""
     spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -169,7 +170,7 @@ def main():
         limited(0)
         return json.dumps(found).encode()
 
-    _beside("_wire").serve(connection, reply)
+    _sibling("_wire").serve(connection, reply)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ _TINY = 1e-9
 _SHORT = 3  # a truth of at most this many words must have its words with digits repeated in the answer
 
 
-def exact(given: str, truth: str) -> float:
+def exact(answer: str, truth: str) -> float:
     """1 if both texts are equal apart from leading and trailing whitespace, else 0 ("B" does not equal "B.")."""
-    return float(given.strip() == truth.strip())
+    return float(answer.strip() == truth.strip())
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -89,31 +89,31 @@ def contradicts(text: str, options: Sequence[str]) -> bool:
     return bool(fits) and max(fits, key=len) != texts[LETTERS.index(letter)]
 
 
-def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
+def choice(answer: str, truth: str, options: Sequence[str] = ()) -> float:
     """1 if the answer and the ground truth name the same option, by its letter or its text, else 0."""
     wanted = option_letter(truth, options)
-    return float(wanted is not None and option_letter(given, options) == wanted)
+    return float(wanted is not None and option_letter(answer, options) == wanted)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: int | None = None) -> float:
+def mathvista(answer: str, truth: str, options: Sequence[str] = (), precision: int | None = None) -> float:
     """1 if an extracted answer is correct under MathVista's rules (2310.02255, evaluation/calculate_score.py), else 0.
 
-    - With `options` (those of the data set): a single letter, bare or in parentheses, selects an option; any other
+    - With `options` (the question's options): a single letter, bare or in parentheses, selects an option; any other
     answer selects the option with the smallest edit distance. `truth` is a letter or an option's text.
-    - With a `precision`: the answer, rounded to that many decimal places, must be printed as `truth`.
+    - With a `precision`: the answer, rounded to that many decimal places and printed, must equal `truth` as a text.
     - With an integer `truth`: the answer must be equal to it after truncation.
     - Otherwise the two texts must be equal.
 
     Numbers are parsed as Python does: "1_200" is a number, "1,200" is not. An empty answer is wrong."""
-    given = given.strip()[:MOST_WORDS]
-    if not given:
+    answer = answer.strip()[:MOST_WORDS]
+    if not answer:
         return 0.0
     if options:
-        letters, marked = LETTERS[:len(options)], re.search(r"\(([a-zA-Z])\)", given)
-        letter = marked[1].upper() if marked else given
+        letters, marked = LETTERS[:len(options)], re.search(r"\(([a-zA-Z])\)", answer)
+        letter = marked[1].upper() if marked else answer
         if len(letter) == 1 and letter in letters:
             chosen = letters.index(letter)
         else:
@@ -121,31 +121,31 @@ def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: in
         right = option_letter(truth, options)
         return float(letters[chosen] == right)
     try:
-        value = float(given)
+        value = float(answer)
     except ValueError:
         value = None
     if precision is not None:
         return float(value is not None and str(round(value, precision)) == truth.strip())
     if re.fullmatch(r"-?\d{1,30}", truth.strip()):
         return float(value is not None and math.isfinite(value) and str(int(value)) == truth.strip())
-    return exact(given, truth)
+    return exact(answer, truth)
 
 
-def video_mme(given: str, truth: str) -> float | None:
+def video_mme(answer: str, truth: str) -> float | None:
     """1 if an answer is correct under Video-MME's rule (2405.21075, eval_your_results.py linked from its page), else 0:
     the first capital letter from A to D anywhere in the answer must be `truth`. None if the answer contains no such
     letter; Video-MME leaves these answers out of its accuracy."""
-    match = re.search("[ABCD]", given[:MOST_CHARACTERS].replace("Answer:", ""))
+    match = re.search("[ABCD]", answer[:MOST_CHARACTERS].replace("Answer:", ""))
     return float(match[0] == truth) if match else None
 
 
-def mvbench(given: str, truth: str) -> float:
+def mvbench(answer: str, truth: str) -> float:
     """1 if an answer is correct under MVBench's rule (2311.17005, video_chat2/mvbench.ipynb), else 0.
 
     MVBench ends the prompt with an opening parenthesis. The first word of the answer's first line, without full stops,
     must be a substring of the parenthesised letter `truth`, or contain it. So an empty answer is correct, and "B or C"
     is read as B."""
-    lines = given[:MOST_CHARACTERS].strip().split("\n")
+    lines = answer[:MOST_CHARACTERS].strip().split("\n")
     word, mark = f"({lines[0].lower()}".split(" ")[0], f"({truth.lower()})"
     return float(word.replace(".", "") in mark or mark in word)
 
@@ -171,27 +171,27 @@ def close(a: float, b: float, within: float) -> bool:
     return abs(a - b) <= within + (0.0 if whole and not within else _TINY * abs(b))
 
 
-def same_number(given: str, truth: str) -> float:
+def same_number(answer: str, truth: str) -> float:
     """1 if both texts are numbers that are equal to two decimals, and either both or neither contain a decimal
     separator; else 0 (Video-R1)."""
-    a, b = read_number(given), read_number(truth)
-    separated = [not {".", ","}.isdisjoint(western(text)) for text in (given, truth)]
+    a, b = read_number(answer), read_number(truth)
+    separated = [not {".", ","}.isdisjoint(western(text)) for text in (answer, truth)]
     return float(a is not None and b is not None and separated[0] == separated[1] and round(a, 2) == round(b, 2))
 
 
-def near_number(given: str, truth: str, tolerance: float = 0.0) -> float:
-    """1 if `given` contains exactly one number and this number differs from the ground truth by at most `tolerance` (an
-    absolute difference), else 0.
+def near_number(answer: str, truth: str, tolerance: float = 0.0) -> float:
+    """1 if `answer` contains exactly one number and this number differs from the ground truth by at most `tolerance`
+    (an absolute difference), else 0.
 
     A text that starts or ends with a negation ("not 3", "3 is wrong") scores 0."""
-    a, b = None if denies(given) or retracted(given) else quantity(given), read_number(truth)
+    a, b = None if denies(answer) or retracted(answer) else quantity(answer), read_number(truth)
     return float(a is not None and b is not None and close(a, b, tolerance))
 
 
-def closeness(given: str, truth: str) -> float:
+def closeness(answer: str, truth: str) -> float:
     """1 minus the relative error of the answered number, but at least 0 (Video-R1's reward for regression). If the
     ground truth is 0, only an answer of 0 scores 1."""
-    a, b = read_number(given), read_number(truth)
+    a, b = read_number(answer), read_number(truth)
     if a is None or b is None:
         return 0.0
     return 1 - min(1.0, (abs(a - b) + _TINY) / (abs(b) + _TINY)) if a != b else 1.0
@@ -200,22 +200,22 @@ def closeness(given: str, truth: str) -> float:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def word_error_rate(given: str, truth: str) -> float:
+def word_error_rate(answer: str, truth: str) -> float:
     """The number of word edits that turn the answer into the ground truth, divided by the number of words in the ground
     truth. It exceeds 1 if the answer is much longer. In scripts without spaces, every character counts as a word."""
     wanted = pieces(truth)
-    return Levenshtein.distance(pieces(given, MOST_WORDS + 2 * len(wanted)), wanted) / max(1, len(wanted))
+    return Levenshtein.distance(pieces(answer, MOST_WORDS + 2 * len(wanted)), wanted) / max(1, len(wanted))
 
 
-def ocr(given: str, truth: str) -> float:
+def ocr(answer: str, truth: str) -> float:
     """1 minus the word error rate, but at least 0 (Video-R1)."""
-    return max(0.0, 1 - word_error_rate(given, truth))
+    return max(0.0, 1 - word_error_rate(answer, truth))
 
 
-def edit_similarity(given: str, truth: str) -> float:
+def edit_similarity(answer: str, truth: str) -> float:
     """1 minus the edit distance divided by the length of the longer text; 1 if both texts are empty."""
-    given, truth = (unicodedata.normalize("NFC", text) for text in (given[:20 * MOST_WORDS], truth))
-    return Levenshtein.normalized_similarity(given, truth)
+    answer, truth = (unicodedata.normalize("NFC", text) for text in (answer[:20 * MOST_WORDS], truth))
+    return Levenshtein.normalized_similarity(answer, truth)
 
 
 def rouge_tokens(text: str) -> list[str]:
@@ -225,12 +225,12 @@ def rouge_tokens(text: str) -> list[str]:
     return [stem(word) if 3 < len(word) <= 100 and word.isascii() else word for word in found]
 
 
-def rouge(given: str, truth: str) -> float:
+def rouge(answer: str, truth: str) -> float:
     """The mean F-score of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004), which is Video-R1's score for
     free-form answers.
 
     A text of one word has no bigram, so it scores at most 2/3. Letters and digits of every script are compared."""
-    a, b = rouge_tokens(given), rouge_tokens(truth)
+    a, b = rouge_tokens(answer), rouge_tokens(truth)
     if not a or not b:
         return 0.0
     shared = [sum((_runs(a, n) & _runs(b, n)).values()) for n in (1, 2)]
@@ -238,23 +238,23 @@ def rouge(given: str, truth: str) -> float:
             + _f(LCSseq.similarity(a, b), len(a), len(b))) / 3
 
 
-def free_text(given: str, truth: str) -> float:
+def free_text(answer: str, truth: str) -> float:
     """The ROUGE score of an answer, with two exceptions that score 0:
     - The ground truth is a code, number or quantity, and the answer is a different one ("12 m" does not match "13 m").
     - The ground truth has at most three words, and a word of it that contains a digit is missing in the answer
     ("Highway 101")."""
     wanted = rouge_tokens(truth)
     named = {word for word in wanted if not word.isalpha() and any(map(str.isdigit, word))}
-    other = len(wanted) <= _SHORT and not named.issubset(rouge_tokens(given))
-    return 0.0 if other or (is_exact(truth) and not same_code(given, truth)) else rouge(given, truth)
+    other = len(wanted) <= _SHORT and not named.issubset(rouge_tokens(answer))
+    return 0.0 if other or (is_exact(truth) and not same_code(answer, truth)) else rouge(answer, truth)
 
 
 def _runs(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i:i + n]) for i in range(len(words) - n + 1))
 
 
-def _f(shared: float, given: int, wanted: int) -> float:
-    return 2 * shared / (given + wanted) if shared else 0.0
+def _f(shared: float, answer: int, wanted: int) -> float:
+    return 2 * shared / (answer + wanted) if shared else 0.0
 
 
 # --- by type ----------------------------------------------------------------------------------------------------------
@@ -263,19 +263,19 @@ Scorer = Callable[[str, str], float]
 
 STRICT: Mapping[str, Scorer] = {"choice": exact, "number": same_number, "ocr": ocr, "text": free_text,
                                   "regression": closeness}
-"""Answer type -> its scoring function, as in Video-R1 (2503.21776). These functions are strict about the form of an
-answer; see `tolerant`."""
+"""Answer type -> its scoring function, as in Video-R1 (2503.21776). These functions are strict about how an answer is
+written; `tolerant` returns more lenient functions."""
 
 
 def tolerant(kind: str, options: Sequence[str] = (), labels: Sequence[str] = (), tolerance: float = 0.0) -> Scorer:
-    """The scoring function of an answer type for free-form answers.
+    """The scoring function of an answer type, for answers in free wording.
 
-    It accepts an option by its letter or text, a number among words, and a label from a closed list regardless of case
-    and punctuation. The other types are scored as in `STRICT`."""
+    The function accepts an option by its letter or text, a number among words, and a label from a closed list
+    regardless of case and punctuation. The other types are scored as in `STRICT`."""
     if kind == "choice":
         return partial(choice, options=options)
     if kind == "number":
         return partial(near_number, tolerance=tolerance)
     if kind == "text" and labels:
-        return lambda given, truth: float(same_label(given, truth))
+        return lambda answer, truth: float(same_label(answer, truth))
     return STRICT[kind]

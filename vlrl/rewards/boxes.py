@@ -71,10 +71,10 @@ def parse_boxes(text: str) -> list[list[float]]:
     return [[float(v) for v in corners] for corners in _BOX.findall(text)]
 
 
-def box_format(text: str, whole: bool = False) -> float:
-    """1 if the stripped text is exactly one box and nothing else, else 0. With `whole`, its coordinates must be
+def box_format(text: str, integers: bool = False) -> float:
+    """1 if the stripped text is exactly one box and nothing else, else 0. With `integers`, its coordinates must be
     unsigned integers."""
-    return float((_DIGITS if whole else _BOX).fullmatch(text.strip()) is not None)
+    return float((_DIGITS if integers else _BOX).fullmatch(text.strip()) is not None)
 
 
 def parse_integer_box(text: str) -> list[float] | None:

@@ -28,14 +28,14 @@ def chart_value(text: str) -> float | None:
     return read_number(match[1]) if match else None
 
 
-def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:
+def chart_equal(answer: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:
     """Whether two chart entries are equal. Values may differ by the relative error `close` or the absolute error
     `units`; years and all other texts must be equal.
 
     If both entries are integers from 1000 to 3000, they are taken for years (GLM-4.1V)."""
-    a, b = chart_value(given), chart_value(truth)
+    a, b = chart_value(answer), chart_value(truth)
     if a is None or b is None:
-        return bool(clean_label(given)) and clean_label(given) == clean_label(truth)
+        return bool(clean_label(answer)) and clean_label(answer) == clean_label(truth)
     if all(_YEARS[0] <= v <= _YEARS[1] and v == int(v) for v in (a, b)):
         return a == b
     return abs(a - b) <= max(units + 1e-9 if units else 0.0, close * (abs(b) + 1e-6))
@@ -65,8 +65,8 @@ def one_yes_no(text: str) -> str | None:
     return None if said == "yes" and _NO_LIKE.search(text) else said
 
 
-def transcript_similarity(given: str, truth: str) -> float:
+def transcript_similarity(answer: str, truth: str) -> float:
     """1 minus the edit distance divided by the length of the longer text. White space is ignored (GLM-4.1V's OCR
     score)."""
-    a, b = "".join(given.split()), "".join(truth.split())
+    a, b = "".join(answer.split()), "".join(truth.split())
     return edit_similarity(a, b) if a else 0.0

@@ -18,7 +18,8 @@ LEAST_TTC = 0.95
 BRAKING, PUSHING, SIDEWAYS = -4.05, 2.40, 4.89
 """Largest comfortable accelerations in m/s^2: braking, speeding up, and sideways. The values are nuPlan's."""
 HALF = 0.5
-"""The factor for a soft infraction that either occurs or does not."""
+"""Factor for a soft infraction that has no degree (it either occurs or does not), such as too small a time to
+collision."""
 
 
 def carl(before: float, now: float, factors: Iterable[float]) -> float:

@@ -37,8 +37,8 @@ def is_exact(text: str) -> bool:
     return len(text) <= _LONGEST and (digits + letters == 1 or 0 < digits >= letters - _MOST_LETTERS)
 
 
-def same_code(given: str, truth: str) -> bool:
+def same_code(answer: str, truth: str) -> bool:
     """Whether two texts are equal apart from case, surrounding punctuation, and spaces next to punctuation or between
     digits and letters. "12 km" equals "12km", but "1 23" does not equal "12 3"."""
-    a, b = (_SPACED.sub("", re.sub(r"\s*([-/:.,])\s*", r"\1", clean_label(text))) for text in (given, truth))
+    a, b = (_SPACED.sub("", re.sub(r"\s*([-/:.,])\s*", r"\1", clean_label(text))) for text in (answer, truth))
     return a == b

@@ -23,7 +23,7 @@ HEADS: Mapping[str, Mapping[str, float]] = {
     "speed": {"KEEP": 0.8, "ACCELERATE": 0.9, "DECELERATE": 1.0, "STOP": 1.0},
     "path": {"STRAIGHT": 0.8, "LEFT_TURN": 1.0, "RIGHT_TURN": 1.0, "LEFT_CHANGE": 1.0, "RIGHT_CHANGE": 1.0},
 }
-"""Head -> its words, each with the weight of a correct answer, as in AlphaDrive (2503.07608)."""
+"""Head (speed or path) -> its words, each with the weight of a correct answer, as in AlphaDrive (2503.07608)."""
 MOST_POINTS = 100
 FARTHEST = 1000.0
 """Metres; a waypoint farther away than this is invalid."""
@@ -107,8 +107,8 @@ def first_occurrence(answers: Sequence[Collection[str]], step: float = 0.4) -> l
 
 
 def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[str, float]:
-    """The F1 score of each word over several (answered, true) pairs of word sets, in [0, 1]. Only words that occur in a
-    true set are included."""
+    """Word -> its F1 score in [0, 1] over several (answered, true) pairs of word sets. Only words that occur in a true
+    set are included."""
     hits, given, true = Counter[str](), Counter[str](), Counter[str]()
     for answer, truth in pairs:
         hits.update(set(answer) & set(truth))
@@ -119,13 +119,13 @@ def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[s
 
 def alphadrive_right(text: str, truth: Mapping[str, str]) -> bool:
     """Whether an answer is correct in AlphaDrive's planning accuracy (2503.07608, qwen2vl_plan_cmd_eval_grpo.py): both
-    true words occur somewhere in the full output, no matter what else does."""
+    true words must occur somewhere in the full output; other words in the output do not matter."""
     return all(word in text for word in truth.values())
 
 
 def alphadrive_f1(answers: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, float]:
-    """AlphaDrive's F1 score of each word over pairs of a text and the true word of each head, in [0, 1] (2503.07608,
-    the same file).
+    """Word -> F1 score in [0, 1], as AlphaDrive's evaluation computes it (2503.07608, qwen2vl_plan_cmd_eval_grpo.py).
+    `answers` are pairs of an output and the true word of each head.
 
     AlphaDrive counts a word in an answer as correct whenever the answer also contains the true word of that head, so an
     answer that names every word is never wrong."""
@@ -198,8 +198,8 @@ def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.n
     """[times] The area that a vehicle of `size` (length, width) covers at each time on its trajectory, as shapely
     polygons. The vehicle's heading is its direction of motion."""
     places = positions_at(points, [0.0, *times])
-    moved = np.diff(places, axis=0)
-    return _boxes(places[1:], _headings(moved), size)
+    displacements = np.diff(places, axis=0)
+    return _boxes(places[1:], _headings(displacements), size)
 
 
 @np.errstate(all="ignore")  # numbers near zero underflow inside GEOS
@@ -267,11 +267,11 @@ def _vector(value: Any, count: int) -> bool:
     return isinstance(value, list) and len(value) == count and numbers_of(value, count) is not None
 
 
-def _headings(moved: np.ndarray) -> np.ndarray:
+def _headings(displacements: np.ndarray) -> np.ndarray:
     """[steps] The headings in radians of the displacements [steps, 2]. A displacement too short to give a direction
     keeps the previous heading, initially 0."""
-    out, heading = np.empty(len(moved)), 0.0
-    for i, (dx, dy) in enumerate(moved):
+    out, heading = np.empty(len(displacements)), 0.0
+    for i, (dx, dy) in enumerate(displacements):
         heading = math.atan2(dy, dx) if math.hypot(dx, dy) >= _TURNING else heading
         out[i] = heading
     return out

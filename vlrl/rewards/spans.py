@@ -98,12 +98,12 @@ def best_grounding(span: Span, truth: Sequence[Span]) -> tuple[float, float]:
 
 
 def read_spans(text: str, most: int = MOST) -> list[list[float]]:
-    """All spans in a text, in any notation and in order of appearance. The order of the two ends is not changed, so a
-    span may be invalid.
+    """All spans in a text, in any notation and in order of appearance. The two ends are returned in the order in which
+    they are written, so a span may be invalid.
 
     A time is in seconds ("12.5", "12.5s", "12.5 seconds") or in clock notation ("1:02", "00:01:02.5"). The two times
     are joined by to, and, until, a dash or a comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3,
-    "end_time": 7}). Signs before numbers are not read."""
+    "end_time": 7}). Signs before numbers are ignored."""
     return [[_seconds(match[1]), _seconds(match[2])] for match in islice(_ANY.finditer(text), most)]
 
 
@@ -162,8 +162,8 @@ def format_span(span: Span) -> str:
 
 
 def _covered(a: Sequence[Span], b: Sequence[Span]) -> tuple[float, float, float]:
-    """The total length in seconds of the intersection of two unions of intervals, of the first union, and of the
-    second."""
+    """Returns three lengths in seconds: of the intersection of two unions of intervals, of the first union, and of the
+    second union."""
     first, second = merged(a), merged(b)
     shared, i, j = 0.0, 0, 0
     while i < len(first) and j < len(second):
@@ -176,7 +176,6 @@ def _covered(a: Sequence[Span], b: Sequence[Span]) -> tuple[float, float, float]
 
 
 def _seconds(text: str) -> float:
-    """Converts "62.5" or "1:02.5" to seconds."""
     total = 0.0
     for part in text.split(":"):
         total = total * 60 + float(part)

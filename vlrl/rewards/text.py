@@ -93,8 +93,8 @@ def think_answer_format(text: str) -> float:
 def think_answer_within(text: str, content: Callable[[str], bool] | None = None) -> float:
     """1 if the text contains `<think>...</think> <answer>...</answer>`, else 0.
 
-    Text before and after it is allowed, but each of the four tags must occur exactly once. With `content`, this
-    function must also return True for the content of the answer tag."""
+    Text before and after it is allowed, but each of the four tags must occur exactly once. `content` is an optional
+    predicate, which must also hold for the content of the answer tag."""
     if any(text.count(tag) != 1 for tag in _TAGS):
         return 0.0
     at = [text.find(tag) for tag in _TAGS]
@@ -128,10 +128,11 @@ def scored_text(text: str, opened: str = "") -> str:
 
 
 def completion_for(text: str, opened: str = "") -> str:
-    """The completion that, after a prompt ending in `opened`, yields a given answer, such as the perfect one.
+    """The completion that makes the scored text equal to `text` (for example the perfect answer) if the prompt ends in
+    `opened`.
 
-    If the answer starts with the opened tags, they are removed. If it contains neither the opened tags nor the closing
-    tag, the open block is closed first."""
+    If `text` starts with the opened tags, they are removed. If it contains neither the opened tags nor the closing tag,
+    the open block is closed first."""
     closing, given = closing_tag(opened), text.lstrip()
     for begun in filter(None, (opened.strip(), closing.replace("/", "", 1))):
         if given.startswith(begun):

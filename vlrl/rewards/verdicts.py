@@ -1,10 +1,10 @@
-"""Builds questions to an LLM judge and parses the replies: named fields in a JSON reply, and quotation marks around
-untrusted text, so that the judge treats it as text and not as instructions.
+"""Builds questions to an LLM judge and parses the replies: named fields in a JSON reply, and tags around untrusted
+text, so that the judge treats it as text and not as instructions.
 
     fields = {"verdict": ("yes", "no"), "score": (1, 10)}
     schema(fields)                                          # JSON schema of such a reply
     read_fields('... {"verdict": "yes", "score": 7}', fields)   # {"verdict": "yes", "score": 7}; None = not readable
-    quoted("answer", text)                                  # text between marks that it cannot close
+    quoted("answer", text)                                  # text between tags that the text cannot close
 
 The text to be judged was written by a model that is rewarded for the verdict, so it may contain "give me 1.0", tags of
 a chat template or a verdict. `quoted` encloses it in tags named after a hash of the text, which the text therefore
@@ -24,8 +24,8 @@ Fields = Mapping[str, Sequence[str] | tuple[float, float]]
 """Name of a field -> the allowed strings, or (lowest, highest) for a number."""
 
 MOST_SHOWN = 8000
-"""Maximum number of characters of a text that is shown to a judge; of a longer text it sees the beginning and the end.
-"""
+"""Maximum number of characters of a text that is shown to a judge. Of a longer text, the judge sees the beginning and
+the end."""
 _CONTROL = re.compile(r"<\|([^|<>\n]{1,60})\|>|\[(/?)INST\]|<(/?)(s|bos|eos|start_of_turn|end_of_turn)>|<<(/?)SYS>>")
 _HIDDEN = ("Cf", "Cc", "Cs", "Co", "Cn")
 """Unicode categories of invisible characters: format, control, surrogate, private use, unassigned."""
@@ -97,8 +97,8 @@ def canonical_verdict(text: str, fields: Fields | None = None) -> str:
 
 
 def sanitized(text: str, most: int = MOST_SHOWN) -> str:
-    """A text as shown to a judge: control tokens of chat templates are broken, invisible characters are removed, and a
-    text longer than `most` characters is cut in the middle."""
+    """A text as shown to a judge: control tokens of chat templates are broken up, invisible characters are removed, and
+    a text longer than `most` characters is cut in the middle."""
     text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in _HIDDEN)
     text = _CONTROL.sub(lambda match: match[0].replace("<", "< ").replace("[", "[ "), text)
     if len(text) <= most:

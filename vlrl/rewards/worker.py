@@ -8,7 +8,7 @@ started.
 Requests and replies are numbered, so that a late reply cannot be taken for the reply to a later request. Foreign code
 in the process may fork and return in the child; such a child is ended, so that it does not reply as well.
 
-Task scoring and the math-verify process use it. The library pebble (5.2.3) was tested for both and does not fit:
+Task scoring and math-verify run in such processes. The library pebble (5.2.3) was tested for both and does not fit:
 children of a killed worker survive, a time limit counts from the request and not from the last progress, a task must be
 picklable or forked after torch has started its threads, and a call takes 0.2 to 0.4 ms instead of 0.05 ms. Its restart
 is equally fast (0.01 s forked, 0.2 s spawned), and it can set a memory limit in an initializer."""
@@ -57,8 +57,8 @@ class Worker:
     def ask(self, request: bytes, patience: Callable[[], tuple[object, float]]) -> bytes:
         """Sends a request and returns the reply.
 
-        `patience` returns the current progress (any value) and the seconds that may pass until it changes. Raises
-        WorkerEnded or WorkerHung; the next request then starts a new process."""
+        `patience()` returns the current progress (any value) and how many seconds may pass until the progress changes.
+        Raises WorkerEnded or WorkerHung; the next request then starts a new process."""
         try:
             while self._connection and self._connection.poll(0):  # a late reply, or the process has ended
                 self._reply()

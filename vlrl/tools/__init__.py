@@ -2,7 +2,7 @@
 
     datasets/       check, convert, split and measure data files
     makers/         generate data sets from web pages, simulators and videos
-    synthesis/      make new rows from rows, runs and the answers of a teacher model
+    synthesis/      make new rows from existing rows, runs and the answers of a teacher model
     tasks/ play/    use a task without a model: create, list, score; answer samples as a person
     evaluation/     evaluate models: several answers, seeds, settings and wordings
     experiments/    reports of runs, comparisons, sweeps
@@ -10,8 +10,8 @@
     hub/            export and publish models and rollouts
     clients/        query models over HTTP
     servers/        serve the model of a config over HTTP
-    machine/        what a run needs, and what this machine can do
-    tiny/           the tiny models; only its cold_start and episode_start import tasks
+    machine/        estimate what a run needs, and check this machine
+    tiny/           build and train the tiny models; only its cold_start and episode_start import tasks
 
-train, evaluate and run are the Python interface of `vlrl`. docs writes the tables of docs/configuration.md. request.py
-defines the options of a job as a dataclass."""
+The modules train, evaluate and run are the Python interface of `vlrl`. docs writes the tables of docs/configuration.md.
+request.py defines the options of a job as a dataclass."""

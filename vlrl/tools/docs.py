@@ -22,7 +22,7 @@ MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/conf
 
 
 def page(text: str) -> str:
-    """The text of the page with the part below the mark generated again."""
+    """The text of docs/configuration.md with the generated part below the mark replaced."""
     head, mark, _ = text.partition(MARK)
     return f"{head}{mark or MARK}\n{tables()}"
 
@@ -44,7 +44,7 @@ def tables() -> str:
 
 
 def _tasks() -> Iterator[str]:
-    """A paragraph and a table for the fields of all tasks, then for those of each built-in task."""
+    """A paragraph and a table for the settings that every task has, followed by the same for each built-in task."""
     from vlrl.task import Task, builtin_names, load_class
 
     yield _wrap("A task's own fields are settings too, checked against their types: `task.<field>`. Those of your "
@@ -62,7 +62,6 @@ def _tasks() -> Iterator[str]:
 
 
 def _fields(cls: type) -> list[tuple[str, str, str, str]]:
-    """The annotated class attributes that have a value, each with the docstring below it."""
     (body,) = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
                if isinstance(node, ast.ClassDef)]
     hints, rows = get_type_hints(cls, include_extras=True), []
@@ -75,8 +74,6 @@ def _fields(cls: type) -> list[tuple[str, str, str, str]]:
 
 
 def _text_of(node: ast.stmt | None) -> str:
-    """The text of a statement that is only a string, such as the docstring below a field; "" for any other statement.
-    """
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""
@@ -101,7 +98,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escapes a text for a Markdown table; outside of code, HTML tags are escaped too."""
+    """Escapes a text for a cell of a Markdown table. HTML tags outside of code are escaped too."""
     text = text.replace("|", "\\|")
     return text if text.startswith("`") else re.sub(r"<(?=[/A-Za-z])", "&lt;", text)
 

@@ -20,13 +20,13 @@ _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 
 def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *, checkpoint: str | Path | None = None,
              **settings: Any) -> dict[str, dict[str, Any]]:
-    """Evaluates a model on each of eval.splits; the run folder is neither locked nor changed.
+    """Evaluates a model on each of eval.splits. The run folder is neither locked nor changed.
 
-    The first argument is a run or its folder, or a config as for `train`. `checkpoint` is a checkpoint, or a run folder
-    (its newest checkpoint). Without it the newest checkpoint of run.dir is evaluated, or model.name if there is none.
-    Returns split -> {"n": number of samples, "metrics": {name: {"mean", "low", "high"}}} with 95 % intervals; a bound
-    is None for a metric of the whole split that has no interval. Raises ConfigError if there is nothing to evaluate,
-    RunError for a damaged checkpoint."""
+    The first argument is a run or its folder, or a config as for `train`. `checkpoint` is the folder of a checkpoint,
+    or a run folder, which stands for its newest checkpoint. Without `checkpoint`, the newest checkpoint of run.dir is
+    evaluated, or model.name if there is none. Returns split -> {"n": number of samples, "metrics": {name: {"mean",
+    "low", "high"}}} with 95 % intervals; a bound is None for a metric of the whole split that has no interval. Raises
+    ConfigError if there is nothing to evaluate, RunError for a damaged checkpoint."""
     if isinstance(config_or_run, (str, Path)) and os.path.isdir(config_or_run):
         config_or_run = load_run(Path(config_or_run))
     if isinstance(config_or_run, Run):  # the run's own settings, in its present folder
@@ -35,7 +35,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
         config = config_of(config_or_run, **settings)
     if config.eval.samples == 0 or not config.eval.splits:
         raise ConfigError(f"eval.samples={config.eval.samples} and eval.splits={list(config.eval.splits)}: there is "
-                          "nothing to measure; e.g. eval={'samples': 256}")
+                          "nothing to measure. Set both, e.g. eval={'samples': 256, 'splits': ['heldout']}")
     nowhere = checkpoint is None and not config.run.dir
     chosen = choose_model(config, config.model.name if nowhere else None,
                           None if checkpoint is None else Path(checkpoint))
@@ -50,7 +50,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
 
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """The metrics in a line of eval.jsonl: metric -> mean and interval bounds."""
+    """Metric -> its mean and interval bounds, from a line of eval.jsonl."""
     names = [name for name, value in record.items() if isinstance(value, (int, float)) and name not in _NOT_METRICS
              and "/ci95_" not in name and not name.endswith("/n")]
     return {name: {"mean": _finite(record[name]), "low": _finite(record.get(f"{name}/ci95_low")),

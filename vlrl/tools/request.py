@@ -11,7 +11,7 @@ from typing import Any
 
 
 def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
-    """A dataclass field with its default and help text; with MISSING as default the option is required.
+    """A dataclass field with its default and help text. With MISSING as the default, the option is required.
 
     `flags` replace the option name derived from the field, e.g. "--timeout". `more` are further keywords of
     typer.Option, such as `metavar`, `min` and `max`."""

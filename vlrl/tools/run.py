@@ -1,5 +1,5 @@
-"""A run folder as one Python object: settings, tables, rollouts, checkpoints. Only reads, also while the run is in
-progress. Does not import torch.
+"""A run folder as one Python object with its settings, tables, rollouts and checkpoints. The folder is only read, which
+is possible while the run is in progress. Does not import torch.
 
     run = load_run("runs/quickstart")
     print(run, run.metrics.column("reward/mean")[-1], run.best)"""
@@ -56,7 +56,7 @@ def is_run(path: Path) -> bool:
 
 
 class Run:
-    """A training run; every property reads the files of its folder again."""
+    """A training run. Every property reads the files of the run folder again."""
 
     def __init__(self, path: str | Path):
         self._folder = RunFolder(path)
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The resolved settings. Raises RunError if config.yaml is missing or cannot be read."""
+        """The settings of the run, with all defaults. Raises RunError if config.yaml is missing or cannot be read."""
         path = self.path / "config.yaml"
         try:
             return validate(yaml.safe_load(read_small(path)) or {})
@@ -77,19 +77,19 @@ class Run:
 
     @property
     def metrics(self) -> pa.Table:
-        """metrics.jsonl as a table with one row per step; a cell is null if the line lacks the key."""
+        """metrics.jsonl as a table with one row per step. A cell is null if the line has no value for the column."""
         return _table(self._folder.metrics())
 
     @property
     def evaluations(self) -> pa.Table:
-        """eval.jsonl as a table with one row per evaluation of a split; of a repeated evaluation the newer line counts.
-        """
+        """eval.jsonl as a table with one row per evaluation of a split. If an evaluation was repeated, only the newer
+        line is included."""
         return _table(list({(line.get("step"), line.get("split")): line for line in self._folder.evals()}.values()))
 
     def rollouts(self, step: int | None = None, split: str | None = None,
                  columns: Sequence[str] | None = None) -> pa.Table:
-        """The training rollouts of one step or of all steps; with `split`, the rollouts of its evaluations. Columns:
-        vlrl.store.SCHEMA.
+        """The training rollouts of one step or of all steps as a table; with `split`, the rollouts of the evaluations
+        on this split. The columns are those of vlrl.store.SCHEMA.
 
         Files that cannot be read are skipped and named in `notes`."""
         return self._folder.rollouts(step, split=split, columns=columns)
@@ -106,7 +106,8 @@ class Run:
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint of the best evaluation (save.best); None if none is marked as best or it was deleted."""
+        """The checkpoint of the best evaluation (save.best); None if no checkpoint is marked as best, or if it was
+        deleted."""
         step = checkpoint.best_record(self._folder.checkpoints).get("step")
         return next((path for path in self.checkpoints if checkpoint.step_of(path) == step), None)
 
@@ -116,8 +117,8 @@ class Run:
         return list(dict.fromkeys(self._folder.notes))
 
     def pictures(self, most: int = 4, split: str = "heldout") -> list[Image.Image]:
-        """The first image of up to `most` samples of the newest evaluation. The target's box is drawn in green and the
-        boxes of the answers in other colours.
+        """The first image of each of up to `most` samples of the newest evaluation, with boxes drawn into it: the
+        target in green, the answers in other colours.
 
         Videos, and images that the run did not store, are skipped."""
         columns = ["step", "group_id", "index", "media", "marks"]
@@ -131,11 +132,11 @@ class Run:
         return list(itertools.islice((picture for picture in marked if picture is not None), most))
 
     def show(self, *, follow: bool = False, pictures: int = 2, every_s: float = 5.0) -> None:
-        """Prints each metric of each split before and after training, and its gain, with 95 % intervals; in a notebook
-        also the reward curve and up to `pictures` images.
+        """Prints each metric of each split before and after training, and the gain, with 95 % intervals; in a notebook
+        also the plot of the reward and up to `pictures` images.
 
-        follow: shows the progress of the run, in a notebook with a live curve, every `every_s` seconds until it ends;
-        an interrupt stops the display but not the run."""
+        follow: shows the progress of the run, in a notebook with a live plot, every `every_s` seconds until it ends; an
+        interrupt stops the display but not the run."""
         console = terminal()
         if follow:
             self._follow(console, every_s)
@@ -177,7 +178,7 @@ class Run:
 
 
 def _marked(run: Path, rows: Sequence[Mapping[str, Any]]) -> Image.Image | None:
-    """The first image of a group of rollouts with the target and the answers drawn into it; None if the image is
+    """The first image of a group of rollouts, with the target and the answers drawn into it. None if the image is
     missing or cannot be read."""
     media = (rows[0]["media"] or [{}])[0]
     path = run / str(media.get("path") or "")
@@ -197,7 +198,7 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """The values [N] as one column type: numbers if all values are null, JSON texts if the types are mixed."""
+    """The values [N] as a column of one type: numbers if all values are null, JSON texts if the types are mixed."""
     try:
         column = pa.array(values)
     except (pa.ArrowException, OverflowError):

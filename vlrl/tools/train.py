@@ -1,4 +1,5 @@
-"""Trains a whole run: `vlrl.train` in Python, and the implementation of `vlrl train` and `vlrl sft`."""
+"""Trains until the last step of a run: `vlrl.train` in Python, and the implementation of `vlrl train` and `vlrl sft`.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +22,20 @@ def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -
     """Trains as `vlrl train` does, resuming from the newest checkpoint in run.dir, and returns the finished run.
 
     `config` is the path of a file, a Config or a dictionary; `settings` override it as in load_config. If algo.loss is
-    `supervised`, it trains as `vlrl sft` does. If the config has `stages`, all of them are run, and the run of the last
+    `supervised`, training is as by `vlrl sft`. If the config has `stages`, all of them are run, and the run of the last
     stage that has steps is returned. Raises ConfigError if a dictionary or Config has no run.dir, and KeyboardInterrupt
     if the run is stopped before its last step."""
     from vlrl.tools.run import load_run
 
     resolved = config_of(config, **settings)
     if not resolved.run.dir:
-        raise ConfigError("run.dir is empty, and there is no config file to name the run after: set it, e.g. "
+        raise ConfigError("run.dir is empty, and there is no config file to name the run after. Set run.dir, e.g. "
                           "run={'dir': 'runs/mine'}")
     return load_run(run_to_end(resolved, resolved.algo.loss.name in SUPERVISED))
 
 
 def run_to_end(config: Config, supervised: bool = False) -> Path:
-    """Trains a config, or all its stages, prints the summary on rank 0, and returns the folder of the (last) run.
+    """Trains a config, or all its stages, prints the summary on rank 0, and returns the folder of the last run.
 
     Raises KeyboardInterrupt if the run is stopped before its last step."""
     if config.stages:
@@ -60,7 +61,7 @@ def _run_stages(config: Config) -> Path:
 
     outcome = train_stages(config, lambda words: print(words, flush=True))
     if not outcome.finished:
-        raise KeyboardInterrupt(f"stopped in stage {outcome.stage!r}; the same call resumes there")
+        raise KeyboardInterrupt(f"stopped in stage {outcome.stage!r}; the same call resumes in this stage")
     if comm.is_main():
         from rich.console import Console
 
@@ -73,8 +74,8 @@ def _run_stages(config: Config) -> Path:
 
 
 def last_run(folder: Path) -> Path:
-    """The run folder of the last stage that has one; for a stage of rounds, that of its last round. `folder` itself if
-    there are no stages."""
+    """The run folder of the last stage that has one; for a stage of rounds, the run folder of its last round. `folder`
+    itself if there are no stages."""
     from vlrl.tools.stages.stage_list import read_stages
 
     known = read_stages(folder)

@@ -20,8 +20,8 @@ from vlrl.types import Prompt, Sample
 
 
 class ChatEncoder:
-    """Converts samples to prompts that hold chat messages (`Prompt.mm["messages"]`), as models.processing.Encoder
-    converts them to token ids for local models. A video becomes a sequence of images."""
+    """Converts samples to prompts that hold chat messages (`Prompt.mm["messages"]`), for servers. For local models,
+    models.processing.Encoder converts samples to token ids instead. A video becomes a sequence of images."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -30,11 +30,10 @@ class ChatEncoder:
         self._clips = ClipCache(config.data.clip_cache_mib)
 
     def copy(self) -> ChatEncoder:
-        """An encoder for use in another thread. It is this encoder, which has no state that threads could disturb."""
+        """The encoder for use in another thread; returns itself, because it has no mutable state."""
         return self
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
-        """The prompt of a sample. Raises DataError for media that cannot be read."""
         return self.prompt(sample, task_messages(task, sample), schemas(task, sample))
 
     def prompt(self, sample: Sample, messages: Sequence[Mapping[str, Any]],
@@ -55,7 +54,6 @@ class ChatEncoder:
 
 
 def _content(content: Any, places: Any) -> Any:
-    """The content of a message, with its images and videos as data URLs."""
     if isinstance(content, str):
         return content
     out: list[dict[str, Any]] = []

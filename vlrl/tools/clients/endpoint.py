@@ -25,12 +25,12 @@ _TRIED = 16
 """If this many requests fail before the first success, generation is aborted."""
 
 Keep = Callable[[Request, int, ChatReply], None]
-"""Function of (request, number of the completion, reply)."""
+"""Function of (request, index of the completion, reply of the server)."""
 
 
 class Endpoint:
     """An engine that generates on a server. The seed sent with each request is derived from `seed`, the request's key
-    and the completion's number.
+    and the index of the completion.
 
     concurrency: number of concurrent requests. key, timeout_s, retries, wait_s, option: as for ChatClient."""
 
@@ -42,7 +42,7 @@ class Endpoint:
         self.address, self.model = self._client.address, self._client.model
         self._pool = ThreadPoolExecutor(concurrency, "endpoint")
         self.keep: Keep | None = None
-        """Function that a worker thread calls with each reply when it arrives."""
+        """Function that is called with each reply when it arrives, in a worker thread."""
         self._count = threading.Lock()
         self._answered = self._failed = 0
 
@@ -71,7 +71,6 @@ class Endpoint:
     # --- one request ----------------------------------------------------------------------------------------------
 
     def _completion(self, request: Request, index: int) -> Completion:
-        """Generates one completion. If the request fails, the completion has an `error`."""
         try:
             reply = self._client.complete(self._body(request, index), request.sampling.max_new_tokens)
         except ChatError as error:
@@ -93,7 +92,6 @@ class Endpoint:
                 **({"stop": list(s.stop)} if s.stop else {})}
 
     def _note(self, answered: bool, detail: str = "") -> None:
-        """Counts successful and failed requests. Raises TrainingError if the first _TRIED requests fail."""
         with self._count:
             self._answered, self._failed = self._answered + answered, self._failed + (not answered)
             hopeless = not self._answered and self._failed >= _TRIED
@@ -103,15 +101,14 @@ class Endpoint:
 
 
 def _result(future: Future[Completion]) -> Completion:
-    """The result of a future. It waits in short intervals, so that Ctrl-C works."""
     while not future.done():
         wait([future], timeout=0.5)
     return future.result()
 
 
 def completion_of(reply: ChatReply) -> Completion:
-    """Converts a reply to a completion. It has as many tokens as the server counted, all with id 0, because the real
-    ids are not known."""
+    """Converts a reply of the server to a Completion. Its token ids are all 0, because servers only return the number
+    of tokens."""
     n = reply.tokens_out
     return Completion(tokens=np.zeros(n, np.int64), logprobs=np.zeros(n, np.float32), loss_mask=np.ones(n, bool),
                       text=reply.text, finish_reason="length" if reply.finish_reason == "length" else "stop",

@@ -1,7 +1,7 @@
 """Stores the replies of a paid server. Each reply is written to disk when it arrives, so that no reply is requested or
 paid for twice.
 
-    replies = Replies.of(Path("answers.drawn.jsonl"), facts)       # with the replies of earlier processes
+    replies = Replies.open(Path("answers.drawn.jsonl"), facts)       # with the replies of earlier processes
     failed = replies.fill(endpoint, [(7, 0), (7, 1)], requests, progress, "asking the teacher")"""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import resume_lines
 
 Place = tuple[int, int]
-"""(number of the row, number of the reply to this row)."""
+"""(number of the row, index of the reply to this row)"""
 _TOGETHER = 256
 """Number of requests per batch."""
 _MILLION = 1e6
@@ -30,7 +30,7 @@ _MILLION = 1e6
 
 @dataclass(eq=False)
 class Replies:
-    """The replies received so far, on disk and in memory."""
+    """The replies received so far, in memory and in the file `path`."""
 
     path: Path
     replies: dict[Place, dict[str, Any]] = field(default_factory=dict)
@@ -39,9 +39,9 @@ class Replies:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, path: Path, facts: Mapping[str, Any]) -> Replies:
-        """The replies stored in a file, which is created if needed. Raises ConfigError if the file was written with
-        other `facts` (model, settings and data)."""
+    def open(cls, path: Path, facts: Mapping[str, Any]) -> Replies:
+        """Opens a file of replies and reads the stored ones; a missing file is created. Raises ConfigError if the file
+        was written with other `facts` (model, settings and data)."""
         stored = cls(path)
         for line in resume_lines(path, facts, "answers of a teacher", "file"):
             with contextlib.suppress(KeyError, TypeError):
@@ -68,8 +68,8 @@ class Replies:
         """Requests those replies of `wanted` that are not stored yet, and stores each one when it arrives. Returns the
         number of failed requests.
 
-        requests: makes the requests for a list of places. The key of each request must end with its place. It may leave
-        places out."""
+        `requests(places)` makes the requests for a list of places; it may leave places out. The last two numbers in the
+        key of each request must be its place."""
         missing = [place for place in wanted if place not in self.replies]
         total, failed, before = len(wanted), 0, len(self.replies) - (len(wanted) - len(missing))
         progress(what, total - len(missing), total)
@@ -87,7 +87,8 @@ class Replies:
         return failed
 
     def cost(self, price_in: float | None = None, price_out: float | None = None) -> dict[str, Any]:
-        """The numbers of replies, retries and tokens; with prices per million tokens also the total price."""
+        """The numbers of replies, retries and tokens as a dictionary; with prices per million tokens also the total
+        price."""
         lines = self.replies.values()
         tokens = {name: sum(line[name] for line in lines) for name in ("tokens_in", "tokens_out")}
         untold = sum(not (line["tokens_in"] and line["tokens_out"]) for line in lines)

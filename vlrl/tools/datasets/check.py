@@ -18,7 +18,7 @@ from typing import Any
 
 from vlrl import checks
 from vlrl.checks import CheckedRow, Context, Finding
-from vlrl.checks.files import side
+from vlrl.checks.files import split_of
 from vlrl.checks.media_files import Key, check_exists, file_keys, read_media
 from vlrl.checks.rule import MediaFile, Size, default_refusal
 from vlrl.config.registry import prints_aside
@@ -37,7 +37,8 @@ from vlrl.tools.play.preview import SamplePreview
 from vlrl.types import Media, Sample
 
 COMPARED = 20_000
-"""Held-out images are compared visually with training images only if there are at most this many images and videos."""
+"""Held-out images are compared visually with training images only if the data has at most this many images and videos.
+"""
 COUNTED = ("category", "split", "answer_type")
 """Fields for which the report counts how often each value occurs."""
 _ORDER = ("file", *(rule.name for rule in checks.RULES))
@@ -48,7 +49,7 @@ _TEXT_SUFFIXES = tuple(suffix for suffix in READERS if suffix not in (".txt", ".
 
 @dataclass(frozen=True)
 class DataReport:
-    """Content and problems of data files."""
+    """The result of checking data files: their problems, and a summary of their content."""
 
     rows: int
     bad: int
@@ -58,29 +59,29 @@ class DataReport:
     warnings: tuple[Finding, ...]
     """Suspicious properties of rows that may be intended."""
     fields: Mapping[str, int]
-    """Field -> number of rows with a value other than null."""
+    """Field -> number of rows in which the field has a value other than null."""
     counts: Mapping[str, Mapping[str, int]]
-    """Field in COUNTED -> value -> number of rows; only fields that occur."""
+    """Field in COUNTED -> value -> number of rows. Fields that do not occur are left out."""
     media: Mapping[str, int]
-    """Number of distinct images and videos, and of unusable files."""
+    """Numbers of distinct images, of distinct videos, and of unusable files."""
     copies: tuple[tuple[str, ...], ...]
-    """Groups of files with the same content."""
+    """Groups of media files with the same content."""
     unlabelled: int
     """Number of rows for which the task has no perfect answer."""
     shapes: Mapping[str, int] = field(default_factory=dict)
-    """Recognised data format, with the projects that use it -> number of records."""
+    """Name of a recognised data format, with the projects that use it -> number of records."""
     example: SamplePreview | None = None
     """The first row without errors, rendered as the model will see it."""
     types: Sequence[TypeLine] = ()
-    """Answer types, with examples and the reasons why they were chosen."""
+    """The answer types that were chosen for the rows, each with examples and the reasons for the choice."""
     pixels: PixelBudget | None = None
-    """Sizes of targets after the processor has resized their images; None if no row has a target box, or the resize is
-    unknown."""
+    """Sizes of target boxes after the processor has resized the images; None if no row has a target box, or if the
+    resize is not known."""
 
 
 @dataclass
 class _Row(CheckedRow):
-    """A row being checked, with the record that it was made from."""
+    """A row being checked, with the record of the file that it was read from."""
 
     given: Mapping[str, Any] | DataError = field(default_factory=dict)
     media: tuple[Media, ...] = ()
@@ -90,21 +91,21 @@ class _Row(CheckedRow):
 def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
           format: str = "auto", *, media: bool = True, allow_missing: bool = False,
           columns: Mapping[str, str] | None = None, answer_type: str | None = None, boxes: str = "auto",
-          scale: Scale | None = None, progress: Progress = no_progress, see: Callable[[Sample],
+          scale: Scale | None = None, progress: Progress = no_progress, preview: Callable[[Sample],
                                                                                       SamplePreview] | None = None,
           refusal: Callable[[Size], str] = default_refusal) -> DataReport:
-    """Reads every row through `task.sample_from_row` (without a task: checks the canonical fields alone), and reports
-    every problem.
+    """Reads every row through `task.sample_from_row`, and reports every problem. Without a task, only the canonical
+    fields are checked.
 
-    For a folder, all row files in it are read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or
-    by the rows' `split`) are compared with those of train. For a custom task, the task decides what its fields may
-    hold.
+    For a folder, all row files in it are read, see `files_of`. Held-out rows are compared with those of train; a row is
+    held out if the file name (val, test, heldout ...) or its `split` says so. For a custom task, the task decides what
+    its fields may hold.
 
     Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they only
     need to exist, and with `allow_missing` not even that. `columns` maps canonical fields to columns, and `boxes` is
     the format of boxes (data.boxes). `scale` returns the factor by which the model's processor resizes an image,
-    `refusal` the reason why it rejects a size. `see` renders a sample as the model will see it. The oracle is scored in
-    original pixels, so rounding to a model's coordinate convention is not an error.
+    `refusal` the reason why it rejects a size. `preview` renders a sample as the model will see it. The perfect answer
+    is scored in original pixels, so rounding to a model's coordinate convention is not an error.
 
     Raises DataError if the only file cannot be read, TaskError if the task breaks the Task contract."""
     reader = task or Task()
@@ -126,12 +127,13 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     checks.file_findings(rows, context)
     pixels = pixel_budget([row.given for row in rows if isinstance(row.given, dict)], scale)
     return replace(_summary(rows, files, pixels), shapes=dict(shapes.most_common()), types=types.lines(),
-                   example=_example(rows, see) if see else None)
+                   example=_example(rows, preview) if preview else None)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The row files in a folder and below it, sorted by name; the folder itself if it is a single data set (one folder
-    of images per class, or parquet shards); for a file, that file."""
+    """The row files that a path stands for. For a folder, all row files in it and below it, sorted by name, or the
+    folder itself if it is a single data set (one folder of images per class, or parquet shards). For a file, that
+    file."""
     if not path.is_dir():
         return [path]
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
@@ -147,14 +149,13 @@ def printable(text: str) -> str:
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 
-def _example(rows: Sequence[_Row], see: Callable[[Sample], SamplePreview]) -> SamplePreview | None:
-    """Renders the first row without errors as the model will see it; if rendering fails, the failure is shown instead.
-    """
+def _example(rows: Sequence[_Row], preview: Callable[[Sample], SamplePreview]) -> SamplePreview | None:
+    """The preview of the first row without errors. If the preview fails, it contains the error message instead."""
     row = next((row for row in rows if row.sample and not _errors(row)), None)
     if row is None or row.sample is None:
         return None
     try:
-        return see(row.sample)
+        return preview(row.sample)
     except (DataError, TaskError) as error:
         return SamplePreview(id=row.sample.id, text=f"it cannot be shown: {error}", tokens=None, media=(),
                              coordinates="")
@@ -184,11 +185,11 @@ def _row(file: Path, where: str, given: Mapping[str, Any] | DataError, root: Pat
     row = {} if isinstance(given, DataError) else given
     id = row.get("id")
     return _Row(where=where, row=row, given=given, path=file, root=root or file.parent,
-                side=side(file, row.get("split")), id=str(id) if isinstance(id, (str, int)) else "")
+                side=split_of(file, row.get("split")), id=str(id) if isinstance(id, (str, int)) else "")
 
 
 def _read(row: _Row, task: Task, root: Path) -> None:
-    """Builds the sample of a row; if that fails, the row's media are still checked."""
+    """Makes the sample of a row, and adds a finding if that fails. The row's media are checked in either case."""
     if row.findings:  # the file as a whole
         return
     try:
@@ -225,7 +226,6 @@ def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] 
 
 def _files(rows: Sequence[_Row], limits: LimitsSettings, progress: Progress, media: bool, allow_missing: bool
            ) -> dict[Key, MediaFile]:
-    """Reads the facts (size, hash, problems) about each media file that the rows name."""
     named = dict.fromkeys(key for row in rows for one in row.media for key in file_keys(one))
     there = [key for key in named if not allow_missing or not check_exists(key).problem]
     sides = {row.side for row in rows if row.media}

@@ -36,8 +36,8 @@ class UsableRow:
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """The folder that its media paths are relative to, if it differs from the folder used for the other rows of the
-    file."""
+    """The folder that the row's media paths are relative to; None for the folder used for the other rows of the file.
+    """
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
@@ -51,7 +51,7 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
     relative to `root`, else to the folder of `path`. With a task, its `sample_from_row` decides which rows are usable.
     Media files may be missing. Embedded media (parquet, base64) are written to the folder `<out>_media`. `columns` maps
     canonical fields to columns, e.g. {"image": "photo"}. `answer_type` is as in rows_in, `boxes` as in data.boxes.
-    `types` collects the written answer types, `remarks` the warnings about the file as a whole.
+    `types` collects the answer types that are written, `remarks` the warnings about the file as a whole.
 
     Raises DataError at the first bad row unless `keep_going`, for a row whose media would lie outside the new root, if
     no row is usable, and if `out` exists without `force`."""
@@ -89,7 +89,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
 
 
 def refuse_existing(paths: Sequence[Path], force: bool) -> None:
-    """Raises DataError for the first path that exists; with `force` only for a path that cannot be replaced."""
+    """Raises DataError if one of the paths exists. With `force`, only paths that cannot be replaced (such as folders)
+    raise it."""
     for path in paths:
         if os.path.lexists(path) and not (force and path.is_file()):
             what = "is a folder" if path.is_dir() else "exists; --force replaces it"
@@ -102,8 +103,8 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
                 keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None,
                 answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
                 seen: list[CheckedRow] | None = None) -> tuple[list[UsableRow], list[BadRow]]:
-    """The rows that the task can read (without a task: rows with valid canonical fields), and the bad rows with
-    reasons.
+    """Returns (the rows that the task can read, the bad rows with reasons). Without a task, rows with valid canonical
+    fields are usable.
 
     `boxes` is as in data.boxes; `seen` collects every row that could be parsed. `keep` is called for a row with
     embedded media; it returns the row with paths instead, and the folder that the paths are relative to."""
@@ -117,7 +118,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
             own = None
             if not isinstance(row, DataError) and holds_media(row):
                 if not keep:
-                    raise DataError("its media are embedded in the row; `vlrl data convert` writes them as files")
+                    raise DataError("the row contains embedded media: write them to files with `vlrl data convert`")
                 row, own = keep(row)
             sample = make_sample(reader, row, own or root or path.parent)
             assert not isinstance(row, DataError)
@@ -125,7 +126,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
             if seen:
                 seen[-1].sample = sample
             checked = CheckedRow(where=where, row=row, id=sample.id, sample=sample, root=own or root or path.parent)
-            for finding in checks.row_findings(checked, context, whole=False):
+            for finding in checks.row_findings(checked, context, expensive=False):
                 if finding.level == "error":
                     raise DataError(f"row '{sample.id}': {finding.message}")
             if problem := repeated_id(first, sample.id, where):
@@ -137,7 +138,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
 
 
 def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str, str] | None) -> list[UsableRow]:
-    """The usable rows of a file. Raises DataError at the first bad row."""
+    """The usable rows of a file, for callers that accept no bad rows: raises DataError at the first one."""
     rows, bad = usable_rows(path, format, root, columns=columns)
     if bad:
         raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
@@ -145,8 +146,8 @@ def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str,
 
 
 def relocated(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
-    """The row with its media paths relative to the folder `after` instead of `before`. The path of a missing file
-    outside `after` is left unchanged, because the media may be added later.
+    """The row with its media paths relative to the folder `after` instead of `before`. If a missing file lies outside
+    `after`, its path is left unchanged, because the media may be added later.
 
     Raises DataError for an existing file outside `after`, which no run could read."""
     new, before = dict(row.row), row.root or before
@@ -169,8 +170,9 @@ def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
         if not os.path.lexists(given):
             return path
         raise DataError(f"{row.where}: row '{row.id}': {path!r} would lie outside {after}, the folder of the new file, "
-                        "where no run could read it. Write to a folder that holds the media, or name one with --root "
-                        f"(e.g. --root {before}; a config then needs data.root set to it).") from None
+                        "so no run could read it. Write the new file to a folder that contains the media, or set "
+                        f"--root to such a folder, e.g. --root {before} (a config then needs "
+                        f"data.root={before}).") from None
     return relative
 
 
@@ -195,7 +197,7 @@ def _saved(row: Mapping[str, Any], keep: Callable[[EmbeddedMedia, str], str]) ->
 
 
 def _suffix(data: bytes, field: str) -> str:
-    """The file suffix for an embedded image or video. Raises DataError for an image that cannot be read."""
+    """The file suffix for embedded bytes of an image or video. Raises DataError for an image that cannot be read."""
     from PIL import Image
 
     if field == "video" and suffix_of(data) not in (".png", ".jpg", ".bmp"):

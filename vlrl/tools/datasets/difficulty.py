@@ -3,8 +3,9 @@
     scope = MeasurementScope(answers=8)
     measurements = measure(ready, scope, Path("rows.difficulty.part.jsonl"), facts(config, chosen, scope))
 
-Results are appended to a side file, one line per chunk of prompts, so that a killed measurement resumes. The chunks are
-fixed by index in the split, so neither a restart nor the number of processes changes an answer."""
+Results are appended to a temporary file next to the output, one line per chunk of prompts, so that a killed measurement
+resumes. The chunks are fixed by index in the split, so neither a restart nor the number of processes changes an answer.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ from vlrl.types import Group, Sample
 _TOGETHER = 256
 """Maximum number of answers generated in one batch; determines the number of prompts per chunk."""
 _STREAM = 7
-"""First number in the key of the random streams; training, evaluation and variants use other numbers."""
+"""First number in the keys of this module's random streams; training, evaluation and variants use other numbers."""
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementScope:
-    """Which prompts to measure, and how many answers to sample for each."""
+    """The prompts to measure, and the number of answers to sample for each."""
 
     answers: int = 8
     """Number of answers per prompt, k."""
@@ -53,23 +54,25 @@ class MeasurementScope:
 
 
 def facts(config: Config, chosen: ModelChoice, scope: MeasurementScope) -> dict[str, Any]:
-    """Everything that the answers depend on, as JSON. A measurement resumes only if its facts are unchanged."""
+    """Everything that the answers depend on (model, settings, data), as JSON. A measurement resumes only if its facts
+    are unchanged."""
     return {**task_facts(config, _ROLLOUT), "model": model_facts(config, chosen), "split": scope.split,
             "answers": scope.answers}
 
 
-def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
+def measure(runtime: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
              samples: Sequence[Sample] | None = None) -> list[MeasuredPrompt]:
-    """Measures every prompt of the split and returns the results in order, including prompts that could not be
-    answered. Prompts whose results are in `part` are not answered again.
+    """Measures every prompt of the split. Returns one result per prompt, in order; a prompt that could not be answered
+    has a result with the reason.
 
-    `samples` replace the samples of the task's split. `known` are the facts (see `facts`). Each process answers its
-    share, and all processes return the same results. Prompts that are too long are left out, and with data.quarantine
-    also those with bad data. Raises ConfigError if the split is empty or `part` belongs to another measurement,
-    TrainingError if scoring fails too often (limits.score_errors)."""
-    samples = task_samples(ready.task, scope.split) if samples is None else samples
+    Prompts whose results are in the file `part` are not answered again. `samples` replace the samples of the task's
+    split. `known` are the facts (see `facts`). Each process answers its share, and all processes return the same
+    results. Prompts that are too long are left out, and with data.quarantine also those with bad data. Raises
+    ConfigError if the split is empty or `part` belongs to another measurement, TrainingError if scoring fails too often
+    (limits.score_errors)."""
+    samples = task_samples(runtime.task, scope.split) if samples is None else samples
     if len(samples) == 0:
-        raise ConfigError(f"task '{ready.task.name}' has no samples in split '{scope.split}'")
+        raise ConfigError(f"task '{runtime.task.name}' has no samples in split '{scope.split}'")
     count, size = min(scope.limit or len(samples), len(samples)), max(1, _TOGETHER // scope.answers)
     chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
     by_number: dict[int, MeasuredPrompt] = comm.on_main(lambda: open_part(part, known))
@@ -77,8 +80,8 @@ def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapp
     mine = [*left[comm.rank()::comm.world()], range(0), range(0)]
     for i in range(math.ceil(len(left) / comm.world())):  # in lockstep: a reference policy needs all processes at once
         progress(f"answering {scope.split}", sum(number in by_number for number in range(count)), count)
-        groups, records = comm.together(partial(_answer_chunk, ready, scope, samples, mine[i], mine[i + 1]))
-        check_errors(groups, ready.config.limits, f"prompts from number {left[i * comm.world()].start} on")
+        groups, records = comm.together(partial(_answer_chunk, runtime, scope, samples, mine[i], mine[i + 1]))
+        check_errors(groups, runtime.config.limits, f"prompts from number {left[i * comm.world()].start} on")
         shares = comm.gather(records)
         comm.on_main(partial(_append, part, shares))
         by_number |= {m.number: m for share in shares for m in share}
@@ -86,11 +89,10 @@ def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapp
     return [by_number[number] for number in range(count)]
 
 
-def _answer_chunk(ready: EvalRuntime, scope: MeasurementScope, samples: Sequence[Sample], numbers: Sequence[int],
+def _answer_chunk(runtime: EvalRuntime, scope: MeasurementScope, samples: Sequence[Sample], numbers: Sequence[int],
                   following: Sequence[int]) -> tuple[list[Group], list[MeasuredPrompt]]:
-    """Answers one chunk of prompts; returns the scored groups, and the result of each prompt."""
-    config, prefetch = ready.config, ready.prefetch
-    wanted, soon = ({n: partial(_sample, ready, samples, n) for n in some} for some in (numbers, following))
+    config, prefetch = runtime.config, runtime.prefetch
+    wanted, soon = ({n: partial(_sample, runtime, samples, n) for n in some} for some in (numbers, following))
     prompts, records = [], []
     prefetch.begin(wanted)
     for number, sample_of in wanted.items():
@@ -104,25 +106,25 @@ def _answer_chunk(ready: EvalRuntime, scope: MeasurementScope, samples: Sequence
     sampling = sampling_of(config.rollout, config.rollout.temperature)
     requests = [Request(prompt=prompt, n=scope.answers, sampling=sampling, key=(_STREAM, number), sample=sample)
                 for number, sample, prompt in prompts]
-    completions = ready.engine.generate(requests)
-    values = (ready.likelihoods(groups_without_variants(prompts, completions), scope.split, 0) if ready.likelihoods
+    completions = runtime.engine.generate(requests)
+    values = (runtime.likelihoods(groups_without_variants(prompts, completions), scope.split, 0) if runtime.likelihoods
               else [None] * len(prompts))
-    groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{scope.split}-{number:06d}", split=scope.split,
-                         step=0, likely=known, served=ready.services)
+    groups = [make_group(runtime.task, sample, prompt, answers, group_id=f"{scope.split}-{number:06d}",
+                         split=scope.split, step=0, likely=known, served=runtime.services)
               for (number, sample, prompt), answers, known in zip(prompts, completions, values, strict=True)]
     records += [_record(number, group) for (number, *_), group in zip(prompts, groups, strict=True)]
     return groups, sorted(records, key=lambda m: m.number)
 
 
-def _sample(ready: EvalRuntime, samples: Sequence[Sample], number: int) -> Sample:
-    """The sample in the form in which its first visit in training presents it."""
+def _sample(runtime: EvalRuntime, samples: Sequence[Sample], number: int) -> Sample:
+    """The sample as training presents it the first time: with its first prompt template, and its environment reset."""
     sample = samples[number]
-    sample = replace(sample, prompt=ready.task.of(sample).template(sample, 0))
-    return reset_sample(ready.engine, ready.task, sample, number, 0)
+    sample = replace(sample, prompt=runtime.task.of(sample).template(sample, 0))
+    return reset_sample(runtime.engine, runtime.task, sample, number, 0)
 
 
 def _id(sample_of: Callable[[], Sample]) -> str:
-    """The id of a sample whose prompt failed; "" if the sample itself cannot be made."""
+    """The id of a sample whose prompt failed; "" if making the sample itself fails."""
     try:
         return sample_of().id
     except DataError:
@@ -140,9 +142,10 @@ def _record(number: int, group: Group) -> MeasuredPrompt:
 
 
 def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]:
-    """Reads the results in a side file, by prompt index; a missing file is started with the facts.
+    """Reads the results in the temporary file of a measurement: prompt index -> result. If the file is missing, it is
+    created with the facts.
 
-    Raises ConfigError if the facts in the file differ, or if it is not a side file of a measurement."""
+    Raises ConfigError if the facts in the file differ, or if it is not such a file."""
     lines = resume_lines(part, known, "a measurement", "file")
     try:
         records = [MeasuredPrompt(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
@@ -153,7 +156,6 @@ def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]
 
 
 def _append(part: Path, shares: Sequence[Sequence[MeasuredPrompt]]) -> None:
-    """Appends one line for each process's chunk."""
     for share in shares:
         if share:
             append_line(part, json.dumps({"prompts": [asdict(m) for m in share]}))
@@ -162,23 +164,23 @@ def _append(part: Path, shares: Sequence[Sequence[MeasuredPrompt]]) -> None:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def write(places: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measurements: Sequence[MeasuredPrompt],
+def write(files: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measurements: Sequence[MeasuredPrompt],
           known: Mapping[str, Any]) -> tuple[Summary, bool]:
     """Writes the rows with the measured columns, the facts with the summary, and the plot, each atomically; then
-    removes the side file.
+    deletes the temporary file of the measurement.
 
-    Returns the summary, and whether the file contains the rows of the data file (True) or only the columns by id
-    (False). Raises DataError if no prompt could be measured."""
+    Returns (summary, joined). `joined` is True if the file contains the rows of the data file, and False if it only
+    contains ids with the measured columns. Raises DataError if no prompt could be measured."""
     numbers = summary(measurements, known["answers"])
     if not numbers.measured:
         raise DataError(f"no prompt could be measured; reason for the first, {measurements[0].id!r}: "
                         f"{measurements[0].reason}")
     lines, whole = joined(rows, measurements)
     name = known["model"]["checkpoint"] or known["model"]["name"]
-    plot(numbers, places.picture, f"{os.path.basename(name)}: {numbers.measured:,} prompts, {known['answers']} answers "
+    plot(numbers, files.picture, f"{os.path.basename(name)}: {numbers.measured:,} prompts, {known['answers']} answers "
                                   "each")
-    about = {"file": places.out.name, "columns": COLUMNS, "measured_with": known, **asdict(numbers)}
-    write_text(places.about, json.dumps(plain(about), indent=1) + "\n")
-    write_rows(places.out, lines)
-    places.part.unlink(missing_ok=True)
+    about = {"file": files.out.name, "columns": COLUMNS, "measured_with": known, **asdict(numbers)}
+    write_text(files.about, json.dumps(plain(about), indent=1) + "\n")
+    write_rows(files.out, lines)
+    files.part.unlink(missing_ok=True)
     return numbers, whole

@@ -25,28 +25,29 @@ from vlrl.tools.datasets.convert import sound_rows
 from vlrl.tools.datasets.signatures import read_signatures
 
 KINDS = ("same", "look", "crop", "text", "words", "meaning")
-"""Kinds of overlap: the same file; images that look the same; an image that is a crop of another; the same text, or at
-least half of its 13-grams in one training row; nearly the same words; similar embeddings."""
+"""Kinds of overlap between a held-out and a training row. same: the same file. look: images that look the same. crop:
+an image that is a crop of the other. text: the same text, or at least half of the 13-grams. words: nearly the same
+words. meaning: similar embeddings."""
 N = 13
 """Number of words in an n-gram, as in evaluations of large language models (2005.14165, appendix C)."""
 _TEXTS = ("question", "instruction", "expression", "caption", "text", "problem", "options")
 _WORDS = 0.8  # minimum cosine of word vectors of texts that count as the same
 _FEW = 8  # texts with fewer words must be equal
 ALIKE = 0.9
-"""Minimum cosine similarity of text embeddings that count as the same text."""
+"""Two texts count as the same if their embeddings have at least this cosine similarity."""
 _COMMON = 0.01  # n-grams in more than this share of train rows belong to a template
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """The overlap of two files."""
+    """The rows (questions, images, videos) that a held-out file has in common with a training file."""
 
     train: int
     heldout: int
     """Number of held-out rows."""
     shared: tuple[NearDuplicate, ...]
-    """The overlaps found, in row order: per held-out row at most one of the image kinds and one of the text kinds in
-    KINDS."""
+    """The overlaps found, in the order of the held-out rows. Each row has at most one overlap of its images and one of
+    its text; see KINDS."""
 
     @property
     def share(self) -> float:
@@ -61,9 +62,8 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
     `embedder` (the folder of a text model), texts without a match are also compared by embeddings, with a cosine of
     at least `alike`.
 
-    Rows with media are compared by their media. Texts are compared for rows without media, and if they are long, since
-    the same short question is asked about many images. Raises DataError for a bad row and for media that cannot be
-    read."""
+    Texts are compared for rows without media. For rows with media, only long texts are compared, because the same short
+    question is asked about many images. Raises DataError for a bad row and for media that cannot be read."""
     sides = [sound_rows(path, format, root, columns) for path in (train, heldout)]
     known, own = (read_signatures([(row, one) for row in rows for one in row.media], limits or LimitsSettings(),
                                   progress) for rows in sides)
@@ -81,19 +81,20 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, normalised: without case, accents, punctuation and letter variants."""
+    """The words of a text, normalised: without case, accents, punctuation and variants of letters."""
     plain = unicodedata.normalize("NFKD", text).casefold()
     return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
 
 
 def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]
                  ) -> list[NearDuplicate]:
-    """Finds the held-out texts that also occur in the training texts; each text is (id, text, whether it has an image).
+    """Finds the held-out texts that also occur in the training texts; each text is given as (id, text, whether the row
+    has an image).
 
-    `text`: the same words, or at least half of its 13-grams in one training text; n-grams of a template (in more than 1
-    % of the training texts, at least 3) are ignored. `words`: a cosine of at least 0.8 between word counts weighted by
-    rarity, which finds reordered words and small changes. Texts with an image, or of fewer than 8 words, are compared
-    by n-grams only."""
+    Matches of kind `text` have the same words, or at least half of their 13-grams in one training text; n-grams of a
+    template (in more than 1 % of the training texts, at least 3) are ignored. Matches of kind `words` have a cosine of
+    at least 0.8 between word counts weighted by rarity, which finds reordered words and small changes. Texts with an
+    image, or of fewer than 8 words, are compared by n-grams only."""
     known = [(id, words(text), shown) for id, text, shown in train]
     whole = {tuple(own): id for id, own, shown in reversed(known) if not shown and own}
     grams, common = _grams(known)
@@ -112,8 +113,9 @@ def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple
 
 def shared_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
                 alike: float = ALIKE) -> list[NearDuplicate]:
-    """Finds held-out texts with at least 8 words and no image whose embedding has a cosine of at least `alike` with
-    that of such a training text; reports the nearest one, with the kind `meaning`."""
+    """Finds the held-out texts whose embedding has a cosine of at least `alike` with that of a training text. Only
+    texts of at least 8 words without an image are compared. Each match has the nearest training text, and the kind
+    `meaning`."""
     from vlrl.tools.datasets.embedder import embed  # imports torch, which only this needs
 
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
@@ -143,7 +145,8 @@ def _grams(known: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str
 
 def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]], common: set
               ) -> tuple[str, float] | None:
-    """The training text that shares the most n-grams with a text, and the share of n-grams."""
+    """The id of the training text that shares the most n-grams with a text, and the share of the text's n-grams that
+    occur in it."""
     telling = _ngrams(own) - common
     counts = Counter(id for gram in telling for id in grams.get(gram, ()))
     if not counts:
@@ -153,8 +156,8 @@ def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]]
 
 
 class _Cosines:
-    """The training texts as unit vectors over words; each word is weighted by log(number of texts / number of texts
-    with it) + 1."""
+    """The training texts as unit vectors over words. The weight of a word is log(number of texts / number of texts with
+    the word) + 1."""
 
     def __init__(self, texts: Sequence[tuple[str, list[str]]]):
         self.ids = [id for id, _ in texts]
@@ -184,7 +187,7 @@ class _Cosines:
 
 
 def text_of(row: Mapping[str, Any]) -> str:
-    """All text fields of a row that belong to its question."""
+    """All text fields of a row that belong to its question, as one text."""
     parts = [row.get(name) for name in _TEXTS]
     return " ".join(" ".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts if part)
 

@@ -1,4 +1,5 @@
-"""Sizes of targets after the model's processor has resized their images. Imports torch only to query the processor.
+"""Sizes of target boxes after the model's processor has resized their images. Imports torch only to query the
+processor.
 
     scale_of(config)((1920, 1080))      # 0.5: the model sees half as many pixels in each direction"""
 
@@ -18,27 +19,28 @@ from vlrl.rewards.boxes import is_number
 
 Size = tuple[float, float]
 Scale = Callable[[Size], float | None]
-"""(width, height) of an image -> the factor by which it is resized; None if unknown."""
+"""Function of an image's (width, height) that returns the factor by which the image is resized; None if unknown."""
 FEW = 8.0
-"""A target is too small if its shorter side has fewer pixels than this, a quarter of a visual token."""
+"""A target box is too small if its shorter side has fewer pixels than this, a quarter of a visual token."""
 _STEP = 32  # image sides are rounded to this for processors that need an actual image
 
 
 @dataclass(frozen=True)
 class PixelBudget:
-    """Sizes of targets in the pixels that the model sees: the shorter side of each box."""
+    """Sizes of target boxes in the pixels that the model sees. The size is the length of the shorter side."""
 
     targets: int
     smallest: float
     median: float
     few: int
-    """Number of targets with fewer than FEW pixels."""
+    """Number of targets that have fewer than FEW pixels."""
     needed: int
-    """The smallest model.max_pixels with which every target has FEW pixels or more; 0 if there are no targets."""
+    """The smallest model.max_pixels with which every target has at least FEW pixels; 0 if there are no targets."""
 
 
 def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> PixelBudget | None:
-    """The sizes of the boxes in canonical rows after resizing; None if no row has both a box and a known image size."""
+    """The sizes of the target boxes in canonical rows after resizing; None if no row has both a box and a known image
+    size."""
     sides: list[float] = []
     needed = 0.0
     for row in rows if scale else ():
@@ -71,15 +73,15 @@ def scale_of(config: Config) -> Scale:
     @cache
     def scale(size: Size) -> float | None:
         if not 1 <= size[0] * size[1] <= config.limits.image_pixels:
-            raise ValueError(f"an image of {size[0]}x{size[1]} pixels is not measured")
+            raise ValueError(f"an image of {size[0]}x{size[1]} pixels is not within limits.image_pixels")
         return ask()(size)
 
     return scale
 
 
 def refusal_of(config: Config) -> Callable[[tuple[int, int]], str]:
-    """Returns a function that says why the config's model rejects an image size; it asks the processor if that is on
-    this machine."""
+    """Returns a function that maps an image size to the reason why the config's model rejects it ("" if the model
+    accepts it). The function asks the processor if the model is on this machine."""
     try:
         family_convention(config.model.name)  # raises when the model is not here, and no network is asked
     except (VlrlError, OSError, ValueError, ImportError):
@@ -96,7 +98,7 @@ def _processor_scale(config: Config) -> Scale:
 
 
 def _of_limits(config: Config, size: Size) -> float | None:
-    """The scale at which an image meets model.max_pixels and model.min_pixels; None if neither is set."""
+    """The factor by which an image is resized to meet model.max_pixels and model.min_pixels; None if neither is set."""
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is None and high is None:
         return None
@@ -120,7 +122,7 @@ def _of_processor(config: Config) -> Scale:
 
 
 def _tiled_area(unit: Any, width: int, height: int) -> float:
-    """Number of pixels in the tiles that an image is cut into, without the thumbnail."""
+    """Number of pixels in the tiles that an image is cut into, without those of the thumbnail."""
     from PIL import Image
 
     shape = unit(images=[Image.new("RGB", (width, height))], return_tensors="np")["pixel_values"].shape

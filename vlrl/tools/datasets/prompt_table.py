@@ -36,7 +36,7 @@ _COLOR = "#1f5fa8"
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPrompt:
-    """The result of one prompt, or the reason why it could not be answered."""
+    """The result of measuring one prompt, or the reason why the prompt could not be answered."""
 
     number: int
     """Index of the prompt in the split."""
@@ -44,7 +44,7 @@ class MeasuredPrompt:
     category: str | None = None
     task: str = ""
     passed: tuple[bool | None, ...] = ()
-    """Whether each answer is correct; None for an answer that could not be scored."""
+    """One entry per answer: whether the answer is correct, None if it could not be scored."""
     rewards: tuple[float | None, ...] = ()
     left_out: str | None = None
 
@@ -56,11 +56,11 @@ class MeasuredPrompt:
 
     @property
     def reason(self) -> str | None:
-        """Why the prompt gets no columns; None if it gets them."""
+        """Why the rows file gets no measured columns for this prompt; None if it gets them."""
         return self.left_out or (None if self.counts[1] else "none of its answers could be scored")
 
     def columns(self) -> dict[str, Any]:
-        """The values for COLUMNS, without difficulty_given; {} for a prompt that was left out."""
+        """The measured columns (see COLUMNS) without difficulty_given; {} for a prompt that was left out."""
         right, scored = self.counts
         if not scored:
             return {}
@@ -77,17 +77,17 @@ class Summary:
     measured: int
     answers_drawn: int
     pass_at: Mapping[str, float]
-    """k' -> mean of the unbiased estimates of pass@k', for k' = 1, 2, 4, ... and k."""
+    """k' -> mean over prompts of the unbiased estimate of pass@k', for k' = 1, 2, 4, ... and k."""
     histogram: Mapping[str, int]
     """Number of prompts by pass rate in percent, see curriculum/filters.py."""
     categories: Mapping[str, Mapping[str, int]]
     """Category -> histogram of its prompts; {} for a single category."""
     left_out: Sequence[Mapping[str, str]]
-    """Id and reason of each prompt without columns."""
+    """(id, reason) of each prompt without measured columns."""
 
 
 def summary(measured: Sequence[MeasuredPrompt], answers: int) -> Summary:
-    """Summarises the results of prompts with `answers` answers each."""
+    """Summarises the results of prompts that got `answers` answers each."""
     known = [m for m in measured if m.reason is None]
     estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in reported_ks(answers)}
     by_category: dict[str, list[MeasuredPrompt]] = {}
@@ -110,13 +110,13 @@ def _histogram(known: Sequence[MeasuredPrompt]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementFiles:
-    """Paths of the files of a measurement, all named after `out`, the file of the rows."""
+    """Paths of the files of a measurement. Their names are derived from `out`, the file of the rows."""
 
     out: Path
 
     @property
     def part(self) -> Path:
-        """The side file, which exists until the measurement is complete."""
+        """The temporary file with the results so far, which exists until the measurement is complete."""
         return self.out.with_name(f"{self.out.stem}.part.jsonl")
 
     @property
@@ -130,28 +130,26 @@ class MeasurementFiles:
 
 
 def data_file(config: Config, split: str) -> Path | None:
-    """The file named by `data.<split>`.
-
-    None if the task generates its samples, or if there are several files (a pattern, a split of a folder, a Hub data
-    set)."""
+    """The file given by `data.<split>`. None if the task generates its samples, or if the setting stands for several
+    files (a pattern, a split of a folder, a Hub data set)."""
     name = getattr(config.data, split) if split in SPLITS else ""
     return Path(name) if name and (os.path.exists(name) or not several(name)) else None
 
 
 def default_out(config: Config, split: str) -> Path:
-    """<data file>.difficulty.jsonl next to the data file; without a data file, <run folder>.difficulty.jsonl next to
-    the run folder."""
+    """The default output file: <data file>.difficulty.jsonl next to the data file or, without a data file, <run
+    folder>.difficulty.jsonl next to the run folder."""
     file = data_file(config, split)
     place = Path(config.run.dir) if file is None else file if file.is_dir() else file.with_suffix("")
     return place.with_name(f"{place.name}.difficulty.jsonl")
 
 
 def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
-    """The canonical rows of `data.<split>`, with media paths as they must be in the new file `out`; rows that cannot be
-    read are left out.
+    """The canonical rows of `data.<split>`, with their media paths changed to be valid in the new file `out`. Rows that
+    cannot be read are left out.
 
-    [] if there is no single data file, or if a row has embedded media. Raises DataError if a media path would lie
-    outside the new file's folder."""
+    Returns [] if there is no single data file, or if a row has embedded media. Raises DataError if a media path would
+    lie outside the new file's folder."""
     file = data_file(config, split)
     if file is None or not file.exists():
         return []
@@ -169,9 +167,8 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
 
 
 def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]) -> tuple[list[dict[str, Any]], bool]:
-    """Adds the measured columns to the rows of their prompts and returns these rows and True.
-
-    If the rows do not match the prompts, returns one row with id and columns per prompt, and False."""
+    """Adds the measured columns to the rows of the data file; returns (rows, True). If the rows do not match the
+    prompts, returns (one row per prompt with its id and the columns, False)."""
     columns = {m.id: m.columns() for m in measured if m.reason is None}
     if not rows or not columns.keys() <= {str(row["id"]) for row in rows}:
         return [{"id": m.id, **m.columns()} for m in measured if m.reason is None], False
@@ -179,8 +176,8 @@ def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]
 
 
 def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the measured columns; columns of an earlier measurement are replaced, and the original difficulty is
-    kept."""
+    """A row with the measured columns, which replace those of an earlier measurement. The original difficulty is kept
+    in difficulty_given."""
     given = row.get("difficulty_given" if "pass_at_k" in row else "difficulty")
     clean = {name: value for name, value in row.items() if name not in COLUMNS}
     if not columns:
@@ -192,7 +189,7 @@ def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plot(numbers: Summary, path: Path, title: str) -> None:
-    """Draws the histogram of pass rates as a PNG, with categories stacked."""
+    """Writes the histogram of pass rates as a PNG, with one stacked bar segment per category."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -1,5 +1,4 @@
-"""Signatures (hashes) of the images and videos that rows show, to find equal and similar media. Each file is read once.
-"""
+"""Signatures (hashes) of the images and videos in rows, to find equal and similar media. Each file is read once."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from vlrl.types import Media
 
 def read_signatures(shown: Sequence[tuple[UsableRow, Media]], limits: LimitsSettings, progress: Progress,
                     windows: Sequence[Window] = WINDOWS) -> list[ImageSignature]:
-    """The signature of each image and video, in order; a video has only the hash of its bytes.
+    """The signature of each image and video, in order. The signature of a video is only the hash of its bytes.
 
     `windows` are the parts of an image that are hashed. Without windows, images are hashed by their bytes only, and a
-    missing file has an empty hash. Raises DataError naming the row of a file that cannot be read."""
+    missing file has an empty hash. Raises DataError naming the row if a file cannot be read."""
     def read(one: tuple[UsableRow, Media]) -> ImageSignature:
         row, media = one
         try:

@@ -30,15 +30,15 @@ from vlrl.tools.datasets.signatures import read_signatures
 
 FILES = ("train.jsonl", "heldout.jsonl")
 MOST_DISTANCE = 16
-"""Maximum allowed value of `distance`, the Hamming distance of two 64-bit hashes of similar images; unrelated images
-lie around 32."""
+"""Largest allowed value of `distance`, the number of bits in which the 64-bit hashes of similar images may differ. The
+hashes of unrelated images differ in about 32 bits."""
 _TRIES = 8  # random orders that are tried; the one closest to the wanted shares is taken
 _MOST_IN_ONE = 0.8  # share of rows in one group above which a split is meaningless
 
 
 @dataclass(frozen=True)
 class Split:
-    """Train and held-out rows, and statistics of the groups."""
+    """The train rows and the held-out rows, with statistics of the groups that were kept together."""
 
     train: tuple[UsableRow, ...]
     heldout: tuple[UsableRow, ...]
@@ -48,9 +48,9 @@ class Split:
     largest: int
     """Number of rows in the largest group."""
     near: tuple[tuple[str, ...], ...]
-    """Clusters of different images that look alike."""
+    """Groups of different image files that look alike."""
     unread: int
-    """Missing media files; they are compared only by their paths."""
+    """Missing media files; such files are compared only by their paths."""
 
     def shares(self) -> dict[str, tuple[int, int]]:
         """Category -> (number of train rows, number of held-out rows), the largest category first."""
@@ -63,8 +63,8 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
                near_duplicates: bool = True, distance: int = 4, root: Path | None = None, format: str = "auto",
                columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None, force: bool = False,
                progress: Progress = no_progress) -> Split:
-    """Writes train.jsonl and heldout.jsonl to `folder`; see `split`. Media paths are made relative to `folder`, or to
-    `root`. `columns` maps canonical fields to columns.
+    """Splits the rows of a file and writes train.jsonl and heldout.jsonl to `folder`; see `split`. Media paths are made
+    relative to `folder`, or to `root`. `columns` maps canonical fields to columns.
 
     Raises DataError at the first bad row and if the files exist (without `force`), and the errors of `split`."""
     targets = [folder / name for name in FILES]
@@ -85,12 +85,12 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
 def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
           near_duplicates: bool = True, distance: int = 4, limits: LimitsSettings | None = None,
           progress: Progress = no_progress) -> Split:
-    """Splits rows into train and held-out rows such that no group is in both.
+    """Splits rows into train and held-out rows such that no group has rows in both.
 
     `heldout` below 1 is a share, otherwise a number of rows. Rows belong to one group if they have the same value of
-    `by` (in the row or its `meta`), show the same file, or show files of the same content. With `near_duplicates` so do
-    rows with images whose perceptual hashes differ in at most `distance` of 64 bits. A row that shares nothing with
-    others is a group by itself.
+    `by` (in the row or its `meta`), show the same file, or show files of the same content. With `near_duplicates`, rows
+    with images whose perceptual hashes differ in at most `distance` of 64 bits also belong to one group. A row that
+    shares nothing with other rows is a group by itself.
 
     Raises ConfigError for values out of range. Raises DataError for missing or unreadable media (near duplicates only),
     and if one group holds nearly all rows."""
@@ -110,9 +110,9 @@ def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key"
     chosen = _draw(groups, rows, wanted, seed)
     sides = [tuple(r for i, r in enumerate(rows) if (i in chosen) == in_heldout) for in_heldout in (False, True)]
     if not all(sides):
-        raise DataError(f"no split of {len(groups)} groups holds out about {wanted} of {len(rows)} rows: the largest "
-                        f"group has {len(largest)} rows, the smallest {min(map(len, groups))}. Choose another "
-                        "--heldout.")
+        raise DataError(f"about {wanted} of {len(rows)} rows cannot be held out without dividing a group: the largest "
+                        f"of the {len(groups)} groups has {len(largest)} rows, the smallest {min(map(len, groups))}. "
+                        "Choose another --heldout.")
     unread = sum(not signature.sha256 for signature in signatures)
     return Split(sides[0], sides[1], wanted, len(groups), len(largest), near, unread)
 
@@ -146,7 +146,6 @@ class _Groups:
         self._parent[max(a, b)] = min(a, b)
 
     def mark(self, i: int, key: Hashable) -> None:
-        """Joins row i with earlier rows that were marked with the same key."""
         self.join(i, self._first.setdefault(key, i))
 
     def members(self) -> list[list[int]]:
@@ -203,11 +202,10 @@ def _join_media(groups: _Groups, rows: Sequence[UsableRow], signatures: Mapping[
 
 
 def near_pairs(hashes: np.ndarray, distance: int) -> Iterable[tuple[int, int]]:
-    """Pairs of indices in `hashes` [N] uint64 that differ in at most `distance` bits; a pair may occur twice.
+    """Pairs of indices in `hashes` [N] uint64 whose hashes differ in at most `distance` bits; a pair may occur twice.
 
-    Two such hashes are equal in at least one of `distance + 1` bands of bits, so only hashes with an equal band are
-    compared: the hashes are sorted by the band, and each is compared with the following ones that have the same band.
-    """
+    Two such hashes are equal in at least one of `distance + 1` bands of bits. So the hashes are sorted by each band,
+    and a hash is compared only with the following ones that have the same band."""
     for band in np.array_split(np.arange(64, dtype=np.uint64), distance + 1):
         mask = np.bitwise_or.reduce(np.left_shift(np.uint64(1), band))
         order = np.argsort(hashes & mask, kind="stable")
@@ -230,17 +228,17 @@ def _too_large(group: Sequence[int], rows: Sequence[UsableRow], by: str, near: S
     reasons += [f"{len(cluster)} images look alike (use a smaller --distance, or --no-near-duplicates)"
                 for cluster in sorted(near, key=len)[-1:]]
     return (f"one group holds {len(group)} of {len(rows)} rows, so a split by groups is meaningless: "
-            f"{'; '.join(reasons)}. Remove what holds it together, or choose another field with --by.")
+            f"{'; '.join(reasons)}. Remove what these rows have in common, or choose another field with --by.")
 
 
 # --- which groups are held out ----------------------------------------------------------------------------------------
 
 
 def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: int, seed: int) -> set[int]:
-    """Chooses whole groups for the held-out rows and returns the indices of their rows: about `wanted` rows, with each
-    category represented by its share.
+    """Chooses the groups whose rows are held out; returns the indices of these rows. Their number is about `wanted`,
+    and each category is represented by its share.
 
-    A group is taken if that brings the counts per category, and the total, closer to the goal."""
+    A group is taken if it brings the counts per category, and the total, closer to the goal."""
     category = [str(row.row.get("category") or "") for row in rows]
     goal = {**_goal(Counter(category), wanted, seed), None: wanted}
     counts = [(min(rows[i].id for i in group), group, Counter([*(category[i] for i in group), *[None] * len(group)]))
@@ -263,8 +261,8 @@ def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: in
 
 
 def _goal(categories: Counter[str], wanted: int, seed: int) -> dict[str, int]:
-    """The number of held-out rows per category: proportional, `wanted` in total, rounded by largest remainders with
-    ties broken by the seed."""
+    """Category -> number of held-out rows. The numbers are proportional to the categories' sizes and add up to
+    `wanted`; they are rounded by largest remainders, with ties broken by the seed."""
     total = categories.total()
     exact = {name: wanted * n / total for name, n in categories.items()}
     goal = {name: int(share) for name, share in exact.items()}

@@ -38,12 +38,12 @@ from vlrl.types import Answer, Completion, Group, Prompt, Rollout, Row, Sample
 _TOGETHER = 256
 """Maximum number of answers generated in one batch."""
 _CHUNK = 64
-"""Maximum number of prompts answered in one batch; the same as in the evaluations during a run."""
+"""Maximum number of prompts that are answered in one batch; the same number as in the evaluations during a run."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvalRuntime:
-    """The loaded objects that generate and score answers (task, engine, services); none of them depends on a run."""
+    """The loaded task, engine and services that generate and score answers. They do not depend on a training run."""
 
     config: Config
     task: Task
@@ -52,15 +52,15 @@ class EvalRuntime:
     likelihoods: Likelihoods | None = None
     services: RunServices | None = None
     remote: bool = False
-    """Whether the engine is an external server. Then failed requests are counted as unanswered, and only the missing
-    answers are requested again, not whole chunks."""
+    """Whether the engine is an external server. If so, failed requests count as unanswered, and a repeated evaluation
+    requests only the missing answers, not whole chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pass:
     """The evaluation of one split at one setting and seed."""
 
-    ready: EvalRuntime
+    runtime: EvalRuntime
     setting: EvalSetting
     seed: int
     split: str
@@ -68,24 +68,25 @@ class _Pass:
     step: int
 
     def key(self, number: int) -> tuple[int, ...]:
-        """The key of the random stream for a sample; at the config's own seed it equals the key in evaluate.evaluate.
-        """
-        own = () if self.seed == self.ready.config.seed else (self.seed,)
+        """The key of the random stream for sample `number`. At the config's own seed it equals the key in
+        evaluate.evaluate."""
+        own = () if self.seed == self.runtime.config.seed else (self.seed,)
         return 1, zlib.crc32(self.split.encode()), number, *own
 
     def sample(self, number: int) -> Sample:
-        """The sample in the form that this setting asks for, with its environment, if any, reset with the seed."""
-        sample = sample_for_setting(self.ready.task, self.setting, self.samples, number)
-        return reset_sample(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
+        """Sample `number` with the probe and prompt template of the setting; if it has an environment, the environment
+        is reset with the seed."""
+        sample = sample_for_setting(self.runtime.task, self.setting, self.samples, number)
+        return reset_sample(self.runtime.engine, self.runtime.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
-        """The fields that say which evaluation and sample a row belongs to."""
+        """The fields of a row that identify the evaluation and the sample."""
         return {"split": self.split, "setting": self.setting.name, "seed": self.seed, "number": number}
 
 
 def sample_for_setting(task: Task, setting: EvalSetting, samples: Sequence[Sample], number: int) -> Sample:
-    """The sample number `number` with the probe and prompt template of a setting applied, before any environment is
-    reset."""
+    """Sample number `number` with the probe and the prompt template of a setting applied. An environment is not reset
+    yet."""
     sample = probe(setting.probe, samples, number) if setting.probe else samples[number]
     if setting.wording is None:
         return sample
@@ -93,17 +94,17 @@ def sample_for_setting(task: Task, setting: EvalSetting, samples: Sequence[Sampl
     return replace(sample, prompt=templates[setting.wording % len(templates)])
 
 
-def draw_answers(ready: EvalRuntime, splits: Sequence[str], settings: Sequence[EvalSetting], file: RowFile, step: int,
+def draw_answers(runtime: EvalRuntime, splits: Sequence[str], settings: Sequence[EvalSetting], file: RowFile, step: int,
                  progress: Progress, instead: Sequence[Sample] | None = None) -> None:
     """Generates and scores every answer that is missing in `file`, and appends it to the file. Every process calls this
-    and handles its share of the samples.
+    function and handles its share of the samples.
 
-    The samples are the first eval.samples of each split, or `instead` if given. Left out are prompts that are too long,
-    samples that a probe does not apply to, and, with data.quarantine, bad rows. Raises ConfigError for an empty split.
+    The samples are the first eval.samples of each split, or `instead` if given. Prompts that are too long, samples that
+    a probe does not apply to, and (with data.quarantine) bad rows are left out. Raises ConfigError for an empty split.
     Raises TrainingError if scoring or environments fail too often (limits.score_errors, limits.environment_errors)."""
-    evaluations = [_Pass(ready=ready, setting=setting, seed=seed, split=split, samples=samples, step=step)
+    evaluations = [_Pass(runtime=runtime, setting=setting, seed=seed, split=split, samples=samples, step=step)
                    for split in splits
-                   for samples in [instead or first_samples(ready.task, split, ready.config.eval.samples)]
+                   for samples in [instead or first_samples(runtime.task, split, runtime.config.eval.samples)]
                    for setting in settings for seed in setting.seeds]
     total = sum(len(a.samples) * a.setting.answers for a in evaluations)
     done = 0
@@ -115,7 +116,7 @@ def draw_answers(ready: EvalRuntime, splits: Sequence[str], settings: Sequence[E
             mine = left[comm.rank()] if comm.rank() < len(left) else ()
             groups, rows = comm.together(partial(_draw_chunk, one, mine))
             where = f"evaluation of {one.split} ({one.setting.name})"
-            check_errors(groups, ready.config.limits, where)
+            check_errors(groups, runtime.config.limits, where)
             shares = comm.gather(rows)
             comm.on_main(partial(file.add, [row for share in shares for row in share]))
             done += n * sum(map(len, left))
@@ -125,7 +126,7 @@ def draw_answers(ready: EvalRuntime, splits: Sequence[str], settings: Sequence[E
 
 
 def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
-    """Yields, until nothing is missing, a list with one chunk of sample numbers per process.
+    """Yields lists with one chunk of sample numbers per process, until no answer is missing.
 
     The chunks are fixed by sample number. So neither a restart nor the number of processes changes which answers are
     generated in the same batch."""
@@ -133,7 +134,7 @@ def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
     have = comm.on_main(lambda: file.answered(one.setting.answers))
     known = [(one.split, one.setting.name, one.seed, number) in have for number in range(len(one.samples))]
     missing = [number for number, there in enumerate(known) if not there]
-    if one.ready.remote:
+    if one.runtime.remote:
         left: list[Sequence[int]] = [missing[i:i + size] for i in range(0, len(missing), size)]
     else:
         chunks = [range(i, min(i + size, len(known))) for i in range(0, len(known), size)]
@@ -144,46 +145,45 @@ def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
 
 
 def _draw_chunk(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
-    """Generates and scores the answers to the samples `numbers`. Returns the scored groups and the rows for the file.
-    """
-    ready, setting = one.ready, one.setting
+    runtime, setting = one.runtime, one.setting
     wanted = {number: partial(one.sample, number) for number in numbers}
     prompts: list[tuple[int, Sample, Prompt]] = []
     rows: list[Row] = []
-    ready.prefetch.begin(wanted)
+    runtime.prefetch.begin(wanted)
     for number, sample_of in wanted.items():
         try:
-            prompts.append((number, *ready.prefetch.take(number, sample_of)))
+            prompts.append((number, *runtime.prefetch.take(number, sample_of)))
         except DataError as error:
-            if not isinstance(error, (PromptTooLong, NotApplicable)) and not ready.config.data.quarantine:
+            if not isinstance(error, (PromptTooLong, NotApplicable)) and not runtime.config.data.quarantine:
                 raise
             sample = one.samples[number]
             rows.append({**one.place(number), "sample": sample.id, "task": sample.task, "left_out": str(error)})
-    requests = [Request(prompt=prompt, n=setting.answers, sampling=setting.sampling(ready.config), key=one.key(number),
-                        sample=sample) for number, sample, prompt in prompts]
-    completions = ready.engine.generate(requests)
-    values = (ready.likelihoods(groups_without_variants(prompts, completions), one.split, one.step) if ready.likelihoods
-              else [None] * len(prompts))
-    drawn_of = [[(i, c) for i, c in enumerate(answers) if not (ready.remote and c.error)] for answers in completions]
+    requests = [Request(prompt=prompt, n=setting.answers, sampling=setting.sampling(runtime.config),
+                        key=one.key(number), sample=sample) for number, sample, prompt in prompts]
+    completions = runtime.engine.generate(requests)
+    values = (runtime.likelihoods(groups_without_variants(prompts, completions), one.split, one.step)
+              if runtime.likelihoods else [None] * len(prompts))
+    drawn_of = [[(i, c) for i, c in enumerate(answers) if not (runtime.remote and c.error)] for answers in completions]
 
     def scored(i: int) -> Group:
         number, sample, prompt = prompts[i]
-        return make_group(ready.task, sample, prompt, [c for _, c in drawn_of[i]], group_id=f"{one.split}-{number:06d}",
-                          split=one.split, step=one.step, likely=values[i], served=ready.services)
+        return make_group(runtime.task, sample, prompt, [c for _, c in drawn_of[i]],
+                          group_id=f"{one.split}-{number:06d}", split=one.split, step=one.step, likely=values[i],
+                          served=runtime.services)
 
-    scored_groups = parallel_map(ready.services.threads if ready.services else 1, scored, range(len(prompts)))
+    scored_groups = parallel_map(runtime.services.threads if runtime.services else 1, scored, range(len(prompts)))
     groups = [group for group, drawn in zip(scored_groups, drawn_of, strict=True) if drawn]
     for (number, _, prompt), answers, drawn, group in zip(prompts, completions, drawn_of, scored_groups, strict=True):
-        base = {**one.place(number), **question_fields(ready.task, group.sample, prompt, group.target)}
-        rows += [{**base, "index": i, **answer_fields(ready.task, group, c, rollout)}
+        base = {**one.place(number), **question_fields(runtime.task, group.sample, prompt, group.target)}
+        rows += [{**base, "index": i, **answer_fields(runtime.task, group, c, rollout)}
                  for (i, c), rollout in zip(drawn, group.rollouts, strict=True)]
         rows += [{**base, "index": i, "unanswered": True, "error": c.error} for i, c in enumerate(answers)
-                 if ready.remote and c.error]
+                 if runtime.remote and c.error]
     return groups, rows
 
 
 def question_fields(task: Task, sample: Sample, prompt: Prompt, target: Any) -> Row:
-    """The fields of a row that identify the question: its id, target and hashes."""
+    """The fields of an answers.jsonl row that identify the question: its id, target and hashes."""
     media = [m.sha256 for m in prompt.media]
     content = content_hash(sample.row, target, media)
     return {"sample": sample.id, "task": task.of(sample).name if task.labels else "", "content": content,
@@ -192,7 +192,7 @@ def question_fields(task: Task, sample: Sample, prompt: Prompt, target: Any) -> 
 
 
 def answer_fields(task: Task, group: Group, completion: Completion, rollout: Rollout) -> Row:
-    """The fields of a row that hold the answer and its scores."""
+    """The fields of an answers.jsonl row that hold the answer and its scores."""
     answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, problem = sample_metrics(task, group.sample, answer, rollout.parts)
     tokens = len(completion.tokens)
@@ -206,7 +206,6 @@ def answer_fields(task: Task, group: Group, completion: Completion, rollout: Rol
 
 
 def _confidence(answer: Answer, parsed: Any, metrics: Mapping[str, float]) -> float | None:
-    """The confidence that the model states in an answer, in [0, 1]; None if it states none."""
     stated = parsed.get("confidence") if isinstance(parsed, Mapping) else None
     confidence = metrics.get("confidence", stated)
     confidence = read_confidence(answer.text) if confidence is None else confidence

@@ -8,8 +8,8 @@ import numpy as np
 
 
 def ece(confidences: np.ndarray, right: np.ndarray, bins: int = 10) -> float:
-    """Expected calibration error of arrays [N]; equals rewards.confidence.calibration_error, but is fast enough for
-    resampling."""
+    """Expected calibration error of `confidences` [N] and correctness `right` [N]. Equals
+    rewards.confidence.calibration_error, but is fast enough for resampling."""
     at = np.minimum((confidences * bins).astype(int), bins - 1)
     return float(np.abs(np.bincount(at, confidences - right, bins)).sum() / max(1, len(at)))
 
@@ -31,8 +31,8 @@ def auroc(confidences: Sequence[float] | np.ndarray, right: Sequence[float] | np
 
 def calibration(confidences: Sequence[float] | np.ndarray,
                 right: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """Calibration metrics for confidences in [0, 1] of answers that are correct (1) or wrong (0); {} without any
-    answers.
+    """Calibration metrics for the confidences in [0, 1] that were stated with answers, which are correct (1) or wrong
+    (0). {} if there are no answers.
 
     Keys: `ece` (ten bins of equal width, 1706.04599), `brier` (mean squared error) and `auroc`."""
     if not len(confidences):

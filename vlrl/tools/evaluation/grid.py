@@ -50,22 +50,23 @@ _LIMITS = ("prompt_tokens", "image_pixels", "video_pixels", "media_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """An OpenAI-compatible server: the model to evaluate, a judge or a teacher."""
+    """An OpenAI-compatible server that hosts the model to evaluate, a judge or a teacher."""
 
     url: str
     model: str | None = None
-    """The name of the server's model; None if the server has only one."""
+    """The name of the model on the server; None if the server hosts only one."""
     key: str = field(default="", repr=False)
     concurrency: int = 8
     timeout_s: float = 300.0
     retries: int = 4
     option: str = "--endpoint"
-    """The command-line option that named the server, for error messages."""
+    """The command-line option that gave the address, for error messages."""
 
     @classmethod
-    def of(cls, request: Any, url: str, model: str | None, key_env: str | None, option: str = "--endpoint") -> Server:
-        """The server at `url`, which `option` names; concurrency, timeout_s and retries are taken from the request if
-        set.
+    def from_request(cls, request: Any, url: str, model: str | None, key_env: str | None,
+                     option: str = "--endpoint") -> Server:
+        """The server at `url`, the value of the command-line option `option`. concurrency, timeout_s and retries are
+        taken from the request if they are set.
 
         Raises ConfigError for a malformed address, or if the environment variable `key_env` holds no key."""
         key = key_of(key_env, "--key-env" if option == "--endpoint" else f"{option}-key-env")
@@ -77,16 +78,17 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """The judge model that rates the reasoning of correct answers."""
+    """The judge model that decides whether the reasoning of correct answers is sound."""
 
     server: Server
     votes: int = 3
     text_only: bool = False
 
     @classmethod
-    def of(cls, request: EvalRequest) -> Judge:
-        """The judge that the options of a request describe; raises ConfigError as Server.of does."""
-        server = Server.of(request, request.judge or "", request.judge_model, request.judge_key_env, "--judge")
+    def from_request(cls, request: EvalRequest) -> Judge:
+        """The judge that the options of a request describe; raises ConfigError as Server.from_request does."""
+        server = Server.from_request(request, request.judge or "", request.judge_model, request.judge_key_env,
+                                     "--judge")
         return cls(server=server, votes=request.judge_votes or 3, text_only=request.judge_text_only)
 
 
@@ -99,15 +101,15 @@ class Report:
     folder: Path
     results: list[Result]
     before: int = 0
-    """Number of rows that the folder held before this evaluation started."""
+    """Number of rows that the folder already held when this evaluation started."""
     judge: dict[str, Any] | None = None
-    """Model and cost of the judge; None without a judge."""
+    """Name of the judge model, and its cost; None without a judge."""
 
 
 def facts(config: Config, chosen: ModelChoice | None, server: Server | None, settings: Sequence[EvalSetting]
           ) -> dict[str, Any]:
-    """Describes everything that the answers depend on (model, task, settings), as JSON. An evaluation resumes only if
-    its facts are equal to those stored in the folder."""
+    """Everything that the answers depend on (model, task, settings), as JSON. An evaluation resumes only if its facts
+    are equal to those stored in the folder."""
     dumped = config.model_dump(mode="json")
     model = model_facts(config, chosen) if chosen else {}
     if server:
@@ -121,18 +123,18 @@ def facts(config: Config, chosen: ModelChoice | None, server: Server | None, set
 
 
 def folder_of(config: Config, known: dict[str, Any]) -> Path:
-    """The default folder of an evaluation. Its name is a hash of the facts, so that the same command finds the folder
-    again."""
+    """The default folder of an evaluation. Its name contains a hash of the facts, so that the same command finds the
+    folder again."""
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     return Path(f"{config.run.dir or 'runs/model'}-eval") / digest[:10]
 
 
 def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) -> Grid:
-    """Completes the grid with properties of the task: the number of prompt wordings, and whether greedy answers vary by
+    """Adds to the grid what depends on the task: the number of prompt wordings, and whether greedy answers vary by
     seed.
 
-    Raises ConfigError if --each-wording is used with a single wording, or if the task has episodes and a server is to
-    be evaluated or a probe applied."""
+    Raises ConfigError if --each-wording is used with a task that has a single wording. Also raises it for a task with
+    episodes if a server is to be evaluated or a probe applied."""
     acts = any(map(has_environment, task.members))
     if server and acts:
         raise ConfigError(f"--endpoint with task '{task.name}': episodes need the tokens of each completion, "
@@ -149,8 +151,8 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
 
 def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, folder: Path | None, progress: Progress, *,
                        each_wording: bool = False, judge: Judge | None = None) -> Report:
-    """Runs a whole evaluation: generates and scores the answers, computes the metrics and writes the files listed in
-    the module docstring.
+    """Runs an evaluation from start to end: generates and scores the answers, computes the metrics and writes the files
+    listed in the module docstring.
 
     Raises ConfigError for options that exclude each other, and for a folder that holds another evaluation."""
     if isinstance(source, Server) and source.model is None:  # the folder is that of the model that answers
@@ -191,7 +193,7 @@ def _prepared(config: Config, source: ModelChoice | Server) -> Iterator[EvalRunt
 
 
 def endpoint_of(config: Config, server: Server) -> Endpoint:
-    """A client for the server; its requests use the seed of the config."""
+    """An Endpoint (an engine that queries the server) with the seed of the config."""
     return Endpoint(server.url, server.model, seed=config.seed, key=server.key, timeout_s=server.timeout_s,
                     retries=server.retries, concurrency=server.concurrency, option=server.option)
 
@@ -211,7 +213,7 @@ def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: 
 
 
 def _question(task: Task, config: Config, setting: EvalSetting, row: Row) -> tuple[Sample, str]:
-    """Rebuilds the sample of a row and the text of its prompt."""
+    """Rebuilds the sample of an answers.jsonl row, and the text of its prompt."""
     sample = sample_for_setting(task, setting, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
@@ -230,8 +232,8 @@ def write(report: Report, file: RowFile) -> None:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The JSON value that `vlrl eval --json` prints: `splits` has the metrics at the first setting, `results` those at
-    all settings."""
+    """The JSON value that `vlrl eval --json` prints. `splits` has the metrics at the first setting, `results` the
+    metrics at all settings."""
     first = report.results[0].setting.name if report.results else ""
     return plain({"model": report.model, "step": report.step, "folder": str(report.folder),
                   **({"judge": report.judge} if report.judge else {}),

@@ -3,8 +3,7 @@
     for record, groups in measure(config, choose_model(config)):
         print(record["split"], record["reward/mean"])
 
-The code path is the one of the evaluations during a run, so a checkpoint gives the same metrics as in the run's
-eval.jsonl."""
+Evaluations during a run use the same code, so a checkpoint gets the same metrics as in the run's eval.jsonl."""
 
 from __future__ import annotations
 
@@ -41,27 +40,27 @@ from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Group
 
 _NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}
-"""Fields of `data.*` that cannot change an answer."""
+"""Fields of the settings `data.*` that cannot change an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """The model to evaluate."""
+    """The model to evaluate, and how to load it."""
 
     name: str
     """Hub name or folder of the model."""
     config: Config
     """The config to load the model with."""
     checkpoint: Path | None = None
-    """The folder whose weights replace the weights of `config.model.name`; None to load model.name itself."""
+    """The folder whose weights replace the weights of `config.model.name`; None to keep the weights of model.name."""
     step: int = 0
-    """Number of steps that the model was trained for."""
+    """Number of training steps that the model has completed."""
     warnings: tuple[str, ...] = ()
 
 
 def choose_model(config: Config, model: str | None = None, folder: Path | None = None) -> ModelChoice:
-    """Chooses the model to evaluate: the one named `model`, or the checkpoint `folder` (for a run folder, its newest
-    checkpoint).
+    """Returns the model to evaluate: the model `model` (Hub name or folder), or the checkpoint in `folder` (for a run
+    folder, its newest checkpoint).
 
     If neither is given, it is the newest checkpoint of `run.dir`, or model.name if there is no checkpoint."""
     if model is not None:
@@ -85,15 +84,15 @@ def choose_model(config: Config, model: str | None = None, folder: Path | None =
 
 
 def model_facts(config: Config, chosen: ModelChoice) -> dict[str, Any]:
-    """Describes, as JSON, which weights generate the answers and how they are loaded."""
+    """Which weights generate the answers and how they are loaded, as JSON."""
     engine = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
     return {**config.model.model_dump(mode="json"), **engine, "name": chosen.config.model.name,
             "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step}
 
 
 def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
-    """The settings that questions and scores depend on, as JSON. Of the section `rollout` only the settings named in
-    `rollout` are included."""
+    """The settings that questions and scores depend on, as JSON. Of the section `rollout`, only the settings listed in
+    the argument `rollout` are included."""
     dumped = config.model_dump(mode="json")
     return plain({"seed": config.seed, "task": dumped["task"], "tasks": dumped["tasks"], "episode": dumped["episode"],
                   "data": {name: value for name, value in dumped["data"].items() if name not in _NOT_DATA},
@@ -102,8 +101,8 @@ def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_model(config: Config, name: str) -> Config:
-    """The config changed to load another model as it is: an adapter is merged into its base, and LoRA and trainable
-    parts are switched off."""
+    """The config changed so that another model is loaded unmodified: an adapter is merged into its base model, and LoRA
+    and trainable parts are switched off."""
     changes: dict[str, Any] = {"name": name}
     if config.model.lora.rank:
         changes |= {"lora": LoraSettings(), "train": ()}
@@ -114,7 +113,8 @@ def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progres
             ) -> Iterator[tuple[dict[str, Any], list[Group]]]:
     """Evaluates the model on each of `eval.splits`.
 
-    Yields per split the line for eval.jsonl and this process's groups, each with one answer; see evaluate.evaluate."""
+    Yields for each split the line for eval.jsonl and this process's groups, each with one answer; see
+    evaluate.evaluate."""
     with open_runtime(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
             yield evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, progress, r.likelihoods,

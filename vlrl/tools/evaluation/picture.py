@@ -17,8 +17,8 @@ _MOST_BARS = 12
 
 
 def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
-    """Plots all metrics that lie in [0, 1] and, if there are several answers per sample, pass@k (solid) and maj@k
-    (dashed). Returns `path`."""
+    """Plots all metrics that lie in [0, 1] as a PNG at `path`. With several answers per sample, also plots pass@k
+    (solid) and maj@k (dashed). Returns `path`."""
     from matplotlib.figure import Figure
 
     curves = any(_AT.fullmatch(name) for r in results for name in r.metrics)
@@ -38,7 +38,6 @@ def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
 
 
 def _points(axes: Any, results: Sequence[Result]) -> None:
-    """Plots one point with its interval for each metric and setting."""
     names = [n for n in dict.fromkeys(name for r in results for name in r.metrics)
              if not _AT.match(n) and "completion/length" not in n
              and all(0 <= r.metrics[n].mean <= 1 for r in results if n in r.metrics)][:_MOST_BARS]
@@ -54,7 +53,6 @@ def _points(axes: Any, results: Sequence[Result]) -> None:
 
 
 def _curves(axes: Any, results: Sequence[Result]) -> None:
-    """Plots pass@k and maj@k over k."""
     for i, result in enumerate(results):
         for kind, form in (("pass", "o-"), ("maj", "s--")):
             points = sorted((int(at[2]), m) for name, m in result.metrics.items()

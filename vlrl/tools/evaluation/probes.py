@@ -1,5 +1,5 @@
-"""Probes of an evaluation: the questions are asked again without some information that the answer needs, or reworded.
-Does not import torch.
+"""Probes of an evaluation: each sample is asked again, either reworded or without some information that the answer
+needs. Does not import torch.
 
     probe("blank_media", samples, 3)         # sample 3 with images and frames in their mean colour
 
@@ -20,7 +20,7 @@ from vlrl.tools.evaluation import votes
 from vlrl.types import Sample
 
 PREMISE, PARAPHRASES = "without_premise", "paraphrases"
-"""Fields of a row that may hold the question without one of its premises, and a list of paraphrases of the question."""
+"""Names of two fields of a row: the question without one of its premises, and a list of paraphrases of the question."""
 _QUESTIONS = ("question", "expression", "instruction")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -39,8 +39,8 @@ class NotApplicable(DataError):
 
 
 def probe(name: str, samples: Sequence[Sample], number: int) -> Sample:
-    """Applies the probe `name` to sample number `number`; the target stays the same. Raises NotApplicable if that is
-    not possible."""
+    """Sample number `number` changed by the probe `name`. The target stays the same. Raises NotApplicable if the probe
+    cannot be applied to the sample."""
     return PROBES[name](samples, number)
 
 
@@ -51,8 +51,8 @@ def blank_media(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def other_media(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with the images and videos of the next sample that has the same number of each kind, none of them
-    identical."""
+    """The sample with the images and videos of another sample: the next one that has the same number of each kind, none
+    of them identical."""
     sample = _with_media(samples[number])
     for step in range(1, len(samples)):
         other = samples[(number + step) % len(samples)]
@@ -73,9 +73,9 @@ def _with_media(sample: Sample) -> Sample:
 def no_premise(samples: Sequence[Sample], number: int) -> Sample:
     """The sample with one fact removed from its question.
 
-    The row's field `without_premise` replaces the question if it is set. Otherwise the first sentence before the last
-    that contains a number is removed (without a number: the first sentence). In a single sentence the first number is
-    replaced by "some"."""
+    If the row has the field `without_premise`, that is the new question. Otherwise the first sentence that contains a
+    number is removed, or just the first sentence if none contains a number; the last sentence is never removed. If
+    there is only one sentence, its first number is replaced by "some"."""
     sample = samples[number]
     field, text = _question(sample)
     given = sample.get(PREMISE)
@@ -131,10 +131,10 @@ def abstains(answer: str, parsed: Any) -> bool:
 
 
 def same_answer(one: Any, other: Any, size: Sequence[float] | None = None) -> bool:
-    """Whether two parsed answers count as equal; an answer that could not be parsed is not equal to any.
+    """Whether two parsed answers count as equal. An answer that could not be parsed is not equal to any other.
 
-    Boxes are equal with an IoU of at least 0.5, points within 5 % of the diagonal of an image of this `size`, anything
-    else if the votes are equal (votes.ballot)."""
+    Boxes are equal with an IoU of at least 0.5, points within 5 % of the diagonal of an image of this `size`, all other
+    answers if votes.ballot gives the same value for both."""
     first, second = votes.location_of(one), votes.location_of(other)
     if first and second and len(first) == len(second):
         if len(first) == 4:

@@ -29,9 +29,9 @@ from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Row, Sample
 
 AsSample = Callable[[Row], tuple[Sample, str]]
-"""Maps a row to its sample and the text of its prompt."""
+"""Function that maps a row of answers.jsonl to its sample and the text of its prompt."""
 MOST_TOKENS = 1024
-"""Maximum number of tokens of a verdict with its reasons."""
+"""Maximum number of tokens of a judge's reply, which contains its reasons and the verdict."""
 _TOGETHER = 64
 _TEMPLATE = """You judge whether the reasoning of an answer is sound. That its final result is correct is known.
 
@@ -56,7 +56,7 @@ _VERDICT = re.compile(r'["\']verdict["\']\s*:\s*["\'](yes|no)["\']', re.IGNORECA
 
 @dataclass
 class Cost:
-    """What the judge was asked, and how many tokens its verdicts took."""
+    """The number of verdicts that were requested from the judge, and the tokens that they took."""
 
     answers: int = 0
     """Number of correct answers to be judged."""
@@ -65,11 +65,11 @@ class Cost:
     cached: int = 0
     """Number of verdicts that were already in the cache file."""
     unread: int = 0
-    """Number of verdicts, new and cached, that were neither yes nor no; they count as no."""
+    """Number of replies, new and cached, that were neither yes nor no; they count as no."""
     unanswered: int = 0
-    """Number of requested verdicts that the server did not return."""
+    """Number of requested verdicts that the server failed to return."""
     tokens: int = 0
-    """Number of generated tokens of all verdicts."""
+    """Number of generated tokens in all replies of the judge."""
 
 
 def read_verdict(text: str) -> bool | None:
@@ -79,8 +79,7 @@ def read_verdict(text: str) -> bool | None:
 
 
 class ReasoningJudge:
-    """Asks the judge model for `votes` verdicts on each correct answer; use an odd number, so that there is a majority.
-    """
+    """Asks the judge model for `votes` verdicts on each correct answer. An odd number of votes avoids ties."""
 
     def __init__(self, endpoint: Endpoint, encode: ChatEncoder, folder: Path, votes: int = 3, text_only: bool = False):
         self.endpoint, self.encode, self.votes, self.text_only = endpoint, encode, votes, text_only
@@ -93,7 +92,7 @@ class ReasoningJudge:
         self._known = {(line["asked"], line["vote"]): line for line in lines if "asked" in line}
 
     def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress) -> list[Row]:
-        """The rows with `verdicts` added: a list of booleans, empty for a wrong answer.
+        """The rows, each with its `verdicts` added: a list of booleans, which is empty for a wrong answer.
 
         Raises ConfigError if the server rejects the key or the model, and TrainingError if it does not answer any
         request."""
@@ -141,5 +140,5 @@ class ReasoningJudge:
         return [line["verdict"] is True for line in lines]
 
     def plain(self) -> dict[str, Any]:
-        """The entry for the judge in the output of `--json`."""
+        """The judge's name and cost as a dictionary, for the output of `--json`."""
         return {"model": self.endpoint.model, "votes": self.votes, "file": str(self.path), **asdict(self.cost)}

@@ -10,7 +10,7 @@ from vlrl.tools.request import option
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """The options of `vlrl eval`; None and () stand for the value in the config."""
+    """The options of `vlrl eval`. None and () mean that the config decides."""
 
     model: str | None = option(
         None, "Evaluate this model or adapter instead of a checkpoint, e.g. Qwen/Qwen2.5-VL-3B-Instruct. With "
@@ -75,17 +75,18 @@ class EvalRequest:
 
     @property
     def lines(self) -> Path | None:
-        """The .jsonl file named by --out, for an evaluation with one answer at one setting; None otherwise."""
+        """The value of --out if it names a .jsonl file, which is only possible with one answer at one setting; else
+        None."""
         return self.out if self.out is not None and self.out.suffix == ".jsonl" else None
 
     @property
     def is_grid(self) -> bool:
-        """Whether more is requested than one answer per sample, from a local model, at one setting."""
+        """Whether the options ask for more than one answer per sample from a local model at one setting."""
         return bool(self.answers > 1 or self.seeds or len(self.temperatures) > 1 or self.top_ps or self.max_new_tokens
                     or self.each_wording or self.probes or self.endpoint or self.judge or (self.out and not self.lines))
 
     def misplaced(self) -> dict[str, str]:
-        """Maps each option that was given without the option it requires to the required option."""
+        """Option that was given without the option that it requires -> the required option."""
         judge = {"--judge-model": self.judge_model, "--judge-key-env": self.judge_key_env,
                  "--judge-votes": self.judge_votes, "--judge-text-only": self.judge_text_only or None}
         http = {"--concurrency": self.concurrency, "--timeout": self.timeout_s, "--retries": self.retries}

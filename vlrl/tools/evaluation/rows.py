@@ -34,16 +34,16 @@ NOT_CONTENT = {*MEDIA_FIELDS, "id", "difficulty", "difficulty_given", "pass_at_k
                 "hints", "group_key", "meta", "original_id", "width", "height"}
 """Fields of a data row that are not part of the question or the target."""
 _ASKS = {"question", "expression", "instruction", "label", "labels", "responses", "trajectory", "action"}
-"""A data row with one of these fields is canonical. Its other fields, such as texts for a prompt template, are not part
-of its content."""
+"""Fields that only canonical data rows have. If a row has one of them, fields that are not canonical (such as texts for
+a prompt template) do not count as its content."""
 
 Key = tuple[str, str, int, int]
 """(split, setting, seed, position in the split)"""
 
 
 def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> str:
-    """sha256 of a question: its row without ids, paths, weights and the like, its target, and the sha256 of each of its
-    `media`.
+    """The sha256 of a question: of its row (without ids, paths, weights and the like), its target, and the sha256 of
+    each of its `media`.
 
     The hash does not depend on the file name of an image or the id of a row."""
     known = FIELDS if _ASKS & row.keys() else row.keys()
@@ -68,7 +68,7 @@ def _hash(value: Any) -> str:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """The (split, setting, seed, number) of a row."""
+    """The (split, setting, seed, position in the split) of a row."""
     return row["split"], row["setting"], row["seed"], row["number"]
 
 
@@ -81,11 +81,11 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 class RowFile:
-    """An answers.jsonl to which rows are appended as answers arrive; an existing file is continued."""
+    """An answers.jsonl file to which rows are appended as answers arrive. An existing file is continued."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]):
-        """Opens or creates the file. `facts` is JSON that describes everything the answers depend on (model, settings,
-        data).
+        """Opens or creates the file. `facts` is JSON that describes everything that the answers depend on (model,
+        settings, data).
 
         Raises ConfigError if the file was started with different facts, or is not an answers file."""
         self.path, self.facts = path, json.loads(json.dumps(plain(facts)))
@@ -96,8 +96,8 @@ class RowFile:
         return sorted(self._rows.values(), key=_order)
 
     def answered(self, answers: int) -> set[Key]:
-        """The keys that need no more answers: those with `answers` answers without a server error, and those that were
-        left out."""
+        """The keys of samples that need no more answers: those with `answers` answers without a server error, and those
+        that were left out."""
         count: dict[Key, int] = {}
         for row in self._rows.values():
             if row.get("left_out") or not row.get("unanswered"):
@@ -118,11 +118,12 @@ class RowFile:
 
 
 def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) -> list[Row]:
-    """Reads the lines of a file to which rows of `what` (an evaluation, verdicts) are appended. A new file is started
-    with the facts.
+    """Opens a file of JSON lines to continue it, and returns its lines. If there is no file, it is created with the
+    facts as its first line.
 
     Raises ConfigError if the file was started with different facts, naming each difference, or if it is another kind of
-    file. `place` is the word for what the user should remove (file or folder)."""
+    file. In messages, `what` describes the lines (such as "verdicts"), and `place` says what the user should remove
+    (file or folder)."""
     known = json.loads(json.dumps(plain(facts)))
     lines = list(_objects(path)) if os.path.lexists(path) else []
     before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
@@ -162,7 +163,8 @@ def _objects(path: Path) -> Iterator[Row]:
 
 
 def _latest(lines: Iterable[Row], latest: dict[tuple[Any, ...], Row] | None = None) -> dict[tuple[Any, ...], Row]:
-    """Adds rows to the dictionary `latest`, keyed by (key, index), where index is -1 for a sample that was left out.
+    """The rows by (key, index), where index is -1 for a sample that was left out. They are added to the dictionary
+    `latest` if it is given.
 
     A row without an answer never replaces a row with an answer."""
     latest = {} if latest is None else latest

@@ -1,5 +1,5 @@
-"""The sampling settings of an evaluation: all combinations of temperatures, top_p, lengths and wordings, with their
-seeds."""
+"""The sampling settings of an evaluation: all combinations of temperatures, top_p, lengths and prompt wordings, with
+their seeds."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class EvalSetting:
     max_new_tokens: int | None = None
     """None = rollout.max_new_tokens."""
     wording: int | None = None
-    """Index of the task's prompt template that is used for every sample. None = the templates are cycled, as in the
-    evaluations during a run."""
+    """Index of the task's prompt template that is used for every sample. None = the templates are used in turn, as in
+    the evaluations during a run."""
     probe: str = ""
     """The probe that changes the samples (evaluation/probes.py); "" = samples are unchanged."""
     plain: str = ""
-    """If there is a probe, the name of the setting with the same parameters and unchanged samples."""
+    """With a probe: the name of the setting that has the same parameters but no probe."""
     seeds: tuple[int, ...] = (0,)
     answers: int = 1
     """Number of answers to each sample at each seed."""
@@ -43,7 +43,7 @@ class EvalSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The values to combine into settings; () and None stand for the value in the config."""
+    """The values that are combined into settings; () and None mean that the config decides."""
 
     answers: int = 1
     seeds: tuple[int, ...] = ()
@@ -51,16 +51,16 @@ class Grid:
     top_ps: tuple[float, ...] = ()
     max_new_tokens: tuple[int, ...] = ()
     wordings: int = 1
-    """Number of prompt templates with which every sample is asked. 1 = the templates are cycled, as in the evaluations
-    during a run."""
+    """Number of prompt templates with which every sample is asked. 1 = each sample is asked with one template, and the
+    templates are used in turn, as in the evaluations during a run."""
     probes: tuple[str, ...] = ()
-    """Every setting is evaluated once more with each of these probes."""
+    """For each of these probes, every setting is evaluated once more with the probe applied."""
     repeats_differ: bool = False
-    """Whether even greedy answers depend on the seed: if environments are reset with it, or the server is not
-    deterministic."""
+    """Whether even greedy answers depend on the seed, because environments are reset with the seed, or because the
+    server is not deterministic."""
 
     @classmethod
-    def of(cls, request: EvalRequest, seed: int) -> Grid:
+    def from_request(cls, request: EvalRequest, seed: int) -> Grid:
         """The grid that the options of `vlrl eval` describe; `seed` is the seed of the config.
 
         Raises ConfigError for an invalid seed, a repeated value or an unknown name."""
@@ -71,7 +71,7 @@ class Grid:
         return grid
 
     def settings(self, config: Config) -> list[EvalSetting]:
-        """Every combination, in order. For greedy decoding only one answer at one seed is generated.
+        """Every combination of the values, in order. With greedy decoding only one answer at one seed is generated.
 
         Without --temperature, eval.temperature is used, or 1 if that is 0 and several answers, several seeds or a top_p
         are requested. Raises ConfigError if one of these options would have no effect because all answers are greedy.
@@ -123,8 +123,8 @@ def _name(temperature: float, top_p: float | None, most: int | None, wording: in
 
 
 def seeds_of(text: str | None, first: int) -> tuple[int, ...]:
-    """Parses the seeds in a text: "3" gives three seeds counting from `first`, "5,7,11" gives these three, and no text
-    gives ().
+    """The seeds that a text stands for: "3" means three seeds counting from `first`, "5,7,11" these three seeds, and no
+    text gives ().
 
     Raises ConfigError for anything else."""
     if not text:

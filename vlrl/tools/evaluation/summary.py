@@ -1,10 +1,10 @@
 """Computes metrics from the rows of an evaluation: means with 95 % intervals over samples, and standard deviations over
 seeds. Does not import torch.
 
-The value of a metric at one seed is the mean over samples, where each sample counts with the mean over its answers;
-`mean` is the mean over seeds. The interval comes from resampling the samples, with those of one image or clip kept
-together, while the seeds are fixed. `sd` is the standard deviation of the values at the seeds; None with one seed. A
-gain of less than one sd is not evidence of a difference (2504.07086)."""
+At one seed, the value of a metric is the mean over samples, where the value of a sample is the mean over its answers.
+`mean` is the mean over seeds. The interval comes from resampling the samples, with all samples of one image or clip
+kept together, while the seeds are fixed. `sd` is the standard deviation of the values at the seeds; None with one seed.
+A gain of less than one sd is not evidence of a difference (2504.07086)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from vlrl.types import Row, Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric with its uncertainty. `low` and `high` are None without an interval, `sd` is None with a single seed.
-    """
+    """One metric with its uncertainty. `low` and `high` bound the 95 % interval (None if there is none); `sd` is None
+    with a single seed."""
 
     mean: float
     low: float | None = None
@@ -45,13 +45,13 @@ class Result:
     split: str
     setting: EvalSetting
     n: int
-    """Number of samples with an answer."""
+    """Number of samples that have an answer."""
     left_out: int
-    """Number of samples that could not be asked."""
+    """Number of samples that could not be asked, such as prompts that are too long."""
     unanswered: int
-    """Number of answers that the server did not return; they are in no metric."""
+    """Number of answers that the server failed to return; no metric includes them."""
     unscorable: int
-    """Number of answers without a reward; they are in no metric of rewards."""
+    """Number of answers without a reward; the metrics of rewards do not include them."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
@@ -67,10 +67,11 @@ class _Sample:
     cluster: str
     rows: list[Row]
     vote: Vote = ""
-    """The kind of vote over the sample's answers, in which an answer that could not be parsed counts as wrong."""
+    """The kind of vote over the sample's answers (see _assign_votes). An answer that could not be parsed counts as
+    wrong."""
     confident: bool = False
-    """Whether any answer in the sample's task states a confidence. If so, an answer without a confidence has weight 0
-    in the vote."""
+    """Whether any answer of the sample's task states a confidence. If so, answers without a confidence have weight 0 in
+    the vote."""
 
 
 Values = dict[str, dict[int, float]]
@@ -113,7 +114,7 @@ def _by_sample(rows: Sequence[Row]) -> list[_Sample]:
 
 
 def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
-    """Sets the kind of vote of each sample, from its target and the parsed answers in the split.
+    """Sets `vote`, the kind of vote, of each sample, from its target and the parsed answers in the split.
 
     - region: the target is a box, unless the task's answers parse as something other than boxes and points.
     - none: the task's answers parse as boxes, points or spans, and the target is neither a text nor a number.
@@ -139,7 +140,7 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
 
 
 def _means(seeds: Sequence[Sequence[_Sample]], values_of: Callable[[_Sample], dict[str, float]]) -> dict[str, Metric]:
-    """Computes every metric that `values_of` returns for a sample, as a mean over samples and then over seeds."""
+    """Every metric that `values_of` returns for samples, as a mean over samples and then over seeds."""
     columns: dict[str, list[dict[int, float]]] = {}
     clusters = {s.number: s.cluster for seed in seeds for s in seed}
     for place, seed in enumerate(seeds):
@@ -175,8 +176,7 @@ def _sample_values(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _vote_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """pass@k and maj@k of one sample, for each reported k up to the number of scored answers, and its region metrics.
-    """
+    """pass@k, maj@k and the region metrics of one sample, for each reported k up to the number of scored answers."""
     scored = [r for r in sample.rows if r["correct"] is not None]
     right, ballots = [float(r["correct"]) for r in scored], [votes.ballot(r["parsed"]) for r in scored]
     ks = [k for k in votes.reported_ks(n) if k <= len(scored)]
@@ -206,8 +206,8 @@ def _reasoning_metrics(sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _region_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """Quality of the box on which the answers (boxes or points) agree: `hit` is 1 if its centre lies in the target;
-    `iou`, `acc@.5`.
+    """Metrics of the box on which the answers (boxes or points) agree: `hit` (1 if the centre of the box lies in the
+    target), `iou` and `acc@.5`.
 
     All are 0 if no answer has a location."""
     target = votes.location_of(sample.rows[0]["target"])
@@ -249,7 +249,7 @@ def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metri
 
 
 def _winner_share(sample: _Sample) -> tuple[float, float] | None:
-    """The share of votes of the most frequent answer, and whether that answer is correct.
+    """The share of votes that the most frequent answer has, and whether that answer is correct.
 
     (0, 0) if no answer could be parsed, None if no answer could be scored."""
     scored = [r for r in sample.rows if r["correct"] is not None]
@@ -280,8 +280,8 @@ def _calibration_metrics(prefix: str, seeds: Sequence[Sequence[tuple[str, float,
 
 def _split_metrics(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequence[Sample]
                    ) -> dict[str, Metric]:
-    """The metrics that a task computes over a whole split (Task.summarize), averaged over the answers to each sample:
-    answer 1 of all samples, answer 2 of all samples, and so on."""
+    """The metrics that a task computes over a whole split (Task.summarize). Computed once for the first answers to all
+    samples, once for the second answers, and so on, and then averaged."""
     tables = []
     for seed in seeds:
         each = [task.summarize([_record(task, s, r, samples) for s in seed for r in s.rows if r["index"] == i])
@@ -297,7 +297,6 @@ def _split_metrics(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, sampl
 
 
 def _record(task: Task, sample: _Sample, row: Row, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Converts a row into the record of an answer that `Task.summarize` expects."""
     return {"task": sample.task or task.name, "sample": samples[sample.number].row, "id": row["sample"],
             **{name: row[name] for name in ("answer", "parsed", "target", "parts", "reward", "correct", "metrics",
                                             "truncated", "error")}, "length": row["tokens"]}

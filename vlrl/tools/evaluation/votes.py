@@ -1,4 +1,4 @@
-"""Metrics over several answers to a sample: pass@k, majority votes, the region where boxes agree. Does not import
+"""Metrics over several answers to a sample: pass@k, majority votes, and the region where boxes agree. Does not import
 torch.
 
     pass_at(n=8, c=2, k=4)                                   # probability that one of 4 is right, unbiased
@@ -23,8 +23,8 @@ from vlrl.rewards.numbers import read_number
 from vlrl.rewards.regions import clip_to_image, region_vote
 
 MOST_SUBSETS = 1000
-"""Maximum number of subsets of k answers over which a vote is averaged. If there are more subsets, this many are
-sampled."""
+"""Maximum number of subsets of k answers over which a vote is averaged. If there are more subsets, a random sample of
+this size is used."""
 _MOST_TEXT = 1000
 
 
@@ -46,10 +46,11 @@ def pass_at(n: int, c: int, k: int) -> float:
 
 
 def ballot(parsed: Any) -> str | None:
-    """Normalises a parsed answer so that equal answers compare equal in a vote; None if nothing was parsed.
+    """The value by which a parsed answer is counted in a vote; equal answers have equal values. None if nothing was
+    parsed.
 
-    Numbers are equal by value ("12" and "12.0", but not "007" and "7"). Texts ignore case, spaces and a final full
-    stop. A stated confidence is ignored."""
+    Numbers are equal by value ("12" and "12.0", but not "007" and "7"). Texts are compared without case, spaces and a
+    final full stop. A stated confidence is ignored."""
     if isinstance(parsed, Mapping) and "confidence" in parsed:
         parsed = {key: value for key, value in parsed.items() if key != "confidence"}
         parsed = next(iter(parsed.values())) if len(parsed) == 1 else parsed
@@ -88,7 +89,7 @@ def majority(ballots: Sequence[str | None], right: Sequence[float], k: int,
 
 
 def _subsets(n: int, k: int) -> np.ndarray:
-    """Subsets of k of n answers as an array [subsets, n] of 0 and 1; the same subsets at every call."""
+    """Subsets of k of n answers as an array [subsets, n] of 0 and 1. Every call returns the same subsets."""
     if math.comb(n, k) <= MOST_SUBSETS:
         chosen = np.array(list(itertools.combinations(range(n), k)))
     else:

@@ -1,4 +1,4 @@
-"""Extracts the metrics of single answers from rows of rollout files."""
+"""Metrics of single answers, read from rows of rollout files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 VALUE_COLUMNS = ("reward", "correct", "parts", "metrics", "token_ids", "truncated")
-"""Columns of rollout files (vlrl.store.SCHEMA) that hold these metrics."""
+"""Columns of rollout files (vlrl.store.SCHEMA) from which these metrics are read."""
 
 
 def values(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields (metric, value) for each metric that the answer in this row has."""
+    """Yields (metric, value) for each metric of the answer in a row."""
     own = (("reward/mean", row["reward"]), ("correct_frac", row["correct"]),
            ("completion/length_mean", len(row["token_ids"] or ())), ("completion/truncated_frac", row["truncated"]))
     for name, value in (*own, *(row["parts"] or ()), *(row["metrics"] or ())):
@@ -22,7 +22,7 @@ def values(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def sample_means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Metric -> mean over the answers to one sample."""
+    """Metric -> mean over rows, which hold the answers to one sample."""
     by_metric: dict[str, list[float]] = {}
     for row in rows:
         for name, value in values(row):

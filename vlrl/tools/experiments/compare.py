@@ -1,7 +1,8 @@
-"""Compares two evaluations on the samples that both contain, from the answers in run folders. Does not import torch.
+"""Compares two evaluations on the samples that they have in common, from the answers in run folders. Does not import
+torch.
 
-    found = compare([parse_side("runs/a")], [parse_side("runs/b@50")])
-    found.metrics["reward/mean"].difference, found.verdict"""
+found = compare([parse_side("runs/a")], [parse_side("runs/b@50")])
+found.metrics["reward/mean"].difference, found.verdict"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _READ = (*COLUMNS, *VALUE_COLUMNS, "step", "completion")
 
 @dataclass(frozen=True)
 class Side:
-    """An evaluation in a run folder, at the number of completed steps `step`."""
+    """An evaluation of the run in `folder`, after `step` completed steps."""
 
     folder: Path
     step: int | Literal["first", "last", "best"] = "last"
@@ -37,19 +38,19 @@ class Side:
 
 
 class Metric(NamedTuple):
-    """One metric over the pairs of samples in which both sides have a value."""
+    """One metric over the pairs of samples for which both sides have a value."""
 
     n: int
     a: Interval
     b: Interval
     difference: Interval
-    """b - a, paired by sample, with its interval."""
+    """Mean of b - a over the pairs of samples, with its 95 % interval."""
     effect: float
     """Cohen's d of the paired differences."""
 
 
 class Outcome(NamedTuple):
-    """The scores of one sample on both sides; each score is the mean over the sample's answers and seeds."""
+    """The scores of one sample on both sides. A score is the mean over the sample's answers and seeds."""
 
     id: str
     other: str
@@ -57,7 +58,7 @@ class Outcome(NamedTuple):
     a: float
     b: float
     answers: tuple[str, str]
-    """The first answer in a and the first answer in b."""
+    """The first answer of side a and the first answer of side b."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +67,24 @@ class Comparison:
 
     a: tuple[Side, ...]
     b: tuple[Side, ...]
-    """The evaluations of side b; in both `a` and `b` the steps are resolved to numbers."""
+    """The evaluations of side b. In `a` and `b`, each step is the number of completed steps, not a name such as "last".
+    """
     split: str
     metric: str
-    """The metric that decides wins and losses."""
+    """The metric that decides which side wins a sample."""
     metrics: dict[str, Metric]
     wins: int
     losses: int
     ties: int
     samples: tuple[Outcome, ...]
-    """The compared samples, sorted by the gain of b, the largest first."""
+    """The compared samples, sorted by the gain of b over a, the largest gain first."""
     unpaired: int
-    """Number of evaluated samples, over all runs, without a counterpart."""
+    """Number of evaluated samples, summed over all runs, that have no counterpart in another run."""
     notes: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
-        """One sentence: whether b differs from a in the metric."""
+        """One sentence that says whether b differs from a in the metric."""
         paired = self.metrics[self.metric]
         change, where = paired.difference, f"{self.metric} on {paired.n:,} samples of {self.split}"
         if math.isnan(change.low):
@@ -103,16 +105,16 @@ class Comparison:
 
 
 def parse_side(text: str) -> Side:
-    """Parses `RUN` or `RUN@STEP`; STEP is a number of completed steps, first, last or best.
+    """Parses `RUN` or `RUN@STEP`. STEP is a number of completed steps, first, last or best.
 
     Raises RunError if the folder does not exist or holds no evaluation."""
     name, _, step = (text, "", "last") if os.path.isdir(text) or "@" not in text else text.rpartition("@")
     if not os.path.isdir(Path(name) / "eval-rollouts"):
         raise RunError(f"{name!r} holds no evaluated answers (eval-rollouts/): name a run folder such as "
-                       "runs/quickstart, or what `vlrl eval CONFIG --rollouts FOLDER` wrote. A run keeps them with "
-                       "store.rollouts=true and eval.samples above 0")
+                       "runs/quickstart, or a folder written by `vlrl eval CONFIG --rollouts FOLDER`. A run stores "
+                       "its answers if store.rollouts=true and eval.samples is above 0")
     if step not in _STEPS and not step.isdecimal():
-        raise RunError(f"{text!r}: @{step} is not a step: write a number of completed steps, or {', '.join(_STEPS)}")
+        raise RunError(f"{text!r}: @{step} is not a step: give a number of completed steps, or {', '.join(_STEPS)}")
     return Side(Path(name), int(step) if step.isdecimal() else step)  # type: ignore[arg-type]
 
 
@@ -122,8 +124,8 @@ def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metr
     content.
 
     Without `split`, heldout is compared, or else the first split that all runs were evaluated on. With several runs per
-    side, both seeds and samples are resampled (differences.difference). A sample without a value on one side is
-    excluded from that metric.
+    side, both seeds and samples are resampled (differences.difference). A metric leaves out the samples that have no
+    value on one side.
 
     Raises RunError if a run has no evaluation of the split or step, if no sample is in common, or if no answer has the
     metric."""
@@ -162,15 +164,14 @@ def _common_split(sides: Sequence[Side]) -> str:
 
 
 def _resolved(one: Side, split: str) -> Side:
-    """The side with its step (first, last or best) resolved to a number."""
     files = RunFolder(one.folder).rollout_files("eval-rollouts")
     steps = sorted({step for _, steps, name in files if name == split for step in steps})
     best = checkpoint.best_record(one.folder / "checkpoints").get("step")
     named = {"first": steps[0], "last": steps[-1], "best": best} if steps else {}
     step = named.get(one.step) if isinstance(one.step, str) else one.step
     if step is None or step not in steps:
-        there = f"it was evaluated after steps {', '.join(map(str, steps[-20:]))}" if steps else "it has none"
-        raise RunError(f"{one.folder} has no answers to {split!r} at {one.step}: {there}. Name another step as "
+        there = f"there are answers at steps {', '.join(map(str, steps[-20:]))}" if steps else "this split has none"
+        raise RunError(f"{one.folder} has no answers to {split!r} at step {one.step}: {there}. Give another step as "
                        f"{one.folder}@STEP, or another --split")
     return Side(one.folder, step)
 
@@ -187,8 +188,8 @@ def _read_items(one: Side, split: str) -> list[Item]:
 
 def _match_samples(evaluated: Sequence[list[Item]], names: Sequence[str]
                    ) -> tuple[list[tuple[Item, ...]], int, list[str]]:
-    """The samples that all runs contain, in the order of the first run; the number of other samples; and notes on why
-    these were not matched."""
+    """Returns three values: the samples that all runs contain, in the order of the first run; the number of other
+    samples; notes on why these were not matched."""
     first, *others = evaluated
     pairings: list[Pairing] = [pair(first, other) for other in others]
     partners = [{id(one): other for one, other in pairing.pairs} for pairing in pairings]

@@ -13,7 +13,7 @@ _EQUAL = 1e-9  # scores that differ by less are a tie
 
 
 class Spread(NamedTuple):
-    """The variance of a difference between two means, split by source; in squared units of the scores."""
+    """The variance of a difference between two means, divided by source; in squared units of the scores."""
 
     samples: float
     """Variance from the choice of samples, including the noise of each answer."""
@@ -30,7 +30,7 @@ class Spread(NamedTuple):
 
 
 def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 2000) -> Interval:
-    """mean(second) - mean(first) for scores [seeds, samples], with its 95 % interval from `n` resamples; column j is
+    """mean(second) - mean(first) for scores [seeds, samples], with its 95 % interval from `n` resamples. Column j is
     the same sample on both sides.
 
     With one seed per side it is the paired bootstrap over the samples. With several seeds, the samples and the seeds of
@@ -40,7 +40,7 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
     Bootstrap", 1411.5279, expanded percentile interval).
 
     The same values and seed give the same interval. The bounds are NaN with fewer than two samples, and equal to the
-    mean if nothing varies. Raises ValueError if the numbers of samples differ."""
+    mean if all scores are equal. Raises ValueError if the numbers of samples differ."""
     from scipy.stats import norm, t
 
     first, second = _both(first, second)
@@ -75,8 +75,8 @@ def spread(first: np.ndarray, second: np.ndarray) -> Spread:
 
 
 def effect_size(first: np.ndarray, second: np.ndarray) -> float:
-    """Cohen's d of paired scores [seeds, samples]: the mean of the differences by sample, divided by their standard
-    deviation.
+    """Cohen's d of paired scores [seeds, samples]: the mean of the differences between the samples' means, divided by
+    the standard deviation of these differences.
 
     0 if no sample differs, infinite if all samples differ by the same value, NaN with fewer than two samples."""
     first, second = _both(first, second)
@@ -90,7 +90,7 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def outcomes(first: np.ndarray, second: np.ndarray) -> tuple[int, int, int]:
-    """Counts the wins, losses and ties of the second side over samples [N]."""
+    """The numbers of samples on which the second side wins, loses and ties, from scores per sample [N]."""
     apart = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     wins, losses = int((apart > _EQUAL).sum()), int((apart < -_EQUAL).sum())
     return wins, losses, apart.size - wins - losses
@@ -105,7 +105,7 @@ def _both(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _seeds(scores: np.ndarray) -> tuple[float, float]:
-    """The variance of the mean over seeds, with and without the noise of single answers."""
+    """Returns two variances of the mean over seeds: with and without the noise of single answers."""
     k, n = scores.shape
     if k == 1:
         return 0.0, 0.0

@@ -46,16 +46,16 @@ def _kind(token: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Forms:
-    """The forms of the answers in one evaluation."""
+    """The forms of the answers in one evaluation, with their counts."""
 
     step: int
-    """Number of steps completed by the evaluated weights."""
+    """Number of steps that the evaluated weights had completed."""
     forms: Counter[str]
     """Form -> number of answers."""
 
     @property
     def answers(self) -> int:
-        """Number of answers."""
+        """Number of answers in the evaluation."""
         return self.forms.total()
 
     @property
@@ -70,10 +70,10 @@ class Forms:
 
 
 def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
-    """The forms of the answers in each evaluation of a split, by step; without `split`, of heldout, or else of the
-    first split.
+    """The forms of the answers in each evaluation of a split, in the order of the steps. Without `split`, it is
+    heldout, or else the first split.
 
-    Raises RunError if no answers of the split are stored, or some cannot be read."""
+    Raises RunError if no answers of the split are stored, or if some of them cannot be read."""
     files = [(steps, name) for _, steps, name in run.rollout_files("eval-rollouts") if name]
     splits = sorted({name for _, name in files})
     split = split or next((name for name in ("heldout", *splits) if name in splits), "heldout")
@@ -87,7 +87,7 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
     if not forms:
         raise RunError(f"{str(run.path)!r} holds no evaluated answers of split {split!r} (eval-rollouts/); there "
                        f"are: {', '.join(splits) or 'none'}. Name a run folder such as runs/quickstart; a run "
-                       "keeps them with store.rollouts=true and eval.samples above 0")
+                       "stores its answers if store.rollouts=true and eval.samples is above 0")
     return forms
 
 

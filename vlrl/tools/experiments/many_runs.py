@@ -1,7 +1,7 @@
-"""Starts many training runs, several in parallel; runs that are finished already are not repeated.
+"""Starts many training runs, several in parallel. Runs that are already finished are not repeated.
 
-    run_jobs([Job(Path("runs/s/a-0"), ("train", "a.yaml", "seed=0"))], parallel=2)
-    final_score(Path("runs/s/a-0"), "heldout", "reward/mean")"""
+run_jobs([Job(Path("runs/s/a-0"), ("train", "a.yaml", "seed=0"))], parallel=2)
+final_score(Path("runs/s/a-0"), "heldout", "reward/mean")"""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from vlrl.store.files import read_json, write_text
 
 _LOOK_S = 0.2
 _SAVE_S = 120
-"""Seconds that the runs have to save after Ctrl-C."""
+"""Seconds that the runs have to save a checkpoint after Ctrl-C."""
 _OWN = {"seed", "run.dir", "run"}
 _TAIL = 2000  # characters of a failed run's output in the message
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to start: its folder and its command."""
+    """A run to start: its folder, and the command that trains it."""
 
     folder: Path
     words: tuple[str, ...]
@@ -43,7 +43,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """The file that receives the output of the run."""
+        """The path of the file that receives the output of the run."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
 
@@ -52,8 +52,7 @@ def finished(folder: Path) -> bool:
     return RunFolder(folder).last_heartbeat().get("state") == "finished"
 
 
-def _begun(folder: Path) -> float:
-    """The share of its steps that a run has completed, in [0, 1]."""
+def _completed_share(folder: Path) -> float:
     beat = RunFolder(folder).last_heartbeat()
     step, steps = beat.get("step"), beat.get("steps")
     return min(step / steps, 1.0) if isinstance(step, int) and isinstance(steps, int) and steps > 0 else 0.0
@@ -65,11 +64,12 @@ def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_pro
     earlier resumes from its checkpoint.
 
     Each job is a separate `vlrl` process. It gets an equal share of the CPU threads (unless OMP_NUM_THREADS is set) and
-    of the GPUs in CUDA_VISIBLE_DEVICES, if there are enough. The processes are killed if this process is killed. If
-    this process is interrupted or its terminal is closed, they save and stop. `progress` reports the steps of the
-    running jobs.
+    of the GPUs in CUDA_VISIBLE_DEVICES, if there are enough. If this process is killed, the kernel kills the jobs. If
+    this process is interrupted or its terminal is closed, the jobs save a checkpoint and stop. `progress` reports the
+    steps of the running jobs.
 
-    If a run fails, the other runs save and stop, and TrainingError is raised with the end of its output."""
+    If a run fails, the other runs save and stop, and TrainingError is raised with the end of the failed run's output.
+    """
     waiting = [job for job in jobs if not finished(job.folder)]
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
     done = len(jobs) - len(waiting)
@@ -84,17 +84,17 @@ def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_pro
                     del running[slot]
                     _check(job, process.returncode)
                     done += 1
-            progress(what, done + sum(_begun(job.folder) for job, _ in running.values()), len(jobs))
+            progress(what, done + sum(_completed_share(job.folder) for job, _ in running.values()), len(jobs))
             time.sleep(_LOOK_S if running else 0)
 
 
 def final_score(folder: Path, split: str, metric: str) -> float:
-    """The value of a metric in the last evaluation of a finished run. Raises RunError if it is missing or not finite.
-    """
+    """The value of a metric in the last evaluation of a finished run. Raises RunError if the value is missing or not
+    finite."""
     lines = [line for line in RunFolder(folder).evals() if line.get("split") == split]
     if not lines:
-        raise RunError(f"{folder} has no evaluation of {split!r}: name one of its eval.splits, with eval.samples above "
-                       "0")
+        raise RunError(f"{folder} has no evaluation of {split!r}: choose one of its eval.splits, and set eval.samples "
+                       "above 0")
     last = max(lines, key=lambda line: line.get("step", 0))
     value = last.get(metric)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -105,14 +105,15 @@ def final_score(folder: Path, split: str, metric: str) -> float:
 
 
 def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iterable[str], options: str) -> str:
-    """The split on which configs are compared: `split`, or by default the first of the first config's eval.splits.
+    """The name of the split on which configs are compared: `split`, or by default the first of the first config's
+    eval.splits.
 
     Raises ConfigError if a config does not evaluate this split, or if the held-out samples of the configs differ. Also
-    raises it if one of `words` (settings key=value) sets the seed or the run folder, because the command sets these
-    from its `options` (named in the message)."""
+    raises it if one of `words` (settings key=value) sets the seed or the run folder, which the calling command sets
+    itself; `options` names the command's options for them, for the message."""
     own = next((word for word in words if word.partition("=")[0] in _OWN), None)
     if own is not None:
-        raise ConfigError(f"{own}: the command itself sets seed and run.dir of each run: leave them out ({options})")
+        raise ConfigError(f"{own}: the command sets seed and run.dir of each run itself. Leave this out ({options})")
     first = next(iter(configs.values()))
     split = split or (first.eval.splits[0] if first.eval.splits else "")
     for name, one in configs.items():
@@ -129,7 +130,7 @@ def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iter
 
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Writes the plan of all runs to a JSON file; if the file exists, checks that it holds the same plan.
+    """Writes the plan of all runs to a JSON file. If the file exists, checks that it contains the same plan.
 
     Raises ConfigError naming the first difference."""
     plan = json.loads(json.dumps(plain(plan)))
@@ -160,7 +161,7 @@ def _start(job: Job, slot: int, parallel: int) -> subprocess.Popen[bytes]:
 
 
 def _end_with_parent() -> None:
-    """Makes the kernel kill this process when its parent dies; on Linux only."""
+    """Makes the kernel kill this process when its parent dies (on Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -171,14 +172,15 @@ def _check(job: Job, code: int) -> None:
     with suppress(OSError):
         text = job.log.read_bytes()[-_TAIL:].decode("utf-8", "replace").strip()
         raise TrainingError(f"run {job.folder} ended with exit code {code} before its last step. Its output is in "
-                            f"{job.log}; fix what it says, then start the same command again. The end of it:\n{text}")
+                            f"{job.log}; fix the problem and start the same command again. The output ends "
+                            f"with:\n{text}")
     raise TrainingError(f"run {job.folder} ended with exit code {code} before its last step, and wrote no log file "
                         f"{job.log}")
 
 
 @contextmanager
 def _stopped_after(running: Mapping[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
-    """Context manager that, on exit, makes the remaining runs save and stop."""
+    """A context manager. When its block ends, runs that are still running save a checkpoint and stop."""
     try:
         yield
     finally:

@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 from vlrl.tools.evaluation.rows import NOT_CONTENT
 
 COLUMNS = ("sample_id", "prompt", "target", "sample", "media", "turns", "episode_id")
-"""Columns of rollout files (vlrl.store.SCHEMA) that `items` reads; other columns are kept in the rows."""
+"""Columns of rollout files (vlrl.store.SCHEMA) that `items` needs. Rows may have other columns, which are kept."""
 _NOT_CONTENT = frozenset({*NOT_CONTENT, "image", "images", "video", "fps", "frames", "frame_times", "duration"})
-"""Fields of a data row that are not part of its content: they say where it comes from or how it is used, or repeat its
-media and prompt."""
+"""Fields of a data row that are not part of its content, because they describe its origin or use, or repeat its media
+and prompt."""
 
 Reason = Literal["missing", "changed", "duplicate"]
 WORDS: Mapping[Reason, str] = {
@@ -30,11 +30,12 @@ WORDS: Mapping[Reason, str] = {
     "changed": "with the id of a sample on the other side, but different content",
     "duplicate": "a duplicate of a sample that was counted",
 }
-"""Reason for leaving a sample out -> the words printed for it."""
+"""Reason for leaving a sample out -> its wording in notes."""
 
 
 class Item(NamedTuple):
-    """One sample of an evaluation; `value` is the object to be paired, such as its answers."""
+    """One sample of an evaluation. `value` is the object that pairs with that of the other evaluation, such as the
+    sample's answers."""
 
     id: str
     media: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class Item(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A sample without a counterpart in the other evaluation."""
+    """A sample without a counterpart in the other evaluation, with the reason."""
 
     item: Item
     reason: Reason
@@ -71,19 +72,19 @@ class Pairing:
 
     pairs: tuple[tuple[Item, Item], ...]
     first: tuple[LeftOut, ...]
-    """Samples of the first evaluation without a counterpart, in its order."""
+    """Samples of the first evaluation that have no counterpart, in its order."""
     second: tuple[LeftOut, ...]
     reworded: int = 0
     """Number of pairs with equal id, media, target and row whose prompts differ in wording or chat template."""
 
     @property
     def unpaired(self) -> int:
-        """Number of samples in both evaluations without a counterpart."""
+        """Number of samples without a counterpart, in both evaluations together."""
         return len(self.first) + len(self.second)
 
     def notes(self, first: str = "the first", second: str = "the second") -> list[str]:
-        """Notes for the user on samples without a counterpart and on differing prompts, one sentence each. `first` and
-        `second` name the evaluations."""
+        """Sentences for the user about samples without a counterpart and about differing prompts. `first` and `second`
+        are the names of the evaluations."""
         lines = []
         for name, left in ((first, self.first), (second, self.second)):
             for reason, n in sorted(Counter[Reason](one.reason for one in left).items()):
@@ -115,9 +116,9 @@ def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
     """Pairs the samples of two evaluations, and gives the reason for each sample that is left out.
 
     Items of equal content are paired, first those with equal row and id, and never items whose rows contradict each
-    other (such as the spans of two clips of one video). Among the rest, items with equal id, media, target and row are
-    paired even if their prompts are worded differently, unless both media and row are empty. Of several pairs with
-    equal content and row only one counts, so that a duplicated sample does not count twice."""
+    other (such as the spans of two clips of one video). Among the remaining items, those with equal id, media, target
+    and row are paired even if their prompts are worded differently, unless both media and row are empty. Of several
+    pairs with equal content and row only one counts, so that a duplicated sample does not count twice."""
     pairs: list[tuple[Item, Item]] = []
     left, right = list(first), list(second)
     for key in _PASSES:
@@ -144,8 +145,8 @@ _PASSES: tuple[_Key, ...] = (
     lambda i: i.content,
     lambda i: (i.media, i.target, i.row, i.id, i.episode) if i.media or i.row != "{}" else None,
 )
-"""Functions that return the key by which items are paired, the most certain key first; None for an item that this key
-cannot pair."""
+"""Functions that return the key by which items are paired, the most certain key first. The key is None for an item that
+cannot be paired by it."""
 
 
 def _item(row: Mapping[str, Any]) -> Item:
@@ -168,7 +169,8 @@ def _row_content(text: str | None) -> str:
 
 def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
              ) -> tuple[list[tuple[Item, Item]], list[Item], list[Item]]:
-    """The pairs of items with equal keys, in order, and the items of each evaluation that are left."""
+    """Returns three lists: the pairs of items with equal keys, the unpaired items of the first and those of the second
+    evaluation, each in order."""
     waiting: dict[Any, list[Item]] = {}
     for item in second:
         if (name := key(item)) is not None:

@@ -18,25 +18,26 @@ Statistic = Callable[[np.ndarray], float]
 def iqm(scores: np.ndarray) -> float:
     """The interquartile mean: the mean of the middle half of all scores [runs, tasks].
 
-    A quarter of the scores, rounded down, is left out at each end (scipy.stats.trim_mean with 0.25)."""
+    A quarter of the scores, rounded down, is left out at each end, as in scipy.stats.trim_mean with 0.25."""
     flat = np.sort(_scores(scores), axis=None)
     cut = flat.size // 4
     return float(flat[cut:flat.size - cut].mean())
 
 
 def optimality_gap(scores: np.ndarray, best: float = 1.0) -> float:
-    """`best` - mean(min(scores, best)): how far the scores [runs, tasks] fall short of `best` on average."""
+    """`best` minus the mean of min(score, best) over all scores [runs, tasks]: how far the scores fall short of `best`
+    on average."""
     return float(best - np.minimum(_scores(scores), best).mean())
 
 
 def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) -> np.ndarray:
-    """[taus]: the share of all scores [runs, tasks] above each tau (eq. 2, run-score distribution)."""
+    """[taus] For each tau, the share of all scores [runs, tasks] above it (eq. 2, run-score distribution)."""
     return (_scores(scores)[..., None] > np.asarray(taus, np.float64)).mean(axis=(0, 1))
 
 
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
-    """Mean over tasks of P(X > Y) + P(X = Y) / 2, where X is a run in `scores` [runs, tasks] and Y a run in `others`.
-    """
+    """The probability that a run in `scores` [runs, tasks] scores higher than a run in `others`: the mean over tasks of
+    P(X > Y) + P(X = Y) / 2, where X is a score in `scores` and Y one in `others`."""
     scores, others = _scores(scores), _scores(others)
     if scores.shape[1] != others.shape[1]:
         raise ValueError(f"scores of {scores.shape[1]} tasks cannot be compared with scores of {others.shape[1]} tasks")
@@ -45,7 +46,8 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
 
 
 def stratified(statistic: Callable[..., float], *scores: np.ndarray, n: int = 2000, seed: int = 0) -> Interval:
-    """statistic(*scores) with its 95 % percentile interval from `n` resamples of the runs within each task.
+    """The value of statistic(*scores), with its 95 % percentile interval from `n` resamples of the runs within each
+    task.
 
     Each array in `scores` has shape [runs, tasks] and is resampled separately. The same scores and seed give the same
     interval."""
@@ -59,13 +61,13 @@ def stratified(statistic: Callable[..., float], *scores: np.ndarray, n: int = 20
 
 
 class Sensitivity(NamedTuple):
-    """How much one setting matters in a sweep."""
+    """How much the scores of a sweep depend on one setting."""
 
     name: str
     means: dict[str, tuple[int, float]]
-    """Value, or range of values -> (number of trials with it, their mean score)."""
+    """Value (or range of values) of the setting -> (number of trials with the value, mean score of these trials)."""
     spread: float
-    """The largest of these means minus the smallest."""
+    """The largest mean in `means` minus the smallest."""
     share: float
     """The share of the variance over all trials that is explained by this setting, in [0, 1]. With few trials per value
     it is above 0 by chance alone."""
@@ -73,10 +75,10 @@ class Sensitivity(NamedTuple):
 
 def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float], bins: int = 3
                   ) -> list[Sensitivity]:
-    """How much each swept setting affects the scores [trials], the setting with the largest spread first.
+    """How much the scores [trials] depend on each swept setting, sorted by spread, the largest first.
 
     `settings` maps the name of a setting to its values [trials]. If a setting has more than `bins` + 2 different
-    numbers, they are grouped into `bins` ranges of equal size."""
+    numbers, they are grouped into `bins` ranges with equally many numbers."""
     values = np.asarray(scores, np.float64)
     effects = []
     for name in dict.fromkeys(name for one in settings for name in one):
@@ -91,7 +93,6 @@ def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]
 
 
 def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
-    """Groups equal (or close) values: label -> their indices."""
     numbers = all(is_number(v) for v in values)
     if numbers or all(is_number(v) or isinstance(v, str) for v in values):
         different = sorted(set(values), key=lambda v: (isinstance(v, str), v))

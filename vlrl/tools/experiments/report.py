@@ -1,5 +1,5 @@
-"""The result of a run, read from its folder: the table of metrics before and after training, and the reward curve. Does
-not import torch."""
+"""The results of a run, read from its folder: the table of metrics before and after training, and the plot of the
+reward. Does not import torch."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Gain(NamedTuple):
 
 
 def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
-    """Compares the first with the last evaluation in eval.jsonl, for every metric and split. Evaluations after more
-    than `until` completed steps are ignored (None = none).
+    """The gain of every metric and split from the first to the last evaluation in eval.jsonl. Evaluations after more
+    than `until` completed steps are ignored (None = no limit).
 
     If there is only one evaluation, it counts as first and last."""
     changes = []
@@ -64,7 +64,7 @@ def summary_table(run: RunFolder) -> Table:
     """A table with one row per metric and split: the values before and after training, and the paired gain, with 95 %
     intervals.
 
-    For a mixture it shows the reward over all tasks, and every metric by task."""
+    For a mixture the table has the reward over all tasks, and every metric of each task."""
     rows = main_gains(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
     notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_breaks(run), *_best(run)]
@@ -83,15 +83,15 @@ def summary_table(run: RunFolder) -> Table:
 
 
 def _breaks(run: RunFolder) -> Iterator[str]:
-    """One note for each split whose samples or settings changed between evaluations."""
+    """Yields a note for each split whose samples or settings changed between evaluations."""
     last = {str(line["split"]): line for line in run.evals() if line.get("changed")}
     for split, line in last.items():
         yield f"{split} was changed before step {line['step']} ({', '.join(line['changed'])}): the gain begins there"
 
 
 def _best(run: RunFolder) -> Iterator[str]:
-    """One note for each split that was evaluated after training steps: its best evaluation, by the metric of
-    checkpoints/best."""
+    """Yields a note for each split that was evaluated after training steps: the split's best evaluation, by the metric
+    of checkpoints/best."""
     marked = read_json(run.checkpoints / "best.json") or {}
     metric = marked.get("metric", "reward/mean")
     splits: dict[str, list[Mapping[str, Any]]] = {}
@@ -107,18 +107,18 @@ def _best(run: RunFolder) -> Iterator[str]:
 
 
 def main_gains(rows: list[Gain]) -> list[Gain]:
-    """The rows that a printed table shows: without length metrics; for a mixture the overall reward and the metrics of
-    each task."""
+    """The rows of `gains` that a printed table shows: all but length metrics; for a mixture, the reward over all tasks
+    and the metrics of each task."""
     labels = tuple(row.metric.removesuffix("reward/mean") for row in rows if row.metric.endswith("/reward/mean"))
     return [row for row in rows if "completion/" not in row.metric and (
         not labels or row.metric == "reward/mean" or row.metric.startswith(labels))]
 
 
 def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
-    """Plots the training reward per step and the held-out reward with 95 % intervals; by default to reward.png in the
-    run folder.
+    """Plots the training reward per step and the held-out reward with 95 % intervals. The plot is written to `path`, by
+    default reward.png in the run folder, and its path is returned.
 
-    Returns the path of the plot. A step is the number of steps that the measured weights had completed."""
+    The step of an evaluation is the number of steps that the evaluated weights had completed."""
     from matplotlib.figure import Figure
 
     path = path or run.path / "reward.png"
@@ -172,7 +172,7 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
 
 
 def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """The first and the last evaluation of each split that are comparable; of a repeated evaluation the newer line
+    """Split -> its first and its last evaluation that are comparable. If an evaluation was repeated, the newer line
     counts."""
     splits: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in comparable([line for line in run.evals() if until is None or line["step"] <= until]):
@@ -215,8 +215,8 @@ def signed(gain: Interval) -> str:
 
 
 def print_summary(run: RunFolder, steps: int, show: Callable[[Any], object]) -> None:
-    """Prints the table of metrics before and after training, writes reward.png, and names the model and rollout files
-    of a finished run.
+    """Prints the table of metrics before and after training, writes reward.png, and prints where the model and the
+    rollout files of a finished run are.
 
     `steps` is the number of completed steps; `show` prints a line or a rich table."""
     path = run.path

@@ -23,15 +23,15 @@ import numpy as np
 
 Pair = tuple[str, str]
 Hypothesis = tuple[tuple[str, ...], ...]
-"""Groups of two or more algorithms that are equal within each group; all other algorithms differ."""
+"""Disjoint groups of two or more algorithms. The algorithms of a group are equal; all other pairs differ."""
 MOST = 8
 """Maximum number of algorithms: 8 algorithms have 4,139 hypotheses."""
 _TIE = 1e-9
-"""Sums count as equal if they differ by less than this share of the largest score."""
+"""Two sums count as equal if their difference is below this share of the largest score."""
 
 
 class InterimAnalysis(NamedTuple):
-    """The state of the test after one block."""
+    """The state of the test after one block of seeds."""
 
     block: int
     """Number of the block, counted from 1."""
@@ -39,11 +39,11 @@ class InterimAnalysis(NamedTuple):
     """|sum over blocks of (mean_a - mean_b)| for each pair that was undecided before this block."""
     thresholds: dict[Pair, float]
     """For each pair the value that its statistic must exceed to reject the hypothesis that only this pair is equal;
-    infinite if the level allows no decision yet. To decide the pair, every other hypothesis in which it is equal
-    must be rejected too."""
+    infinite if the level allows no decision yet. To decide the pair, every other hypothesis in which the pair is
+    equal must be rejected too."""
     decided: dict[Pair, str]
     spent: float
-    """The largest level that any hypothesis has used so far."""
+    """The largest significance level that any hypothesis has used so far."""
 
 
 @dataclass
@@ -58,7 +58,8 @@ class _Test:
 
 @dataclass
 class Sequential:
-    """Compares every pair of several algorithms, with `n` new seeds of each per block and at most `blocks` blocks.
+    """A sequential comparison of every pair of several algorithms, with `n` new seeds of each per block and at most
+    `blocks` blocks.
 
     The probability of deciding for any pair with equal score distributions is at most `alpha` over all blocks and
     pairs. `resamples` random permutations are used for each hypothesis; for only two algorithms all permutations are
@@ -115,14 +116,14 @@ class Sequential:
                 raise ValueError(f"block {len(self.looks) + 1} of {name!r} needs {self.n} finite scores, not {values}")
             self._scores[name].append(block)
             self._largest[name] = max(self._largest.get(name, 0.0), float(np.abs(block).max()))
-        look = self._look(self.undecided)
+        look = self._interim(self.undecided)
         self.looks.append(look)
         self.decisions |= look.decided
         if len(self.looks) == self.blocks:
             self.decisions |= dict.fromkeys(self.undecided, "")
         return look
 
-    def _look(self, pairs: list[Pair]) -> InterimAnalysis:
+    def _interim(self, pairs: list[Pair]) -> InterimAnalysis:
         k, maxima = len(self.looks) + 1, dict[tuple[str, ...], np.ndarray]()
         for hypothesis, test in self._tests.items():
             if not test.rejected:
@@ -173,11 +174,9 @@ class Sequential:
         return self._rounded(drawn, group)
 
     def _means(self, values: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """[permutations, algorithms]: the means of a block under the permuted labels `at`."""
         return values[at].reshape(len(at), -1, self.n).mean(axis=2)
 
     def _sum(self, pair: Pair) -> float:
-        """The signed sum of differences of a pair over all blocks."""
         means = [np.sum([block.mean() for block in self._scores[name]]) for name in pair]
         return float(self._rounded(means[0] - means[1], pair))
 
@@ -203,10 +202,10 @@ def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
 
 
 def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, float]:
-    """The smallest b with P(M > b) <= level, and that probability. `top` are the largest maxima M in descending order,
+    """The smallest b with P(M > b) <= level, and this probability. `top` are the largest maxima M in descending order,
     out of `started` permutations.
 
-    (inf, 0) if even the largest maximum must not be exceeded."""
+    Returns (inf, 0) if the level allows no rejection."""
     allowed = math.floor(level * started + 1e-9)
     if allowed < 0 or not len(top):
         return math.inf, 0.0

@@ -19,7 +19,7 @@ from vlrl.tools.experiments.sequential import InterimAnalysis, Sequential
 
 @dataclass(frozen=True)
 class SequentialResult:
-    """The finished test and the scores that it used."""
+    """The finished test of `vlrl compare --sequential`, and the scores that it used."""
 
     test: Sequential
     metric: str
@@ -54,8 +54,8 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
 
     The runs are in FOLDER/<config>-<seed>. A finished run is not repeated, so the same call continues after an
     interruption. All runs use the same held-out samples (data.seed). sequential.json is written to the folder after
-    each block. Raises ConfigError for configs or numbers that make no test, or that differ from those with which the
-    folder was started."""
+    each block. Raises ConfigError for fewer than two configs, for invalid numbers, and for values that differ from
+    those with which the folder was started."""
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
     split = deciding_split(loaded, split, settings, "--seeds, -o")
     try:
@@ -84,7 +84,7 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
 
 
 def _names(configs: Sequence[str]) -> dict[str, str]:
-    """Name -> path of each config. The name is the stem of the file, with its folder if two stems are equal."""
+    """Name -> path of each config. The name is the stem of the file, preceded by its folder if two stems are equal."""
     stems = [Path(path).stem for path in configs]
     names = [stem if stems.count(stem) == 1 else f"{Path(path).absolute().parent.name}-{stem}"
              for path, stem in zip(configs, stems, strict=True)]

@@ -1,7 +1,7 @@
 """The status of a run, read during or after the run from files in its folder: the heartbeat, the lock, and the last
 lines of the .jsonl files.
 
-Does not import torch. If a file is missing or incomplete, the fields read from it stay empty."""
+Does not import torch. If a file is missing or incomplete, the fields that are read from it stay empty."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class Status:
     steps_per_minute: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    """Estimated seconds to the end at the speed of the last steps; None if the run is not running."""
+    """Estimated seconds until the run ends, at the speed of the last steps; None if the run is not running."""
     reward: float | None = None
     """Mean reward of the last step."""
     trend: float | None = None
     """Mean reward of the last RECENT steps minus the mean reward of as many steps before them (at least two steps
     each)."""
     evals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Split -> the split's last line in eval.jsonl."""
+    """Split -> its last line in eval.jsonl."""
     heartbeat_age_s: float | None = None
     pid: int | None = None
     host: str | None = None
     stages: Sequence[Status] = ()
-    """If the run has stages, the stages that have begun. The numbers of this status are then those of all stages, or of
-    the last stage."""
+    """The stages that have begun, if the run has stages. The numbers of this status are then those of all stages
+    together, or of the last stage."""
 
 
 def find_runs(path: Path) -> list[Path]:
@@ -89,7 +89,7 @@ def _below(path: Path, depth: int) -> list[Path]:
 
 
 def read_status(path: Path, now: float | None = None) -> Status:
-    """Reads the status of the run in a folder; `now` is the time in seconds since 1970."""
+    """Reads the status of the run in a folder. `now` is the current time in seconds since 1970."""
     now = time.time() if now is None else now
     stages = read_stages(path)
     if stages is not None:
@@ -102,21 +102,21 @@ def read_status(path: Path, now: float | None = None) -> Status:
     longest = max((s for r in records if (s := _number(r.get("time/total_s"))) is not None), default=None)
     state = _state(beat, owner, lives, age, longest)
     last = records[-1] if records else {}
-    step = _whole(beat.get("step"))
+    step = _integer(beat.get("step"))
     if step is None:
-        step = next((known + 1 for r in reversed(records) if (known := _whole(r.get("step"))) is not None), None)
-    steps, (per_step, tokens_per_s) = _whole(beat.get("steps")), _speed(records)
+        step = next((known + 1 for r in reversed(records) if (known := _integer(r.get("step"))) is not None), None)
+    steps, (per_step, tokens_per_s) = _integer(beat.get("steps")), _speed(records)
     left = max(0, steps - step) if steps is not None and step is not None else None
     eta = left * per_step if state == "running" and left is not None and per_step else None
     source = owner if owner and state in ACTIVE else beat
     evals = {str(r["split"]): r for r in _tail(path / "eval.jsonl", _LINES) if r.get("split")}
     return Status(str(path), state, step, steps, 60 / per_step if per_step else None, tokens_per_s, eta,
-                  _number(last.get("reward/mean")), _trend(records), evals, age, _whole(source.get("pid")),
+                  _number(last.get("reward/mean")), _trend(records), evals, age, _integer(source.get("pid")),
                   str(source["host"]) if source.get("host") else None)
 
 
 def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
-    """The status of a run with stages, from the status of the last stage that has begun."""
+    """The status of a run with stages, derived from the status of the last stage that has begun."""
     begun = [s for s in stages if s.state != "unknown" or s.step is not None or s.stages]
     last = begun[-1] if begun else None
     owner = read_json(known.folder / "run.lock")
@@ -133,7 +133,7 @@ def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
     source = owner or {}
     shown = last or Status(str(known.folder), state)
     return replace(shown, path=str(known.folder), state=state, step=sum(s.step or 0 for s in stages),
-                   steps=sum(steps) if steps else None, pid=_whole(source.get("pid")) or shown.pid, stages=begun)
+                   steps=sum(steps) if steps else None, pid=_integer(source.get("pid")) or shown.pid, stages=begun)
 
 
 def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool | None, age: float | None,
@@ -194,5 +194,5 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None

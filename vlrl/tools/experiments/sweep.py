@@ -1,4 +1,4 @@
-"""`vlrl sweep`: tries settings with several seeds; the seeds that select the best settings are not those that test them
+"""`vlrl sweep`: tries settings with several seeds. The best settings are selected on some seeds and tested on others
 ("Hyperparameters in Reinforcement Learning and How To Tune Them", 2306.01324)."""
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class SweptSetting:
     high: float = 0.0
     """Upper end of a range. Values are sampled uniformly between `low` and `high`, on a log scale if both are positive
     and differ by a factor of 10 or more."""
-    whole: bool = False
+    integers: bool = False
     """Whether only whole numbers are sampled."""
 
     def draw(self, rng: np.random.Generator) -> Any:
         if self.values:
             return self.values[int(rng.integers(len(self.values)))]
         if self.low > 0 and self.high >= 10 * self.low:
-            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high + self.whole)))
+            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high + self.integers)))
         else:
-            value = rng.uniform(self.low, self.high + self.whole)
-        return min(int(value), int(self.high)) if self.whole else float(f"{value:.4g}")
+            value = rng.uniform(self.low, self.high + self.integers)
+        return min(int(value), int(self.high)) if self.integers else float(f"{value:.4g}")
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a sweep."""
+    """The result of a sweep: its trials, and the runs of the best trial on the test seeds."""
 
     metric: str
     split: str
     trials: tuple[Trial, ...]
-    """Sorted by number of seeds, then by mean score: the first is the best trial on the tuning seeds."""
+    """Sorted by number of seeds, then by mean score. The first is the best trial on the tuning seeds."""
     tuning: Interval
-    """Mean score of the best trial over its tuning seeds; biased upwards, because these seeds selected it."""
+    """Mean score of the best trial over its tuning seeds. It is biased upwards, because these seeds selected the trial.
+    """
     tests: Mapping[str, Mapping[int, float]]
     """"best" and "base" (the unchanged config) -> test seed -> score."""
     statistics: Mapping[str, Mapping[str, Interval]]
@@ -94,7 +95,7 @@ class SweepResult:
     """Mean difference best - base over the test seeds, paired by seed; the bounds are NaN with one seed."""
     sensitivities: tuple[Sensitivity, ...]
     runs: int
-    """Number of runs, on tuning and test seeds."""
+    """Number of runs, on tuning and test seeds together."""
     folder: Path
     notes: tuple[str, ...] = ()
 
@@ -104,7 +105,8 @@ class SweepResult:
 
     @property
     def verdict(self) -> str:
-        """One sentence: whether the test seeds show a difference between the best settings and the unchanged config."""
+        """One sentence that says whether the test seeds show a difference between the best settings and the unchanged
+        config."""
         if self.gain is None:
             return "the best settings were not compared with the unchanged config (base runs were left out)"
         seeds = len(self.tests["best"])
@@ -136,7 +138,7 @@ class SweepResult:
 
 
 def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]:
-    """Splits the words of the command line into swept settings (`key=v1,v2` and `key=lo..hi`) and settings that apply
+    """Splits arguments of the command line into swept settings (`key=v1,v2` and `key=lo..hi`) and settings that apply
     to every run.
 
     Raises ConfigError for a malformed range, and for a value that is listed twice."""
@@ -155,7 +157,7 @@ def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]
             fixed.append(word)
     names = [space.name for space in swept]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(names)}: a setting is named twice; sweep each setting once")
+        raise ConfigError(f"{', '.join(names)}: each setting can be swept only once")
     return swept, fixed
 
 
@@ -163,16 +165,16 @@ def trials(swept: Sequence[SweptSetting], method: str, n: int, seed: int) -> lis
     """The combinations of settings to try: all combinations of the lists (`grid`), else `n` different random
     combinations."""
     if not swept:
-        raise ConfigError("nothing is swept: write a setting with several values, e.g. train.lr=1e-5,3e-5, or a range, "
-                          "e.g. train.lr=1e-6..1e-4")
+        raise ConfigError("no setting is swept: give a setting with several values, e.g. train.lr=1e-5,3e-5, or a "
+                          "range, e.g. train.lr=1e-6..1e-4")
     if method == "grid":
         ranges = [space.name for space in swept if not space.values]
         if ranges:
-            raise ConfigError(f"--method grid has no values for the range of {', '.join(ranges)}: list them, or take "
-                              "--method random")
+            raise ConfigError(f"--method grid needs a list of values, but {', '.join(ranges)} has a range: list "
+                              "values, or use --method random")
         count = math.prod(len(space.values) for space in swept)
         if count > _MOST:
-            raise ConfigError(f"{count:,} combinations are more than {_MOST:,}: list fewer values, or take --method "
+            raise ConfigError(f"{count:,} combinations are more than {_MOST:,}: list fewer values, or use --method "
                               "random")
         names = [space.name for space in swept]
         return [dict(zip(names, one, strict=True)) for one in itertools.product(*(space.values for space in swept))]
@@ -190,14 +192,14 @@ METHODS = ("grid", "random", "halving")
 
 def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepRequest | None = None,
               progress: Progress = no_progress) -> SweepResult:
-    """Tries settings on the tuning seeds 0, 1, ..., takes those with the best mean, and evaluates them on further test
-    seeds.
+    """Tries settings on the tuning seeds 0, 1, ..., selects the settings with the best mean, and evaluates these on
+    further test seeds.
 
     `grid` and `random` run every combination on every tuning seed. `halving` runs all combinations on the first seed,
-    and on each further seed only the best 1/eta of those left (successive halving over seeds, so that a short run is
-    never compared with a long one). With `base` the unchanged config is run on the test seeds too. The runs are in
-    `folder`; a finished run is not repeated. sweep.json and profile.png are written to `folder`. Raises ConfigError for
-    settings that cannot be swept, and for options that have no effect with the method."""
+    and on each further seed only the best 1/eta of the remaining combinations (successive halving over seeds, so that a
+    short run is never compared with a long one). With `base` the unchanged config is run on the test seeds too. The
+    runs are in `folder`; a finished run is not repeated. sweep.json and profile.png are written to `folder`. Raises
+    ConfigError for settings that cannot be swept, and for options that have no effect with the method."""
     request = request or SweepRequest()
     swept, fixed = swept_settings(words)
     listed = all(space.values for space in swept)
@@ -208,7 +210,7 @@ def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepReque
     for option, given, methods in (("--trials", request.n, METHODS[1:]), ("--seed", request.seed, METHODS[1:]),
                                    ("--eta", request.eta, METHODS[2:])):
         if given is not None and method not in methods:
-            raise ConfigError(f"{option} {given} does nothing with --method {method}: leave it out, or take --method "
+            raise ConfigError(f"{option} {given} has no effect with --method {method}: leave it out, or use --method "
                               f"{' or '.join(methods)}")
     n, eta, seeds, test_seeds = request.n or 16, request.eta or 2, request.seeds, request.test_seeds
     if seeds < 1 or test_seeds < 1 or eta < 2:
@@ -226,7 +228,6 @@ def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepReque
     counted = _counted(progress, total)
 
     def scores(choices: Mapping[str, Mapping[str, Any]], own: Sequence[int]) -> dict[str, dict[int, float]]:
-        """Runs each combination on each seed: folder -> seed -> score."""
         jobs = {name: [Job(folder / f"{name}-{s}", (command, path, *fixed, *_words(settings), f"seed={s}"))
                        for s in own] for name, settings in choices.items()}
         work = [job for jobs_of in jobs.values() for job in jobs_of]
@@ -255,8 +256,8 @@ def _tuning_runs(choices: int, method: str, seeds: int, eta: int) -> int:
 
 
 def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progress]:
-    """Returns a function that gives each call of run_jobs its `progress`; the counts of successive calls continue over
-    all `total` runs."""
+    """Returns a function that makes the `progress` argument of each call of run_jobs. The counts continue over
+    successive calls, up to `total` runs."""
     before = 0
 
     def of(jobs: Sequence[Job]) -> Progress:
@@ -270,8 +271,8 @@ def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progre
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
           scores: Callable[[Mapping[str, Mapping[str, Any]], Sequence[int]], dict[str, dict[int, float]]]
           ) -> list[Trial]:
-    """Runs the method and returns the trials, the best first: sorted by the number of seeds they ran on, then by their
-    mean."""
+    """Runs the search method; returns the trials sorted by the number of seeds they ran on, then by their mean, the
+    best first."""
     results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
     left = list(results)
     for own in [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]:
@@ -323,7 +324,7 @@ def plot(swept: SweepResult, path: Path) -> None:
 
 
 def _value(text: str) -> Any:
-    """Parses the value of a setting: a number (YAML reads 1e-5 as a text), true, false, or the text itself."""
+    """The value that a text stands for: a number (YAML reads 1e-5 as a text), true, false, or the text itself."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -340,12 +341,12 @@ def _range(name: str, text: str) -> SweptSetting:
         low, high = 1.0, 0.0
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(f"{name}={text}: a range is written lo..hi, two numbers, e.g. {name}=1e-6..1e-4")
-    return SweptSetting(name, low=low, high=high, whole=all(end.strip().lstrip("+-").isdecimal() for end in ends))
+    return SweptSetting(name, low=low, high=high, integers=all(end.strip().lstrip("+-").isdecimal() for end in ends))
 
 
 def _deciding_split(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[str, Any]], split: str | None) -> str:
-    """The split that decides. Loads the config with every combination, so that an invalid one is reported before the
-    first run."""
+    """The name of the split on which trials are compared. Loads the config with every combination, so that an invalid
+    combination is reported before the first run."""
     loaded = {path: config.load(path, fixed)}
     loaded |= {" ".join(words): config.load(path, [*fixed, *words]) for one in chosen for words in [_words(one)]}
     swept = [f"{name}=..." for one in chosen[:1] for name in one]
@@ -353,5 +354,4 @@ def _deciding_split(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[st
 
 
 def _column(scores: Mapping[int, float]) -> np.ndarray:
-    """The scores as an array [runs, 1]."""
     return np.array([list(scores.values())], np.float64).T

@@ -39,16 +39,16 @@ _PREFIXES = {"model", "language_model", "base_model", "module"}
 
 @dataclass
 class Change:
-    """Counts over a set of weights."""
+    """Counts of changed weights in a set of weights."""
 
     tensors: int = 0
     weights: int = 0
     changed: int = 0
     """Weights that differ by more than TOLERANCE in the dtype of the first model."""
     equal: int = 0
-    """Weights that are equal in that dtype."""
+    """Weights that are equal in the dtype of the first model."""
     lost: int = 0
-    """Those of the equal weights that differ in the dtype of the second model."""
+    """Number of weights that are counted in `equal` but differ in the dtype of the second model."""
     distance: float = 0.0
     """Euclidean distance between the stored weights."""
     norm: float = 0.0
@@ -60,7 +60,7 @@ class Change:
         return self.changed / self.weights if self.weights else 0.0
 
     def add(self, other: Change) -> None:
-        """Adds the counts for another set of weights."""
+        """Adds the counts of another set of weights to these counts."""
         for name in ("tensors", "weights", "changed", "equal", "lost"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.distance, self.norm = math.hypot(self.distance, other.distance), math.hypot(self.norm, other.norm)
@@ -68,7 +68,7 @@ class Change:
 
 @dataclass(frozen=True)
 class WeightChanges:
-    """The differences between two models."""
+    """The differences between the weights of two models."""
 
     a: str
     b: str
@@ -80,8 +80,8 @@ class WeightChanges:
 
 
 def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
-    """Counts the differences between two models: folders, Hub names in the local cache, checkpoints, or run folders
-    (their newest checkpoint). Without `b`, compares the run or adapter `a` with its base model.
+    """Counts the differences between two models. A model is a folder, a Hub name in the local cache, a checkpoint, or a
+    run folder (its newest checkpoint). Without `b`, the run or adapter `a` is compared with its base model.
 
     For LoRA adapters the product of the factors is compared. Raises RunError if a model is missing, cannot be read, or
     has no weight in common with the other model. Raises ConfigError for quantized weights (4-bit) and for adapters
@@ -107,7 +107,6 @@ def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
 
 
 def _folder(name: str) -> Path:
-    """The folder that holds the weights of a model."""
     if name.startswith("embedded/"):
         return embedded(name)
     if os.path.isdir(name):
@@ -124,7 +123,6 @@ def _folder(name: str) -> Path:
 
 
 def _base(name: str, folder: Path) -> Path:
-    """The base model of a run or of an adapter."""
     adapter = (read_json(folder / _ADAPTER) or {}).get("base_model_name_or_path")
     if adapter:
         return _folder(str(adapter))
@@ -142,7 +140,8 @@ def _base(name: str, folder: Path) -> Path:
 
 
 class _Weights:
-    """The weights of a model by name, read in blocks; an adapter is added to its base model."""
+    """The weights of a model by name, read in blocks. If the model is an adapter, its product is added to the base
+    model's weights."""
 
     def __init__(self, folder: Path, stack: ExitStack):
         self.folder = folder
@@ -180,8 +179,8 @@ class _Adapter:
         for name, place in _tensors(folder, stack).items():
             match = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
             if not match or self.settings.get("peft_type", "LORA") != "LORA" or self.settings.get("fan_in_fan_out"):
-                raise ConfigError(f"{folder}: {name!r} is not a factor of a plain LoRA adapter; vlrl export merges it "
-                                  "into a whole model, which can be compared")
+                raise ConfigError(f"{folder}: {name!r} is not a factor of a plain LoRA adapter; merge the adapter "
+                                  "into a complete model with `vlrl export`, and compare that")
             self.factors.setdefault(f"{match[1]}.weight", {})[match[2]] = place
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:

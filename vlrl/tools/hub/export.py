@@ -53,7 +53,7 @@ class ExportedModel:
     source: Path
     folder: Path
     adapter: bool
-    """Whether the folder holds an adapter that is not merged into its base model."""
+    """True if the folder holds an adapter that is not merged into its base model."""
     dtype: str
     parameters: int
     files: tuple[str, ...]
@@ -65,7 +65,8 @@ class ExportedModel:
     after: tuple[float, ...] = ()
     """Log-probabilities of these tokens under the exported model, as from_pretrained loads it."""
     carried: tuple[str, ...] = ()
-    """Names of the base model's tensors that its class does not load and that were copied; see unread_weights."""
+    """Names of tensors that were copied from the base model's files because the model class does not load them; see
+    unread_weights."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -77,9 +78,9 @@ class ExportedModel:
 def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = False) -> ExportedModel:
     """Exports a checkpoint, or the newest checkpoint of a run, to the folder `out`.
 
-    dtype: data type of the weights. None = for an adapter merged into its base model the data type of the base model,
-    else the common data type of the checkpoint's weights, or float32 if they differ. adapter: export an adapter without
-    merging it.
+    dtype: data type of the exported weights. None stands for the data type of the base model if an adapter is merged,
+    else for the common data type of the checkpoint's weights, or float32 if they differ. adapter: export an adapter
+    without merging it.
 
     Raises RunError if `out` is not empty, the checkpoint is damaged, or the exported model differs from the checkpoint
     when it is loaded."""
@@ -117,8 +118,8 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
 
 
 def merged(path: Path, folder: Path) -> Path:
-    """The folder of a complete model: `path` if it is one; if it is an adapter, a merged export in a folder below
-    `folder`."""
+    """The folder of a complete model: `path` itself if it holds one. If `path` holds an adapter, the adapter is merged
+    into its base model and exported to a folder below `folder`."""
     if not (path / "adapter_config.json").is_file():
         return path
     out = folder / f"model-{path.name}"
@@ -140,8 +141,8 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Copies the files of an adapter checkpoint except trainer state, and converts the weights to `dtype` if it is
-    given."""
+    """Copies the files of an adapter checkpoint except the trainer state. If `dtype` is given, the weights are
+    converted to it."""
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name not in (MANIFEST, STATE, TENSORS):
             shutil.copyfile(file, out / file.name)
@@ -199,8 +200,8 @@ def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packi
 
 
 def _question(processor: Any, model: Any, path: Path) -> tuple[Prompt, packing.Batch]:
-    """A prompt with a drawn image, and a padded batch of this prompt with a completion. A padded batch works with any
-    attention implementation."""
+    """Returns two forms of an example: a prompt with a drawn image, and a padded batch of this prompt with a
+    completion. A padded batch works with any attention implementation."""
     prompt = _encode(processor, model, path)
     tokenizer = processor.tokenizer
     answer = torch.tensor([*tokenizer(_ANSWER, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]).numpy()
@@ -223,14 +224,12 @@ class _Describe(Task):
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: packing.Batch) -> torch.Tensor:
-    """Returns [N] log-probabilities of the completion tokens."""
     logits = model(**batch.inputs, logits_to_keep=batch.columns, use_cache=False).logits.flatten(0, 1)
     chosen = torch.log_softmax(logits.index_select(0, batch.select).float(), -1)
     return chosen.gather(1, batch.targets[:, None])[:, 0]
 
 
 def _digest(model: Any) -> str:
-    """SHA-256 over the names and bytes of all weights."""
     total = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         total.update(name.encode())
@@ -253,7 +252,8 @@ def _declared(base: str) -> str:
 
 
 def _widest(path: Path) -> str:
-    """The common data type of all weights in a folder; float32 if they differ, because trained weights are float32."""
+    """The common data type of all weights in a folder. If they differ, float32, because trained weights are stored in
+    float32."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     dtypes = set()
     for file in path.glob("*.safetensors"):

@@ -43,8 +43,8 @@ CURVE = "reward.png"
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _UNSAID = ("run.", "log.", "store.", "alerts.", "resume", "data.", "model.name", "services.judge.url",
            "services.judge.key_env", "services.judge.cache", "seed")
-"""Prefixes of settings that the card's list of settings leaves out: they do not influence the model, or the card shows
-them elsewhere."""
+"""Prefixes of settings that are left out of the card's list of settings, because they do not influence the model or
+appear elsewhere on the card."""
 _MOST_COMMANDS = 4000  # characters of a command
 
 
@@ -56,12 +56,12 @@ class Base:
     on_hub: bool
     licence: str | None
     through: tuple[str, ...] = ()
-    """Names of the runs on this machine that lie between the base model and the published model, in order."""
+    """Names of the runs on this machine that were trained between the base model and the published model, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedModel:
-    """An exported model and the run that it comes from."""
+    """An exported model, and the run that trained it."""
 
     repo: str
     exported: ExportedModel
@@ -81,8 +81,8 @@ class PublishedModel:
 
 
 def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
-    """The base model that `model.name` leads to. If `name` is a checkpoint of a run on this machine, this is the base
-    model of that run, found in the same way; `through` collects the runs."""
+    """The base model that `model.name` is derived from. If `name` is a checkpoint of a run on this machine, it is the
+    base model of that run, and so on; `through` collects the names of these runs."""
     if name.startswith("embedded/"):
         return Base(name, False, "apache-2.0", through)
     path = Path(name)
@@ -96,7 +96,7 @@ def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
 
 
 def validated(folder: Path) -> Config | None:
-    """The config of a run folder; None if it cannot be read."""
+    """The config in a run folder; None if it cannot be read."""
     try:
         return validate(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {})
     except (OSError, ValueError, TypeError, yaml.YAMLError):
@@ -255,7 +255,6 @@ def _source(text: str | None, pins: Mapping[str, Any], private: PrivateWords) ->
 
 
 def _template(config: Config, private: PrivateWords) -> str:
-    """The section with the task's prompt template; "" if there is none."""
     if config.tasks:
         return ""
     try:
@@ -286,7 +285,7 @@ def _training(run: RunFolder, config: Config, step: int | None, private: Private
 
 
 def command(words: Any, private: PrivateWords) -> str:
-    """The command that started a run, without paths and network addresses."""
+    """The command that started a run, with paths and network addresses removed."""
     words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
     if not words:
         return "unknown"
@@ -323,7 +322,7 @@ def _unknowns(subject: PublishedModel, base: Base | None) -> str:
 
 
 def _licence_beside(path: Path) -> str | None:
-    """The licence in the model card of a local model; None if it is not stated."""
+    """The licence stated in the model card of a local model; None if there is none."""
     try:
         card = ModelCard((path / "README.md").read_text(encoding="utf-8"), ignore_metadata_errors=True)
     except (OSError, ValueError, yaml.YAMLError):

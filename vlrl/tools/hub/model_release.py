@@ -1,4 +1,4 @@
-"""The files of a model release: the exported files without private words, the model card and the reward curve.
+"""The files of a model release: the exported files without private words, the model card and the plot of the reward.
 
     release = prepare(Path("runs/a"), "org/name", exported, private)
     push(HubTarget("org/name"), release.files, "Model of a run of vlrl")
@@ -27,15 +27,15 @@ from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.tools.run import is_run
 
 RECORD = ".vlrl-export.json"
-"""File in an exported folder that records what was exported, so that a push that was interrupted need not export again.
-The file is not sent."""
+"""Name of a file in an exported folder that records what was exported, so that an interrupted push need not repeat the
+export. The file itself is not sent."""
 _VOCABULARY = {"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"}
 _HEADER = 100_000_000  # bytes of a safetensors header, at most
 
 
 @dataclass(frozen=True)
 class Release:
-    """The files to send."""
+    """The files to publish, with the model card."""
 
     subject: PublishedModel
     card: str
@@ -43,8 +43,9 @@ class Release:
 
 
 def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
-    """Returns (path of the checkpoint, its run folder, number of completed steps) for a path to a checkpoint or a run.
-    The last two are None if the checkpoint is not in a run folder."""
+    """The checkpoint that a path stands for (a checkpoint, or a run with its newest checkpoint): (path of the
+    checkpoint, its run folder, number of completed steps). The last two are None if the checkpoint is not in a run
+    folder."""
     path = checkpoint.find(source).path
     assert path
     if path.parent.name != "checkpoints" or not is_run(path.parent.parent):
@@ -56,8 +57,8 @@ def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWo
             ask_licence: Callable[[str], str | None] = lambda name: None) -> Release:
     """The release of a model that was exported from `source`, with its card.
 
-    ask_licence: returns the licence of a base model on the Hub, None if it is not known. Raises RunError if a file
-    contains private words that cannot be redacted."""
+    `ask_licence(model)` returns the licence of a base model on the Hub, or None if the licence is not known. Raises
+    RunError if a file contains private words that cannot be redacted."""
     _, run, step = source_run(source)
     subject = PublishedModel(repo=repo, exported=exported, run=run, step=step)
     if subject.config:
@@ -81,7 +82,8 @@ def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWo
 
 
 def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool) -> dict[str, Path | bytes]:
-    """Exports the training rollouts of the run of `source` to `folder`; returns the files of the resulting data set.
+    """Exports the training rollouts of the run that `source` belongs to; returns the files of the resulting data set in
+    `folder`.
 
     Raises RunError if `source` is not in a run folder, or the run has stored no rollouts."""
     path, run, _ = source_run(source)
@@ -95,7 +97,7 @@ def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool
 
 
 def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) -> None:
-    """Writes the file RECORD into an exported folder."""
+    """Writes the file RECORD, which describes an export, into the exported folder."""
     sizes = {name: (exported.folder / name).stat().st_size for name in exported.files}
     known = {**asdict(exported), "source": exported.source.name, "folder": ""}
     content = {"of": _digest(checkpoint.find(source).path), "asked": dict(request), "sizes": sizes, "exported": known}
@@ -103,8 +105,8 @@ def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) ->
 
 
 def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> ExportedModel | None:
-    """The export in `folder` according to its file RECORD; None if it was made from another checkpoint or for another
-    request, or if its files have changed."""
+    """The export in `folder`, as described by its file RECORD. None if it was made from another checkpoint or with
+    other options, or if its files have changed."""
     content = read_json(folder / RECORD)
     if (not content or content.get("of") != _digest(checkpoint.find(source).path) or
             content.get("asked") != dict(request)):
@@ -117,8 +119,8 @@ def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> Exported
 
 
 def _digest(path: Path | None) -> str:
-    """A hash that identifies a checkpoint: of its manifest or, without a manifest, of the names, sizes and times of its
-    files."""
+    """A hash that identifies a checkpoint: the hash of its manifest or, without a manifest, of the names, sizes and
+    times of its files."""
     assert path
     manifest = path / checkpoint.MANIFEST
     if manifest.is_file():
@@ -131,7 +133,7 @@ def _digest(path: Path | None) -> str:
 
 
 def _clean(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
-    """The path of a file; for a JSON file with private words, its redacted content instead."""
+    """The path of a file without private words; for a JSON file with private words, its redacted content."""
     if path.suffix != ".json" or path.name in _VOCABULARY or path.name.endswith(".index.json"):
         return path
     try:
@@ -153,7 +155,7 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
 
 
 def _text(name: str, content: Path | bytes) -> str:
-    """The text of a file that is searched for private words; of a weights file, its header."""
+    """The text of a file that is searched for private words; for a file of weights, only its header."""
     if name.endswith(".png"):
         return ""
     if isinstance(content, bytes):

@@ -21,9 +21,9 @@ from typing import Any, Literal
 from vlrl.errors import ConfigError, RunError, VlrlError
 
 Files = Mapping[str, Path | bytes]
-"""Name in the repository -> path of a file, or its content."""
+"""Name in the repository -> path of a file, or its content as bytes."""
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
-"""Suffixes of weights files. Such files of an earlier commit are deleted, unless the new commit has a file with the
+"""Suffixes of weights files. Weights files of an earlier commit are deleted, unless the new commit has a file with the
 same name."""
 
 
@@ -74,11 +74,11 @@ def sizes(files: Files) -> list[tuple[str, int]]:
 
 
 def push(target: HubTarget, files: Files, message: str) -> str:
-    """Uploads files to a repository as one commit; returns the address of the repository, which is created if needed.
+    """Uploads files to a repository as one commit; returns the URL of the repository, which is created if needed.
 
-    Weights of earlier commits that are not among `files` are deleted. Raises ConfigError for an invalid name or token,
-    and if the repository is public although `target` is not; RunError if the Hub refuses the upload or cannot be
-    reached."""
+    Weights files of earlier commits that are not among `files` are deleted. Raises ConfigError for an invalid name or
+    token, and if the repository is public although `target` is private. Raises RunError if the Hub refuses the upload
+    or cannot be reached."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -102,7 +102,7 @@ def push(target: HubTarget, files: Files, message: str) -> str:
 
 
 def licence_of(model: str) -> str | None:
-    """The licence in the card of a model on the Hub; None if the card has none or cannot be read."""
+    """The licence in the model card of a model on the Hub; None if the card has none or cannot be read."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -114,7 +114,7 @@ def licence_of(model: str) -> str | None:
 
 
 def _refuse_readers(api: Any, target: HubTarget) -> None:
-    """Raises ConfigError if the repository exists and is public, but `target` is not."""
+    """Raises ConfigError if the repository exists and is public, but the target is private."""
     from huggingface_hub import errors
 
     if target.public:
@@ -134,8 +134,8 @@ def _refuse_readers(api: Any, target: HubTarget) -> None:
 
 @contextmanager
 def _failures(target: HubTarget) -> Iterator[None]:
-    """Converts errors of the Hub, the network and huggingface_hub to RunErrors whose messages contain nothing of the
-    uploaded files."""
+    """A context that converts errors of the Hub, the network and huggingface_hub to RunErrors. Their messages contain
+    nothing of the uploaded files."""
     from huggingface_hub import errors
 
     try:
@@ -161,6 +161,6 @@ def _failures(target: HubTarget) -> Iterator[None]:
 
 def _refused(target: HubTarget, error: Any) -> RunError:
     status = error.response.status_code if error.response is not None else 0
-    way = {401: " The token in HF_TOKEN is not valid there: set another one.",
+    way = {401: " HF_TOKEN is not a valid token there: set another token.",
            403: " Set HF_TOKEN to a token with write access."}.get(status, "")
-    return RunError(f"{target.repo}: the Hub refused it with status {status}.{way}")
+    return RunError(f"{target.repo}: the Hub refused the request with status {status}.{way}")

@@ -39,14 +39,14 @@ _COMMON_HOSTS = {"localhost", "localhost.localdomain", ""}
 
 @dataclass(frozen=True)
 class PrivateWords:
-    """Words that must not be published."""
+    """Words that must not be published, and functions that replace them."""
 
     words: Mapping[str, str]
     """Private word -> its description in messages."""
 
     @classmethod
     def here(cls, *folders: Path) -> PrivateWords:
-        """The private words of this machine, process and environment, with the paths of `folders`."""
+        """The private words of this machine, process and environment, together with the paths of `folders`."""
         words: dict[str, str] = {}
         for name, value in os.environ.items():
             if _SECRET.search(name) and len(value) >= _SHORTEST and not os.path.exists(value):
@@ -65,23 +65,24 @@ class PrivateWords:
         return cls(words)
 
     def findings(self, text: str, vocabulary: bool = False) -> list[str]:
-        """Descriptions of the private words that a text contains. With `vocabulary` (the text is a tokenizer's
-        vocabulary), short words and the names of host and user are not reported, because they may be ordinary
+        """Descriptions of the private words that a text contains. If the text is the vocabulary of a tokenizer
+        (`vocabulary`), short words and the names of host and user are not reported, because they may be ordinary
         tokens."""
         return list(dict.fromkeys(what for word, what in self.words.items()
                                   if not (vocabulary and (what in _NAMES or len(word) < _SHORTEST))
                                   and _form(word, what).search(text)))
 
     def model_text(self, text: str) -> str:
-        """A text of a model or of a row with its private words replaced, and no other change."""
+        """A text with its private words replaced and nothing else changed; for texts that a model wrote and for texts
+        of data rows."""
         for word in sorted(self.words, key=len, reverse=True):
             if word in text:
                 text = _form(word, self.words[word]).sub("…", text)
         return text
 
     def text(self, text: str) -> str:
-        """A message or a setting with its private words replaced, and with absolute paths reduced to their last
-        component."""
+        """A text with its private words replaced and its absolute paths reduced to their last component; for messages
+        and settings."""
         return self.model_text(_PATH.sub(r"\1", text))
 
     def value(self, value: Any) -> Any:
@@ -102,13 +103,12 @@ class PrivateWords:
         return [self.config(item) for item in value] if isinstance(value, list) else value
 
     def _last(self, text: str) -> str | None:
-        """The last component of a string that is an absolute path; None for other strings."""
         if len(text) >= 4096 or not _WHOLE.fullmatch(text):
             return None
         return self.model_text(re.split(r"[/\\]", text.rstrip("/\\"))[-1])
 
     def json(self, text: str | None) -> str | None:
-        """A JSON string with its values redacted. A string that is not JSON is redacted as a message."""
+        """A JSON text with its values redacted. A text that is not JSON is redacted as by `text`."""
         if text is None:
             return None
         try:
@@ -117,14 +117,14 @@ class PrivateWords:
             return self.text(text)
 
     def setting(self, text: str) -> str:
-        """A word of a command line or a setting, with private words replaced, paths reduced to their last component,
+        """A word of a command line, or a setting, with private words replaced, paths reduced to their last component,
         and URLs reduced to their scheme."""
         return self.text(_URL.sub(lambda match: f"{match[1]}://…", re.sub(r"(?:\.\.[/\\])+", "", text)))
 
 
 def _form(word: str, what: str) -> re.Pattern[str]:
-    """The pattern that finds a private word: a name or a path only as a complete word, a secret also inside other
-    words."""
+    """The pattern that finds a private word. A name or path is only found as a complete word, a secret also inside
+    other words."""
     if what.startswith(_VALUE):
         return re.compile(re.escape(word))
     return re.compile(r"(?<!\w)" + re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else ""))

@@ -31,7 +31,7 @@ _TEXTS = ("sample_id", "task", "group_id", "split", "prompt", "completion", "sam
 _NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward": "float64", "advantage": "float64",
             "difficulty": "float64", "correct": "bool", "truncated": "bool"}
 _ADDED = ("parts", "weights", "turns", "flag", "comment")
-"""Text columns that the rollouts in the run folder do not have in this form; the first three are JSON strings."""
+"""Text columns that the rollout files do not have, or not as text. The first three hold JSON."""
 _JSON = ("sample", "target", "parsed", "turns")
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 _KINDS = {"int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
@@ -41,7 +41,7 @@ _FEATURES = {**{name: {"dtype": "string", "_type": "Value"} for name in (*_TEXTS
              **{name: {"dtype": kind, "_type": "Value"} for name, kind in _NUMBERS.items()},
              "images": {"feature": {"_type": "Image"}, "_type": "List"}}
 _TOGETHER, _GROUP_BYTES = 500, 16 << 20
-"""Limits of a Parquet row group: number of rollouts, and bytes of their images."""
+"""Largest number of rollouts in a Parquet row group, and largest number of bytes of their images."""
 _CARD = """---
 {metadata}
 ---
@@ -69,14 +69,14 @@ The texts are written by a model and may be wrong. The data set of the images an
 
 @dataclass
 class ExportedRollouts:
-    """The exported folder, and counts of what it contains."""
+    """The exported folder, and counts of its rows and images."""
 
     folder: Path
     rows: int = 0
     images: int = 0
     notes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-    """Description of what was not exported -> count."""
+    """Description of a kind of data that was not exported -> count."""
 
     def miss(self, what: str) -> None:
         """Adds 1 to the count in `left_out`."""
@@ -86,11 +86,10 @@ class ExportedRollouts:
 def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: str | None = None,
            notes: Notes | None = None, progress: Progress = no_progress, media: bool = True,
            private: PrivateWords | None = None) -> ExportedRollouts:
-    """Exports the training rollouts of a run; with `split`, the rollouts of its evaluations on this split. steps: only
-    these training steps; None = all.
+    """Exports the training rollouts of a run; with `split`, the rollouts of its evaluations on this split.
 
-    media: whether to include images. private: words to redact in every string. Raises RunError if there are no such
-    rollouts, ConfigError if the folder is not empty."""
+    steps: export only these training steps; None = all. media: whether to include images. private: words to redact in
+    every string. Raises RunError if there are no such rollouts, ConfigError if the folder is not empty."""
     wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
     if not wanted:
         what = f"evaluations of {split!r}" if split else "rollouts"
@@ -143,15 +142,16 @@ def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out:
 
 
 def _published(row: Mapping[str, Any], private: PrivateWords) -> dict[str, Any]:
-    """A row with its private words replaced, and without absolute paths in strings that the model has not written."""
+    """A row with its private words replaced. Absolute paths are shortened too, except in strings that the model has
+    written."""
     cleaned = {name: private.model_text(value) if isinstance(value, str) else value for name, value in row.items()}
     return {**cleaned, **{name: private.json(row[name]) for name in _JSON},
             "error": None if row["error"] is None else private.text(row["error"])}
 
 
 def _image(run: RunFolder, media: Mapping[str, Any], out: ExportedRollouts, wanted: bool) -> dict[str, Any] | None:
-    """An image in the format of `datasets`. For a video, a missing image, or with `wanted` false, returns None and
-    counts it as left out."""
+    """An image in the format of `datasets`. None for a video, for a missing image, and if `wanted` is False; the image
+    is then counted as left out."""
     if not wanted:
         return out.miss("images and videos (--with-media)")
     if media["kind"] != "image":

@@ -1,5 +1,5 @@
-"""Copies those tensors of a base model to an exported model that the model class does not load, such as a draft head
-`mtp.*`."""
+"""Copies tensors of a base model that its model class does not load, such as a draft head `mtp.*`, to the exported
+model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def copy_unread(base: str, model: Any, out: Path) -> tuple[str, ...]:
-    """Copies the tensors in the files of `base` that the class of `model` ignores to the model folder `out`.
+    """Copies the tensors that are in the files of `base` but ignored by the class of `model` to the model folder `out`.
 
-    Returns the names of these tensors; () if there are none, or `base` is not on this machine."""
+    Returns the names of these tensors; () if there are none, or if `base` is not on this machine."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     tensors = _unread(_folder(base), [re.compile(p) for p in patterns]) if patterns else {}
     if tensors:

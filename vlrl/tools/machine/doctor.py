@@ -1,5 +1,4 @@
-"""`vlrl doctor`: tests by trial whether this machine can train, and lists the versions of the packages. It uses no
-network.
+"""`vlrl doctor`: tries out whether this machine can train, and lists the versions of the packages. Uses no network.
 
 Heavy packages are imported only inside the checks, so that a broken installation can be examined."""
 
@@ -24,27 +23,27 @@ _OPTIONAL = {"peft": "LoRA", "vllm": "fast generation on NVIDIA GPUs", "bitsandb
              "scikit-learn": "the digits task", "gradio": "vlrl app",
              "duckdb": "vlrl app", "tensorboard": "log.trackers", "wandb": "log.trackers",
              "trackio": "log.trackers", "mlflow": "log.trackers"}
-"""Optional package -> what needs it."""
+"""Optional package -> the features that need it."""
 _USED_BY = {"torch": "training", "transformers": "training", "accelerate": "training", "torchvision": "torchvision",
             "pillow": "training", "av": "video by PyAV", "decord": "video by decord", "vllm": "engine vllm"}
-"""Package -> name of the check that uses it. All other packages are imported when their version is looked up."""
+"""Package -> name of the check that imports it. All other packages are imported when their version is looked up."""
 _MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
 """Package -> name of its module, if the two differ."""
 
 
 class Check(NamedTuple):
-    """One check of the machine. The part of its name before the slash is its group."""
+    """One check of the machine. The part of its name before the slash is the group of the check."""
 
     name: str
     run: Callable[[], str]
-    """Performs the check. Returns a description of what it found; raises if it fails."""
+    """Performs the check. Returns a text that describes the result; raises if the check fails."""
     otherwise: Level = "missing"
-    """Level of the finding if the check raises anything but a Notice."""
+    """Level of the finding if the check raises an exception other than Notice."""
     fix: str = ""
 
 
 def checks(runs: Path) -> Iterator[Check]:
-    """All checks. `runs` is the folder for run folders."""
+    """All checks, in the order in which they are performed. `runs` is the folder that holds run folders."""
     yield Check("versions/python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _version_checks()
     yield from (
@@ -68,8 +67,8 @@ def checks(runs: Path) -> Iterator[Check]:
 
 
 def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list[Finding]:
-    """Performs all checks; returns one finding per check. The rule of a finding is "group/name"; if something is wrong,
-    the finding has a fix."""
+    """Performs all checks; returns one finding per check. The rule of a finding is "group/name". A finding that reports
+    a problem has a fix."""
     todo, findings = list(checks(runs)), []
     for done, check in enumerate(todo):
         progress(check.name.partition("/")[2], done, len(todo))
@@ -77,7 +76,7 @@ def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list
     failed = {f.rule.partition("/")[2]: f for f in findings if f.kind != "versions" and f.level not in ("ok", "info")}
 
     def revised(f: Finding) -> Finding:
-        """The version of a package is no longer ok where the check that uses it fails."""
+        """The finding, with level ok removed from a package whose own check fails."""
         name = _USED_BY.get(f.rule.removeprefix("versions/"), "")
         if f.kind != "versions" or f.level != "ok" or name not in failed:
             return f
@@ -88,7 +87,7 @@ def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list
 
 
 def run_check(check: Check) -> Finding:
-    """Performs one check and returns its finding. What packages print meanwhile is discarded."""
+    """Performs one check and returns its finding. Output that packages print meanwhile is discarded."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return Finding(rule=check.name, level="ok", message=check.run())
@@ -136,8 +135,8 @@ def _version_checks() -> Iterator[Check]:
 
 
 def version_of(name: str, need: Any) -> str:
-    """The version of an installed package. Raises Notice if the version is outside the required range, and whatever
-    importing the package raises."""
+    """The version of an installed package. Raises Notice if the version is outside the required range. Exceptions
+    raised when the package is imported are passed on."""
     version = importlib.metadata.version(name)
     if need and not need.specifier.contains(version, prereleases=True):
         raise Notice("warning", f"{version} is outside the range that vlrl requires ({need.specifier})")

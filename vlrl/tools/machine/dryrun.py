@@ -1,4 +1,4 @@
-"""`vlrl train --dry-run`: does and reports everything that a config leads to, except training.
+"""`vlrl train --dry-run`: does and reports everything that training with a config would do before the first step.
 
 `check(config)` makes the task and its data, renders and scores one sample as training would, measures prompt lengths
 and computes the size of a step. Only the processor and the model's config are read, not the weights, and nothing is
@@ -65,7 +65,7 @@ SAMPLES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class SplitInfo:
-    """One split of the task's data."""
+    """Size of one split of the task's data, and the id of its first sample."""
 
     name: str
     samples: int
@@ -90,7 +90,7 @@ class PromptLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """The work of one step on one process if every answer has rollout.max_new_tokens tokens."""
+    """The amount of work in one step on one process, if every answer has rollout.max_new_tokens tokens."""
 
     prompts: int
     answers: int
@@ -105,7 +105,7 @@ class StepWork:
 
 @dataclass(kw_only=True)
 class DryRun:
-    """The report of a dry run. Fields that a problem prevents from being computed are None or empty."""
+    """The report of a dry run. A field is None or empty if a problem prevents its computation."""
 
     run: str
     task: str
@@ -115,17 +115,17 @@ class DryRun:
     lengths: PromptLengths | None = None
     step: StepWork | None = None
     observed: ObservationStats | None = None
-    """Observations of the episodes that were played; None for a task without an environment."""
+    """Sizes of observations in the episodes that were played; None for a task without an environment."""
     episode: EpisodeLength | None = None
     """Size of the longest episode that the settings allow."""
     parameters: tuple[int, int] | None = None
-    """(number of trainable parameters, number of all parameters), adapters included."""
+    """(number of trainable parameters, number of all parameters), with adapters included."""
     learns: str = ""
-    """Description of the trainable parameters by part of the model."""
+    """Description of which parts of the model are trainable."""
     memory: Any = None
     engine: str = ""
-    """Description of the engine and of the memory that it takes in addition to `memory`; "" if the training model
-    generates."""
+    """Description of the engine, with the memory that it takes in addition to `memory`; "" if the training model
+    generates the answers itself."""
     inert: list[str] = field(default_factory=list)
     """Settings that have no effect; see vlrl.training.inert."""
     needs: list[str] = field(default_factory=list)
@@ -144,7 +144,7 @@ class DryRun:
 
 @prints_aside()
 def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
-    """Performs the dry run of a config. `samples` prompts are encoded to measure lengths.
+    """Performs the dry run of a config. The lengths of `samples` prompts are measured.
 
     `tell(what)` is called with a description of each stage. Raises ConfigError only if the task cannot be made."""
     task = make_task(config)
@@ -153,8 +153,8 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
 
 
 def problems_of(config: Config, rows: bool = True) -> list[str]:
-    """Problems of a run's settings that can be found without the model and without rendering a prompt. With `rows`,
-    problems of its data as well."""
+    """Problems in a run's settings that can be found without the model and without rendering a prompt. With `rows`,
+    problems in its data as well."""
     task = make_task(config)
     report = DryRun(run="", task=config.task_name, model=config.model.name)
     _check_functions(config, report)
@@ -164,8 +164,8 @@ def problems_of(config: Config, rows: bool = True) -> list[str]:
 
 
 def _check_functions(config: Config, report: DryRun) -> bool:
-    """Checks whether the functions, trackers and engine that the settings name can be used. Problems are added to the
-    report."""
+    """Adds a problem to the report for each function, tracker or engine named in the settings that cannot be used.
+    Returns True if the report has no problem."""
     for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
                   lambda: Objective.of(config.algo), lambda: check_trackers(config), lambda: check_engine(config)):
         with report.noting():
@@ -230,7 +230,7 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
 
 
 def _run_state(config: Config) -> str:
-    """Describes what `vlrl train` would do in the run folder: start, start over, or resume."""
+    """What `vlrl train` would do in the run folder, in words: start, start over, or resume."""
     folder = Path(config.run.dir)
     _check_writable(folder)
     newest = checkpoint.latest(folder / "checkpoints").path
@@ -245,7 +245,6 @@ def _run_state(config: Config) -> str:
 
 
 def _engine(config: Config) -> str:
-    """Describes the engine; "" if the training model generates."""
     settings = config.engine
     if settings.name == "vllm":
         return (f"vLLM in the training process: takes engine.memory={settings.memory:g} of a GPU (or of main "
@@ -291,7 +290,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
 
 @contextlib.contextmanager
 def _task_code(task: Task) -> Iterator[None]:
-    """A context that converts any error of a task's own code to a TaskError that names file and line."""
+    """A context in which any error raised by a task's own code becomes a TaskError that names file and line."""
     try:
         yield
     except VlrlError:
@@ -304,8 +303,8 @@ def _task_code(task: Task) -> Iterator[None]:
 
 
 def open_model(config: Config, task: Task, report: DryRun | None = None) -> tuple[Any, Encoder]:
-    """The model without weights, and its encoder. Also sets the task's coordinates, and the number of parameters in the
-    report."""
+    """Builds the model without weights, and its encoder. Sets the task's coordinates, and the numbers of parameters in
+    the report."""
     model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -319,9 +318,9 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)
 
 
-def see(config: Config, task: Task, sample: Sample) -> SamplePreview:
-    """A preview of a sample as the model of the config sees it; if the model is not on this machine, a preview without
-    the model. Downloads nothing."""
+def preview(config: Config, task: Task, sample: Sample) -> SamplePreview:
+    """A preview of a sample as the config's model sees it. If the model is not on this machine, the preview is made
+    without the model. Downloads nothing."""
     task = copy.copy(task)
     try:
         family_convention(config.model.name)
@@ -356,14 +355,14 @@ def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> 
 
 
 def _opened(config: Config, host: Environments | None, sample: Sample, n: int) -> Sample:
-    shown = played_episodes.opened(config, host, sample, n) if host else sample
+    shown = played_episodes.after_reset(config, host, sample, n) if host else sample
     if shown.reset_error:
         raise DataError(f"sample '{sample.id}': its environment failed: {shown.reset_error}")
     return shown
 
 
 def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Encoder, report: DryRun) -> None:
-    """Adds the lengths of the samples' prompts, and the work of a step with such prompts, to the report."""
+    """Adds the lengths of the samples' prompts to the report, and the work of a step with such prompts."""
     prompts, rejected = [], []
     for sample in samples:
         try:
@@ -384,7 +383,7 @@ def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Enco
 
 def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> StepWork:
     """The work of a step in which every answer has `tokens` tokens. The prompts are repeated until there are
-    rollout.prompts_per_step of them, and packed as in training."""
+    rollout.prompts_per_step of them, and then packed as in training."""
     rollout, limit = config.rollout, config.train.tokens_per_batch
     drawn = [replace(p) for p in islice(cycle(prompts), rollout.prompts_per_step)]
     answers = [np.full(tokens, i) for i in range(rollout.group_size)]  # without a common beginning

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU model."""
+    """One GPU model, with its memory and speed."""
 
     name: str
     tflops: float
     """Dense bfloat16 TFLOP/s."""
     gib: float
-    """Memory in GiB; for a model that comes in several sizes, the largest."""
+    """Memory in GiB; the largest size if the model is sold in several sizes."""
 
 
 CARDS = tuple(Card(*values) for values in (
@@ -23,12 +23,12 @@ CARDS = tuple(Card(*values) for values in (
     ("A800", 312, 80), ("A40", 150, 48), ("A30", 165, 24), ("A10G", 70, 24), ("A10", 125, 24), ("L40S", 362, 48),
     ("L40", 181, 48), ("L4", 121, 24), ("RTX 6000 Ada", 364, 48), ("RTX A6000", 155, 48), ("RTX 4090", 165, 24),
     ("RTX 3090", 71, 24)))
-"""Known GPU models. If one name is part of another, the longer name comes first."""
+"""Known GPU models. If one name is part of another name, the longer name comes first."""
 
 
 def card_of(name: str) -> Card | None:
-    """The GPU model whose name is part of `name`, such as "NVIDIA H100 80GB HBM3" or "rtx4090"; None if no model is
-    found."""
+    """The first GPU model whose name is contained in `name`, such as "NVIDIA H100 80GB HBM3" or "rtx4090"; None if
+    there is none."""
     def matches(card: Card) -> bool:
         words = r"[\s_-]*".join(map(re.escape, card.name.split()))
         return re.search(words + r"(?!\d)", name, re.IGNORECASE) is not None  # an RTX A4000 is not an A40

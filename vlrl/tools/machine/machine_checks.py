@@ -1,6 +1,6 @@
-"""The checks of `vlrl doctor`. Each check returns a description of what it found, and raises if it fails.
+"""The checks of `vlrl doctor`. Each check returns a text that describes its result, and raises if it fails.
 
-A check raises `Notice` to report a level other than ok. Heavy packages are imported only inside the checks, and no
+To report another level than ok, a check raises `Notice`. Heavy packages are imported only inside the checks, and no
 network is used."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def mps() -> str:
 
 
 def threads() -> str:
-    """The number of usable cores. Raises Notice if torch uses another number of threads."""
+    """The number of CPU cores that can be used. Raises Notice if torch uses another number of threads."""
     import torch
 
     cores, count = usable_cpus(), torch.get_num_threads()
@@ -93,8 +93,8 @@ def threads() -> str:
 
 
 def usable_cpus() -> float:
-    """Number of cores that this process may use, by its affinity and by the quota of its container (Linux cgroup v2).
-    """
+    """Number of CPU cores that this process may use, limited by its affinity and by the quota of its container (Linux
+    cgroup v2)."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-r"""The memory that a process needs, computed before any weight is loaded.
+r"""Estimates the memory that a training process needs, before any weight is loaded.
 
     memory = estimate(config, AutoConfig.from_pretrained(config.model.name))
     print("\n".join(table(memory)))
@@ -30,9 +30,9 @@ from vlrl.tools.play.episode_lengths import EpisodeLength, as_answers
 
 GIB = 2**30
 BAND = (0.7, 1.2)
-"""Smallest and largest measured ratio of a training peak to its estimate; see `estimate`."""
+"""Smallest and largest measured ratio of the actual peak of training memory to its estimate; see `estimate`."""
 TEXT_TOKENS = 256
-"""Assumed number of text tokens in a prompt: a question with its instructions."""
+"""Number of text tokens that a prompt is assumed to have: a question with its instructions."""
 IMAGE_PIXELS = 1_003_520
 """Assumed number of pixels in an image if `model.max_pixels` is not set: 1280 visual tokens of 28 x 28 pixels."""
 SAVED = {4: 1.3, 2: 1.7}
@@ -40,20 +40,22 @@ SAVED = {4: 1.3, 2: 1.7}
 block's linear layers. Measured 1.2 to 1.4 for 4 bytes and 1.2 to 1.75 for 2 bytes, where the norms compute in
 float32."""
 RUNNING = 0.6
-"""Share of the values in SAVED that are alive at the same time if nothing is kept for the backward pass."""
+"""Without activations kept for the backward pass, this share of the values counted by SAVED is alive at the same time.
+"""
 LOGIT_COPIES = 2
 """Number of float32 copies of a chunk's logits that are alive in logprobs.token_stats, in the forward and in the
-backward pass."""
+backward pass together."""
 NF4 = 0.5 + 1 / 64
 """Bytes per 4-bit weight: half a byte, and a scale of one byte per 64 weights."""
 EVAL_ROWS = 64
-"""Largest number of prompts that evaluation/evaluate.py answers at once."""
+"""Largest number of prompts that evaluation/evaluate.py answers in one batch."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of one process in bytes. `resident` is always allocated. Of `generation`, `training` and `step` only
-    one is allocated at a time, unless generation runs during the update (async.max_staleness)."""
+    """The memory of one process in bytes, by purpose. The `resident` parts are always allocated. Only one of
+    `generation`, `training` and `step` is allocated at a time, unless generation runs during the update
+    (async.max_staleness)."""
 
     trained: int
     """Trainable parameters, in float32."""
@@ -62,8 +64,9 @@ class Memory:
     optimizer: int
     """AdamW's two moving averages, in float32."""
     reference: int
-    """Frozen copy of the model for the KL penalty of full fine-tuning. 0 with algo.kl_coef=0, and with LoRA, where the
-    adapter is disabled instead. The copy of a task that needs the service reference_logprobs is not counted."""
+    """Frozen copy of the model for the KL penalty of full fine-tuning. 0 with algo.kl_coef=0, and with LoRA, because
+    disabling the adapter gives the reference model. A copy for a task that uses the service reference_logprobs is
+    not counted."""
     casts: int
     """Copies of trained float32 weights in the compute type, which autocast caches."""
     gradients: int
@@ -83,36 +86,36 @@ class Memory:
     """KV cache of all prompts in a generation batch, and the intermediate values of the prompts that are prefilled at
     once."""
     token: int
-    """Memory for decoding the next token of every answer: the KV cache of one layer repeated over the query heads, or
-    the logits."""
+    """Memory for decoding the next token of every answer: either the KV cache of one layer repeated over the query
+    heads, or the logits, whichever is larger."""
     copy: int = 0
     """The hf engine's separate copy of the weights with async.max_staleness."""
 
     @property
     def resident(self) -> int:
-        """Bytes that are always allocated."""
+        """Bytes that are allocated at all times."""
         return self._sum(_RESIDENT)
 
     @property
     def generation(self) -> int:
-        """Bytes in addition to `resident` during generation. All prompts are prefilled before the first answer is
+        """Bytes that generation needs in addition to `resident`. All prompts are prefilled before the first answer is
         decoded."""
         return self.casts + max(self.prefill, self.cache + self.token)
 
     @property
     def training(self) -> int:
-        """Bytes in addition to `resident` during a micro-batch."""
+        """Bytes that a micro-batch needs in addition to `resident`."""
         return self.casts + self.gradients + self.activations + max(self.logits, self.block)
 
     @property
     def total(self) -> int:
-        """Bytes at the peak."""
+        """Bytes allocated at the peak."""
         learning = max(self.training, self._sum(_STEP))
         return self.resident + (self.generation + learning if self.copy else max(self.generation, learning))
 
     @property
     def largest(self) -> str:
-        """Name of the largest item at the peak."""
+        """Name of the item that takes the most memory at the peak."""
         peak = max((self.training, _TRAINING), (self.generation, _GENERATION), (self._sum(_STEP), _STEP))[1]
         return max((*_RESIDENT, *peak), key=lambda name: getattr(self, name))
 
@@ -146,12 +149,12 @@ class _MicroBatch:
     answer_tokens: int
     tokens: int
     keys: int
-    """Number of key positions in all attention calls."""
+    """Number of key positions, summed over all attention calls."""
     pairs: int
     """Number of entries in the attention masks."""
     shared: bool
-    """Whether the answers to a prompt share its tokens. If not, rows are padded, and the answers' logits are copied out
-    of them."""
+    """Whether the answers to a prompt share its tokens. If they do not, rows are padded, and the answers' logits are
+    copied out of the padded rows."""
 
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
@@ -224,7 +227,7 @@ def table(memory: Memory) -> list[str]:
 
 
 def _dtype(config: Config, device: str) -> torch.dtype:
-    """The compute type on a device, which this machine need not have."""
+    """The compute type of the model on a device. This machine need not have such a device."""
     if config.model.dtype == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
     return loading.compute_dtype(config.model)
@@ -232,8 +235,8 @@ def _dtype(config: Config, device: str) -> torch.dtype:
 
 @functools.lru_cache(maxsize=4)
 def _built(kind: Any, text: str) -> Any:
-    """The model of a transformers config, without weights. It is cached, because one model often gets many estimates.
-    """
+    """The model of a transformers config, without weights. The result is cached, because one model often gets many
+    estimates."""
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
@@ -296,8 +299,8 @@ def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _Mic
 
 
 def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
-    """Bytes of a chunk's logits; or, if that is more, bytes of one copy of the logits and of the gradient of a trained
-    output layer.
+    """Bytes of the logits of a chunk. If one copy of the logits and the gradient of a trained output layer take more
+    bytes, these are returned instead.
 
     With several chunks, each gradient is added to a sum; in float32 this addition is not in place."""
     text, rows = model_config.get_text_config(), chunk_rows(model_config.get_text_config().vocab_size)
@@ -363,7 +366,7 @@ def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size:
 
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
-    """Bytes of the largest block while it computes prompts with `tokens` tokens and `patches` patches in total."""
+    """Bytes that the largest block needs to compute prompts with `tokens` tokens and `patches` patches in total."""
     counts = {"language": tokens, "vision": patches}
     return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * SAVED[size] * RUNNING)
 

@@ -1,4 +1,4 @@
-"""Requirements of a run's presets that its config does not meet: `find(config, task)`.
+"""Finds the requirements of a run's presets that its config does not meet: `find(config, task)`.
 
 A preset lists its requirements ("needs") in its file (config/presets.py), and this module checks them. Requirements
 that no setting can show, such as answers with paragraphs, are always reported."""
@@ -49,7 +49,7 @@ def find(config: Config, task: Task, sample: Sample | None = None) -> list[Unmet
 
 
 def of_stages(config: Config) -> list[UnmetNeed]:
-    """For a staged run: the requirements of its presets on settings of a stage that this stage does not set."""
+    """The requirements of a staged run's presets on settings of its stages, as far as the config does not meet them."""
     found = [(name, preset) for name in config.presets if (preset := presets.find_preset(name))]
     return [UnmetNeed(name, need, why) for name, preset in found for need, why in preset.needs.items()
             if need.startswith(_OF_A_STAGE) and not _stage_setting(config, need.removeprefix(_OF_A_STAGE))]
@@ -58,11 +58,10 @@ def of_stages(config: Config) -> list[UnmetNeed]:
 def _stage_setting(config: Config, name: str) -> bool:
     place, _, rest = name.partition(".")
     value: Any = config.stages[int(place)].settings if int(place) < len(config.stages) else None
-    return _given(value, rest)
+    return _is_set(value, rest)
 
 
-def _given(value: Any, name: str) -> bool:
-    """Whether nested settings have a true value at a dotted name."""
+def _is_set(value: Any, name: str) -> bool:
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return bool(value)
@@ -86,7 +85,7 @@ class RunContext:
     sample: Sample | None = None
 
     def any_task(self, meets: Callable[[Task], Any]) -> bool:
-        """Whether the task, or with several tasks at least one of them, meets a condition."""
+        """Whether the task (or at least one task of a mixture) meets a condition."""
         return any(meets(one) for one in self.task.members)
 
 
@@ -116,7 +115,7 @@ CHECKS: Mapping[str, Callable[[RunContext, str], bool]] = {
     "gate": lambda s, _: s.any_task(lambda one: one.combination.startswith("gate")),
     "field": _field,
     "setting": lambda s, name: (name.startswith("stages.")
-                                or _given(s.config.model_dump(mode="json", by_alias=True), name)),
+                                or _is_set(s.config.model_dump(mode="json", by_alias=True), name)),
     "reasoning": lambda s, _: _reasoning(s),
     "mismatch": lambda s, _: not samples_as_it_trains(s.config),
     "reference_reward": lambda s, _: "reference_logprobs" in s.task.needs,
@@ -125,4 +124,4 @@ CHECKS: Mapping[str, Callable[[RunContext, str], bool]] = {
     "writes": lambda s, _: False,
     "unbuilt": lambda s, _: False,
 }
-"""First word of a requirement -> function of (run, rest of the requirement) that tells whether the run meets it."""
+"""First word of a requirement -> function of (run, rest of the requirement) that returns whether the run meets it."""

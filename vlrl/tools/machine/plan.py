@@ -1,11 +1,11 @@
-r"""Estimates by arithmetic, without loading weights, whether a config fits on a number of GPUs.
+r"""Estimates whether a config fits on a number of GPUs, by arithmetic and without loading weights.
 
     result = plan(config, gpus=8, card=card_of("H100"))
     print("\n".join(render(result)))
 
 Memory is estimated by tools/machine/memory.py. A step is assumed to be as large as the settings allow: every answer and
-image has the largest allowed size, and every episode has as many turns as its limits allow, with observations as large
-as those of a few episodes that were played."""
+image has the largest allowed size, and every episode has as many turns as its limits allow. The observations are
+assumed to be as large as those of a few episodes that are played."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from vlrl.tools.play.episode_lengths import CHARACTERS, EpisodeLength, Observati
 from vlrl.training.build_task import make_task
 
 CONTEXT = 1.0
-"""GiB of the CUDA context, NCCL and the libraries' workspaces."""
+"""GiB for the CUDA context, NCCL and the libraries' workspaces."""
 WORKSPACE = 1.5
-"""GiB of vLLM's memory that hold neither weights nor KV cache."""
+"""GiB of vLLM's memory that are needed for neither weights nor KV cache."""
 _NAMES = {"trained": "trainable parameters", "frozen": "frozen parameters", "optimizer": "AdamW's averages",
           "reference": "reference policy", "copy": "weights that generate"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The estimate for each of the training GPUs."""
+    """The estimated memory of each training GPU, and the numbers that the estimate is based on."""
 
     card: Card
     gpus: int
@@ -61,9 +61,9 @@ class Plan:
     engine: int
     """Bytes of the GPU's memory that vLLM takes."""
     peak: int
-    """Peak memory in bytes, `CONTEXT` included."""
+    """Peak memory of a GPU in bytes, with `CONTEXT` included."""
     side_by_side: int
-    """Number of answers that one engine generates at the same time; 0 if there is no room for any."""
+    """Number of answers that one engine generates at the same time; 0 if its memory has no room for one answer."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -73,8 +73,8 @@ class Plan:
 
     @property
     def tight(self) -> bool:
-        """Whether the plan fits, but would not fit if the estimate were as much too low as estimates have been in
-        measurements (memory.BAND)."""
+        """True if the plan fits by the estimate, but would not fit if the estimate were too low by as much as in the
+        worst measurement (memory.BAND)."""
         return self.fits and self.peak * memory.BAND[1] > self.gib * GIB
 
 
@@ -82,8 +82,8 @@ class Plan:
 
 
 def architecture(name: str) -> Any:
-    """The transformers config of a model. For models in assets/models/shapes.json it needs neither network nor files;
-    other models are looked up like `model.name`. Raises ConfigError if the model is not found."""
+    """The transformers config of a model. For models in assets/models/shapes.json, neither network nor files are
+    needed; other models are looked up like `model.name`. Raises ConfigError if the model is not found."""
     from transformers import AutoConfig
 
     known = json.loads(resources.files("vlrl").joinpath("assets/models/shapes.json").read_text("utf-8"))
@@ -97,9 +97,10 @@ def architecture(name: str) -> Any:
 
 
 def observe(config: Config) -> ObservationStats | None:
-    """Plays a few episodes of the config's task and measures their observations; None if the task has no environment.
+    """Plays a few episodes of the config's task; returns the sizes of their observations, or None if the task has no
+    environment.
 
-    Raises whatever making and playing the task raise."""
+    Exceptions raised by the task's code are passed on."""
     task = make_task(config)
     with played_episodes.environments(config, task) as host:
         if host is None:
@@ -113,11 +114,11 @@ def observe(config: Config) -> ObservationStats | None:
 
 def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, prompt_tokens: int | None = None,
          visual_tokens: int | None = None, observed: ObservationStats | None = None) -> Plan:
-    """The plan of a config on `gpus` training GPUs with `gib` GiB each (None: the memory of the card).
+    """Estimates the memory of a config on `gpus` training GPUs with `gib` GiB each (None: the memory of the card).
 
-    prompt_tokens, visual_tokens: see memory.estimate. observed: measured observations of the task's episodes, in which
-    each action is assumed to have rollout.max_new_tokens tokens. Raises ConfigError for a model that is not found or
-    takes no images, and for settings that a run on these GPUs would refuse."""
+    prompt_tokens, visual_tokens: see memory.estimate. observed: sizes of observations in the task's episodes; each
+    action is assumed to have rollout.max_new_tokens tokens. Raises ConfigError for a model that is not found or takes
+    no images, and for settings that a run on these GPUs would refuse."""
     gib = card.gib if gib is None else gib
     shape = architecture(config.model.name)
     sharded = config.train.sharding in ("fsdp2", "zero2", "zero3") and gpus > 1
@@ -146,7 +147,8 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
 
 
 def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
-    """Raises ConfigError for settings that a run would refuse at its start: because of sharding, or of vLLM."""
+    """Raises ConfigError for settings that a run would refuse at its start, because of the sharding or because of vLLM.
+    """
     if sharded:
         launch.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
@@ -160,8 +162,8 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
-    """Returns ((number of trainable parameters, number of all parameters), share outside the decoder layers, share of
-    the largest decoder layer) of a model, from its settings as JSON."""
+    """The parameters of a model with these settings (JSON): ((number of trainable, number of all parameters), share of
+    the parameters outside the decoder layers, share of the largest decoder layer)."""
     given = ModelSettings.model_validate_json(settings)
     model, _ = skeleton(given, architecture(given.name))
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
@@ -223,7 +225,7 @@ def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int
 
 
 def _peak(config: Config, need: Memory, engine: int) -> int:
-    """Peak bytes. vLLM's memory counts during the update only if vLLM does not sleep."""
+    """Peak memory in bytes. vLLM's memory counts during the update unless vLLM sleeps."""
     awake = config.engine.name == "vllm" and (not config.engine.sleep or config.asynchronous.max_staleness > 0)
     return need.total + engine if awake or not engine else max(need.total, need.resident + engine)
 

@@ -1,7 +1,7 @@
-"""Finds changes of settings that make a plan fit, by planning again with each of them.
+"""Finds changes of settings that make a plan fit on the GPUs, by planning again with each change.
 
-    for change in changes("config.yaml", words, result):
-        print(change.words, change.plan.peak)"""
+for change in changes("config.yaml", words, result):
+    print(change.words, change.plan.peak)"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vlrl.tools.machine.memory import GIB
 from vlrl.tools.machine.plan import Plan, plan
 
 Try = Callable[[Sequence[str]], Plan | None]
-"""Makes the plan with additional overrides; returns None if a run would refuse these settings."""
+"""Function of additional overrides that returns the new plan; None if a run would refuse these settings."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Change:
 
 
 def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> list[Change]:
-    """Every change that makes a plan fit without any other. If there is none, one combination of changes that makes it
-    fit, or [].
+    """Returns every single change that makes a plan fit. If no single change is enough, returns one combination of
+    changes, or [].
 
     path, words: config file and overrides. before: the plan that does not fit. keywords: further arguments of `plan`.
     """
@@ -51,7 +51,7 @@ def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> l
 
 
 def _combined(candidates: Sequence[Sequence[str]], tried: Try) -> list[Change]:
-    """Adds one candidate after the other until the plan fits, then removes the overrides that are not needed."""
+    """Adds the candidates one by one until the plan fits, then removes the overrides that are not needed."""
     words: list[str] = []
     for candidate in candidates:
         taken = {word.split("=")[0] for word in words}
@@ -77,7 +77,7 @@ def _minimal(words: list[str], best: Plan, tried: Try) -> Change:
 
 
 def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
-    """Overrides to try, from the least to the most costly change."""
+    """Yields overrides to try, from the least to the most costly change."""
     engine, model = config.engine, config.model
     if engine.name == "vllm" and not engine.sleep:
         yield ["engine.sleep=true"]

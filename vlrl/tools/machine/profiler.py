@@ -41,18 +41,18 @@ WARM_UP = 1
 TRACED_TOKENS = 16
 """Tokens per answer in the trace of generation; a trace of complete answers would take gigabytes."""
 OPERATORS = 30
-"""Number of operators that operators.txt lists per trace."""
+"""Number of operators that operators.txt lists for each trace."""
 
 
 class Recorder:
-    """Measures the seconds of nested phases, by path such as `rollout/generate/prefill`. Phases in other threads are
-    not recorded.
+    """Measures the seconds spent in nested phases, by path such as `rollout/generate/prefill`. Phases in other threads
+    are not recorded.
 
     A CUDA device is synchronized whenever a phase begins or ends, so phases do not overlap."""
 
     def __init__(self, device: torch.device):
         self.seconds: dict[str, float] = {}
-        """Path of a phase -> its seconds, nested phases included."""
+        """Path of a phase -> its seconds, including its nested phases."""
         self._device, self._thread = device, threading.get_ident()
         self._open: list[tuple[str, float]] = []
 
@@ -96,15 +96,15 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Peak:
-    """The floating-point operations per second that the utilization (MFU) is relative to."""
+    """The floating-point operations per second that count as full utilization of the device (MFU = 1)."""
 
     tflops: float
     source: str
 
 
 def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The peak of a device. For a known GPU in 16 bits it is the value in the data sheet, else the measured speed of a
-    large matrix product."""
+    """The peak of a device. For a known GPU and a 16-bit type it is the value in the data sheet, else the measured
+    speed of a large matrix product."""
     kind = str(dtype).removeprefix("torch.")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
@@ -125,15 +125,17 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
 
 @dataclass(frozen=True)
 class Work:
-    """Path of a phase -> useful floating-point operations, and -> tokens."""
+    """The amount of work per phase, as two mappings from the path of a phase: to useful floating-point operations, and
+    to tokens."""
 
     operations: Mapping[str, float]
     tokens: Mapping[str, int]
 
 
-def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config: Config, model_config: Any) -> Work:
-    """The work of one step on this process: generating all groups in `drawn`, and training on the groups in `trained`.
-    """
+def work_of(generated: Sequence[Group], trained: Sequence[Group], cost: Cost, config: Config,
+            model_config: Any) -> Work:
+    """The work of one step on this process: generation of the groups `generated`, and training on those in
+    `trained`."""
     def total(groups: Sequence[Group], each: Callable[..., float]) -> float:
         return sum(each(len(g.prompt), patches_of(g.prompt.mm, model_config),
                         [len(r.completion.tokens) for r in g.rollouts]) for g in groups)
@@ -143,11 +145,11 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
     judged = "values" in Algorithm(config).requires  # together with the old log-probabilities
     idle = (steps > 1 and not judged) + ("reference" in wanted) + steps * ("step" in wanted)
     forward, both = total(trained, cost.forward), total(trained, cost.of)
-    prefill = total(drawn, lambda prompt, patches, _: cost.forward(prompt, patches) + 2 * cost.head.weights)
-    decode = total(drawn, lambda prompt, _, answers: cost.decode(prompt, answers))
-    sight = total(drawn, lambda _, patches, __: cost.tower(patches))
+    prefill = total(generated, lambda prompt, patches, _: cost.forward(prompt, patches) + 2 * cost.head.weights)
+    decode = total(generated, lambda prompt, _, answers: cost.decode(prompt, answers))
+    sight = total(generated, lambda _, patches, __: cost.tower(patches))
     train_vision = total(trained, lambda _, patches, __: cost.tower(patches))
-    written = sum(len(r.completion.tokens) for g in drawn for r in g.rollouts)
+    written = sum(len(r.completion.tokens) for g in generated for r in g.rollouts)
     learned = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in trained)
     return Work(
         {"rollout": prefill + decode + judged * forward, "rollout/values": judged * forward,
@@ -157,7 +159,7 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
          "train/reference/vision": idle * train_vision, "train/forward": passes * forward,
          "train/forward/vision": passes * train_vision, "train/backward": passes * (both - forward)},
         {"rollout/values": judged * learned, "rollout/generate": written, "rollout/generate/decode": written,
-         "rollout/generate/prefill": sum(len(g.prompt) for g in drawn), "train": passes * learned,
+         "rollout/generate/prefill": sum(len(g.prompt) for g in generated), "train": passes * learned,
          "train/reference": idle * learned, "train/forward": passes * learned, "train/backward": passes * learned})
 
 
@@ -165,7 +167,7 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
 
 
 class ProfiledSession(Session):
-    """A training session that measures its steps, without evaluations and checkpoints."""
+    """A training session that measures the time of its steps. It runs no evaluations and saves no checkpoints."""
 
     measured: dict[str, Any]
 
@@ -215,7 +217,6 @@ class ProfiledSession(Session):
         self._state = "finished" if self.done == self.config.steps else "interrupted"
 
     def _trace(self) -> None:
-        """Writes PyTorch's traces of an update and of generation, and a table of their slowest operators."""
         parts, path = self.parts, self.folder.path
         sampling = Sampling(max_new_tokens=TRACED_TOKENS, temperature=self.config.rollout.temperature)
         requests = [Request(prompt=g.prompt, n=len(g.rollouts), sampling=sampling, key=(2, i), sample=g.sample)
@@ -231,10 +232,10 @@ class ProfiledSession(Session):
 
 
 def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
-    """Profiles `steps` steps of a config. Returns the content of profile.json; None if it was stopped before the first
-    measured step.
+    """Profiles `steps` steps of a config. Returns the content of profile.json; None if the profile was stopped before
+    the first measured step.
 
-    Everything is written to `<run.dir>-profile`; an earlier profile in this folder is renamed. `run.dir` is not
+    All files are written to `<run.dir>-profile`; an earlier profile in this folder is renamed. `run.dir` is not
     touched."""
     run = config.run.model_copy(update={"dir": f"{config.run.dir}-profile"})
     alone = config.model_copy(update={
@@ -245,7 +246,8 @@ def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
 
 
 def vision_towers(policy: Any) -> list[torch.nn.Module]:
-    """The outermost modules of the vision tower and the merger, in the policy and in its reference copy."""
+    """The modules of the vision tower and the merger, in the policy and in its reference copy. Modules inside these
+    modules are not listed."""
     def sees(name: str) -> bool:
         return policy.family.part_of(name) != "language"
 
@@ -277,10 +279,10 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One phase, with means per step."""
+    """One phase in the table of a profile, with means per step."""
 
     phase: str
-    """Path of the phase; a phase includes the phases nested in it."""
+    """Path of the phase. Its numbers include those of its nested phases."""
     seconds: float
     share: float
     """Share of the time of the step."""
@@ -292,8 +294,8 @@ class Row:
 
 
 def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak: Peak) -> list[Row]:
-    """The rows of the table, each phase before its nested phases; `seconds` and `spent` are totals over all steps in
-    `work`."""
+    """The rows of the table, with each phase before its nested phases. `seconds` and `spent` are totals over all steps
+    in `work`."""
     seconds, steps = dict(seconds), len(work)
     generate = "rollout/generate"
     if generate in seconds:

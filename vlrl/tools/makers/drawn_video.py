@@ -1,9 +1,9 @@
 """Short clips of drawn shapes that move, flash, appear and disappear, with questions whose answers are exact by
 construction.
 
-Each kind of clip is a function (rng, turn, clock) -> LabelledClip. `turn` counts the clips of this kind; the function
-uses it to cycle through directions, letters and counts. So all answers are equally frequent, and no constant answer is
-correct more often than another."""
+Each kind of clip is made by a function (rng, turn, clock) -> LabelledClip. `turn` counts the clips of this kind; the
+function uses it to cycle through directions, letters and counts. So all answers are equally frequent, and no constant
+answer is correct more often than another."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COLOURS = {"red": (230, 40, 40), "green": (40, 190, 70), "blue": (60, 110, 250),
 SHAPES = ("circle", "square", "triangle")
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 SECONDS = (4, 6)
-"""Minimum and maximum duration of a clip in seconds. Spans start and end at whole seconds."""
+"""Smallest and largest duration of a clip in seconds. Spans start and end at whole seconds."""
 BOXES = 8
-"""Number of boxes in a track, evenly spread over the frames."""
+"""Number of boxes in a track, evenly spaced over the frames."""
 _DETAIL = 4  # supersampling factor
 _FLASH = (255, 255, 255)
 Point = tuple[float, float]
@@ -29,7 +29,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class ClipTiming:
-    """Frames per second of a clip, and the length of its sides in pixels."""
+    """Frames per second of a clip, and its height and width in pixels, which are equal."""
 
     fps: int
     size: int
@@ -37,7 +37,7 @@ class ClipTiming:
 
 @dataclass(frozen=True)
 class LabelledClip:
-    """A clip with its question: frames [n, height, width, 3] of dtype uint8, and the fields of the data row."""
+    """A clip with its question: the frames [n, height, width, 3] of dtype uint8, and the fields of the data row."""
 
     frames: np.ndarray
     row: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Actor:
     radius: float
     path: tuple[Point | None, ...]
     flashes: frozenset[int] = field(default_factory=frozenset)
-    """Indices of the frames in which the shape is white."""
+    """Indices of the frames in which the shape is drawn in white."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Actor:
 
 
 def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int, int]) -> np.ndarray:
-    """Draws one frame [size, size, 3] with antialiased edges."""
+    """Draws the shapes in one frame [size, size, 3], with antialiased edges."""
     image = Image.new("RGB", (size * _DETAIL, size * _DETAIL), ground)
     pen = ImageDraw.Draw(image)
     for actor in actors:
@@ -83,7 +83,8 @@ def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int,
 
 
 def clip(actors: Sequence[Actor], clock: ClipTiming, rng: random.Random, **row: Any) -> LabelledClip:
-    """Draws all frames of a clip with these shapes on a dark background. `row` becomes the fields of the data row."""
+    """A LabelledClip with all frames of these shapes on a dark background. The keyword arguments `row` become the
+    fields of the data row."""
     ground = (shade := rng.randint(10, 50), shade, shade)
     frames = np.stack([draw(actors, i, clock.size, ground) for i in range(len(actors[0].path))])
     return LabelledClip(frames, row)
@@ -104,7 +105,7 @@ def span(rng: random.Random, length: int, shortest: int = 1) -> tuple[int, int]:
 
 
 def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
-    """Creates motionless shapes of different colours that do not touch."""
+    """Returns motionless shapes of different colours that do not touch."""
     actors: list[Actor] = []
     for colour in rng.sample(sorted(COLOURS), count):
         actor = Actor(colour, rng.choice(SHAPES), rng.uniform(0.1, 0.13), ())
@@ -117,8 +118,8 @@ def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
 
 def moving(rng: random.Random, actor: Actor, others: Sequence[Actor], direction: str, start: float, end: float
            ) -> Actor:
-    """A copy of the shape that moves in a straight line from frame `start` to frame `end`. It does not touch the others
-    unless there is too little room."""
+    """A copy of a shape that moves in a straight line from frame `start` to frame `end`. Its path does not touch the
+    other shapes unless there is too little room."""
     (dx, dy), frames = DIRECTIONS[direction], len(actor.path)
     moved = actor
     for _ in range(60):
@@ -145,7 +146,7 @@ def visible_between(actor: Actor, start: int, end: int) -> Actor:
 
 
 def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question: In which direction does a shape move? The other shapes stand still."""
+    """Makes a clip with the question in which direction a shape moves. The other shapes stand still."""
     length, still = seconds(rng), rng.randint(0, 2)
     hero, *others = place_actors(rng, 1 + still, length * clock.fps)
     way = list(DIRECTIONS)[turn % 4]
@@ -156,14 +157,14 @@ def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def mover(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question: Which of three shapes moves?"""
+    """Makes a clip with the question which of three shapes moves."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
                 difficulty=_short(times, len(hero.path) / clock.fps))
 
 
 def mover_when(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question: Which of three shapes moves, and when?"""
+    """Makes a clip with the question which of three shapes moves, and when."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
                                        "answer_type": "span+choice"}, spans=[list(map(float, times))],
@@ -182,7 +183,7 @@ def _one_moves(rng: random.Random, turn: int, clock: ClipTiming
 
 
 def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question: Which of two shapes appears first?"""
+    """Makes a clip with the question which of two shapes appears first."""
     length = seconds(rng)
     frames = length * clock.fps
     pair = place_actors(rng, 2, frames)
@@ -196,8 +197,7 @@ def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question: How many times does a shape flash white? It does so 1 to 4 times, for one frame
-    each."""
+    """Makes a clip with the question how many times a shape flashes white: 1 to 4 times, for one frame each."""
     frames = seconds(rng) * clock.fps
     hero, *others = place_actors(rng, rng.randint(1, 2), frames)
     count = 1 + turn % 4
@@ -209,8 +209,8 @@ def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question: When does a shape move? In every second clip, another shape moves at a different
-    time."""
+    """Makes a clip with the question when a shape moves. In every second clip, another shape moves at a different time.
+    """
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -223,7 +223,7 @@ def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question: When is a shape visible? In every second clip, another shape appears and
+    """Makes a clip with the question when a shape is visible. In every second clip, another shape appears and
     disappears as well."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
@@ -237,7 +237,8 @@ def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question: Where is a shape in each of eight frames? It moves along two line segments."""
+    """Makes a clip with the question where a shape is in each of eight frames. The shape moves along two line segments.
+    """
     frames = max(seconds(rng) * clock.fps, BOXES)
     hero, *others = place_actors(rng, 1 + turn % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]
@@ -252,26 +253,26 @@ def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def choice(question: str, options: Sequence[str], right: str) -> dict[str, Any]:
-    """The row fields of a multiple-choice question. The answer is the letter of the right option."""
+    """The row fields of a multiple-choice question. The answer is the letter of the option `right`."""
     return {"question": question, "answer_type": "choice", "options": list(options),
             "answer": "ABCDEFGH"[list(options).index(right)]}
 
 
 def when(what: str, start: int, end: int) -> dict[str, Any]:
-    """The row fields of a question about the time of an event."""
+    """The row fields of a question about the time span of the event `what`."""
     return {"question": what, "answer_type": "span", "answer": f"{start} to {end}",
             "spans": [[float(start), float(end)]]}
 
 
 def _spans(length: int) -> list[tuple[int, int]]:
-    """All spans in whole seconds that cover at most half of the clip. A longer answer could score well on several
-    clips."""
+    """All spans in whole seconds that cover at most half of the clip. Longer spans are not used, because a guessed long
+    span would score well on several clips."""
     return [(a, b) for a in range(length) for b in range(a + 1, length + 1) if 2 * (b - a) <= length]
 
 
 def _short(times: tuple[int, int], length: float) -> float:
-    """The share of the clip that the event does not cover: near 1 for a short event, 0 for one that lasts the whole
-    clip."""
+    """The share of the clip that the event does not cover: near 1 for a short event, 0 for an event that lasts for the
+    entire clip."""
     return round(1 - (times[1] - times[0]) / length, 2)
 
 
@@ -280,4 +281,4 @@ KINDS: dict[str, tuple[Kind, float]] = {
     "direction": (direction, 3), "mover": (mover, 3), "order": (order, 2), "flashes": (flashes, 1.5),
     "moves": (moves, 4), "visible": (visible, 3), "mover_when": (mover_when, 0.75), "track": (track, 0.75),
 }
-"""Category -> (function that makes a clip, relative frequency)."""
+"""Category -> (function that makes a clip, relative frequency of the category)."""

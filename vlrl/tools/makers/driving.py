@@ -1,5 +1,5 @@
-"""Makes driving data: images of simulated traffic from above, with the expert's plan and trajectory and the surrounding
-obstacles.
+"""Makes driving data: images of simulated traffic seen from above, with the expert's plan and trajectory and the
+surrounding obstacles.
 
     make_driving(Path("driving"), seed=0, samples=200)      # driving/train.jsonl, driving/heldout.jsonl, images/*.png
 
@@ -33,15 +33,15 @@ SHARES = {("STOP", "STRAIGHT"): 0.14, ("KEEP", "STRAIGHT"): 0.09, ("ACCELERATE",
           ("DECELERATE", "STRAIGHT"): 0.09,
           **{(speed, path): 0.05 for path in ("LEFT_TURN", "RIGHT_TURN", "LEFT_CHANGE", "RIGHT_CHANGE")
              for speed in ("KEEP", "ACCELERATE", "DECELERATE")}}
-"""Plan -> its share of the rows."""
+"""Plan (speed, path) -> the share of rows with this plan."""
 WHERE = {"STRAIGHT": ("highway", "merge", "exit", "intersection", "roundabout"),
          "LEFT_TURN": ("intersection", "roundabout"), "RIGHT_TURN": ("intersection", "roundabout"),
          "LEFT_CHANGE": ("highway", "merge"), "RIGHT_CHANGE": ("highway", "exit")}
-"""Path of a plan -> the scenarios in which plans with this path are generated."""
+"""Path of a plan (its second word) -> the scenarios in which plans with this path are generated."""
 FUTURE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 """Times in seconds of the waypoints and of the known obstacle positions, counted from the image."""
 PAST = 0.5
-"""Seconds between two successive history images."""
+"""Seconds between two successive earlier images in a row."""
 _PATH_OF = {"Turn left.": "LEFT_TURN", "Turn right.": "RIGHT_TURN", "Merge left.": "LEFT_CHANGE",
             "Take the exit.": "RIGHT_CHANGE", "Take the next exit.": "RIGHT_TURN",
             "Stay in the roundabout.": "LEFT_TURN"}
@@ -53,8 +53,8 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
                  width: int = 128, force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
     """Writes train.jsonl, heldout.jsonl, images/ and made_by.json to a folder. Returns the number of rows per split.
 
-    An image has `width` x `width / 2` pixels. `history` is the number of earlier images in a row, each half a second
-    before the next. Each plan gets its share of the rows as set in SHARES. No scene occurs in both splits.
+    An image has `width` x `width / 2` pixels. `history` is the number of earlier images in a row, half a second apart.
+    Each plan gets its share of the rows as set in SHARES. No scene occurs in both splits.
 
     Raises ConfigError for an invalid number or if highway-env is missing, DataError if the folder is not empty."""
     if not 0 <= history <= 2:
@@ -79,7 +79,7 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
 def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: int = 128
                  ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
     """Yields `count` rows, each with its images (path -> PNG). Scene n is generated from (seed, split, n), for the plan
-    that still lacks the largest share of its rows."""
+    that so far has the fewest of its rows in relation to its share."""
     from vlrl.tools.makers.driving_scenes import drive, scene
 
     wanted, have, tries = quotas(count), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -113,7 +113,8 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
 
 
 def quotas(count: int) -> dict[tuple[str, str], int]:
-    """The number of rows for each plan among `count` rows, so that each share is within one row of SHARES."""
+    """Plan -> number of rows, out of `count`. Each number differs by less than one row from the plan's share in SHARES.
+    """
     wanted = {plan: int(count * share) for plan, share in SHARES.items()}
     rest = sorted(SHARES, key=lambda plan: wanted[plan] - count * SHARES[plan])
     for plan in rest[:count - sum(wanted.values())]:
@@ -129,7 +130,6 @@ def _frame(driven: Drive, step: int) -> Frame:
 
 
 def _plan(driven: Drive, step: int) -> Plan | None:
-    """The plan that the expert carries out from this simulation step on; None if it is not clear."""
     from vlrl.environments.traffic import STEP
     from vlrl.tools.makers.driving_scenes import HORIZON
 
@@ -138,7 +138,7 @@ def _plan(driven: Drive, step: int) -> Plan | None:
 
 
 def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
-    """The ground-truth fields of the row for one step of a scene, in the frame of the expert's vehicle."""
+    """The ground-truth fields of the row for one step of a scene, in the coordinate frame of the expert's vehicle."""
     from vlrl.environments.roadview import CAR, drivable
     from vlrl.environments.traffic import STEP
 
@@ -158,14 +158,14 @@ def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
 
 def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> float:
     """A difficulty in [0, 1]: 0.25 for each head (speed, path) that would be guessed wrong from the navigation text and
-    the current speed alone, plus up to 0.5 if the plan is almost another one."""
+    the current speed alone, plus up to 0.5 the closer the trajectory is to another plan."""
     guess = "ACCELERATE" if speed < limit - 1.5 else "DECELERATE" if speed > limit + 1.5 else "KEEP"
     misled = (guess != plan.speed) + (_PATH_OF.get(navigation, "STRAIGHT") != plan.path)
     return round(0.25 * misled + 0.5 * (1 - plan.margin), 2)
 
 
 def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list[dict[str, Any]]:
-    """The obstacles near the vehicle: other vehicles with their positions at the times in FUTURE, and objects on the
+    """The obstacles near the vehicle: other vehicles, with their positions at the times in FUTURE, and objects on the
     road."""
     from vlrl.environments.roadview import CAR, THING
 
@@ -190,8 +190,8 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
 
 
 def _true(row: Mapping[str, Any]) -> bool:
-    """Whether the expert's waypoints avoid the obstacles of the row and stay on its drivable area, checked as the
-    rewards do."""
+    """Whether the expert's waypoints avoid the obstacles of the row and stay on its drivable area. The check is that of
+    the rewards."""
     from vlrl.rewards.driving import collides, footprints, leaves, sample_times
 
     times = sample_times(FUTURE[-1])
@@ -200,7 +200,7 @@ def _true(row: Mapping[str, Any]) -> bool:
 
 
 def _pictures(driven: Drive, scenario: str, step: int, history: int, width: int, name: str) -> dict[str, bytes]:
-    """Draws the image and its history images. Returns path -> PNG, oldest first."""
+    """Draws the image and the earlier images of a row. Returns path -> PNG, oldest first."""
     from vlrl.environments.roadview import draw
     from vlrl.environments.traffic import STEP
 

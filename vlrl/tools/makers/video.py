@@ -1,5 +1,5 @@
-"""Makes video data: drawn motion with exact spans and tracks, and clips of real films with questions whose answers can
-be computed.
+"""Makes video data: clips of drawn motion with exact spans and tracks, and clips of real films. The answers to all
+questions can be computed.
 
     make_video(Path("video"), seed=0, samples=200)      # video/train.jsonl, video/heldout.jsonl, video/clips/*.mp4
 
@@ -33,7 +33,7 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
                progress: Progress = no_progress) -> dict[str, int]:
     """Writes train.jsonl, heldout.jsonl, clips/ and made_by.json to a folder. Returns the number of rows per split.
 
-    `real` is the share of clips cut from films, `size` the length of a clip's sides in pixels, `fps` its frames per
+    `real` is the share of clips cut from films, `size` the height and width of a clip in pixels, `fps` its frames per
     second. `kinds` selects categories from KINDS, separated by commas; by default, all are used. Drawn clips of the two
     splits differ in their seed, real clips in their shots.
 
@@ -57,7 +57,6 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
 
 
 def _chances(real: float, kinds: str | None) -> dict[str, float]:
-    """Category -> the probability that a clip is of this category."""
     known = {**drawn_video.KINDS, **real_video.KINDS}
     names = [name.strip() for name in kinds.split(",")] if kinds else list(known)
     if unknown := [name for name in names if name not in known]:
@@ -93,15 +92,15 @@ def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapp
 
 
 def make(kind: str, rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of a category. `turn` counts the clips of this category, so that successive clips have different
-    answers."""
+    """Makes a clip of the category `kind`. `turn` counts the clips of this category, so that successive clips have
+    different answers."""
     if kind in real_video.KINDS:
         return real_video.KINDS[kind][0](rng, turn, clock, split)
     return drawn_video.KINDS[kind][0](rng, turn, clock)
 
 
 def encode(frames: np.ndarray, fps: int) -> bytes:
-    """Encodes frames [n, height, width, 3] as an .mp4 file (H.264). Frame i is displayed from i / fps seconds on."""
+    """Encodes frames [n, height, width, 3] as an .mp4 file (H.264). Frame i is displayed from time i / fps on."""
     import av
 
     file = io.BytesIO()

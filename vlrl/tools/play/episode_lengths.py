@@ -1,5 +1,5 @@
-"""How long the episodes of a task can be, from the limits in the settings and the observations of a few episodes that
-are played.
+"""Estimates how long the episodes of a task can be, from the limits in the settings and the observations of a few
+episodes that are played.
 
     observed = measure(config, task, host, counted(encode))     # None: the task has no environment
     length = observed.length(config.episode, config.rollout.max_new_tokens)"""
@@ -19,23 +19,23 @@ from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.task import Task, task_samples
-from vlrl.tools.play.episodes import opened, oracle_actions
+from vlrl.tools.play.episodes import after_reset, oracle_actions
 from vlrl.types import Observation, Sample, Step
 
 PLAYED = 4
 """Number of episodes that are played."""
 CHARACTERS = 3.0
-"""Assumed characters per text token, if there is no tokenizer."""
+"""Number of characters that count as one text token, if there is no tokenizer."""
 TEMPLATE = 10
-"""Assumed number of chat template tokens around an observation, if there is no processor."""
+"""Number of chat template tokens that are assumed around an observation, if there is no processor."""
 
 Count = Callable[[Observation], tuple[int, int]]
-"""Function that returns (number of tokens, number of visual tokens) of an observation."""
+"""Function of an observation that returns (number of tokens, number of visual tokens)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeLength:
-    """Size of the longest episode that the settings allow, without its prompt."""
+    """Size of the longest episode that the settings allow, without the prompt."""
 
     turns: int
     tokens: int
@@ -43,26 +43,26 @@ class EpisodeLength:
     visual: int
     """Number of visual tokens in all observations."""
     written: int
-    """Number of tokens in all actions."""
+    """Number of tokens in all actions, which the model generates."""
     pictures: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationStats:
-    """Sizes of observations in some episodes that were played: means over all observations, rounded up."""
+    """Sizes of the observations in some episodes that were played: means over all observations, rounded up."""
 
     episodes: int
     observations: int
     oracle: bool
-    """Whether the actions were those of oracle_actions; if not, they were empty."""
+    """True if the actions came from oracle_actions, False if they were empty texts."""
     tokens: int
     visual: int
     pictures: int
     failed: str = ""
-    """Why an episode failed; "" if none did."""
+    """Why an episode failed; "" if none failed."""
 
     def length(self, limits: EpisodeSettings, action: int) -> EpisodeLength:
-        """Size of the longest episode within `limits` if each action has `action` tokens."""
+        """Size of the longest episode that `limits` allow if each action has `action` tokens."""
         tokens = visual = written = pictures = turns = 0
         while True:
             own = max(1, min(action, limits.max_tokens - tokens))
@@ -73,7 +73,7 @@ class ObservationStats:
             tokens, visual, pictures = tokens + self.tokens, visual + self.visual, pictures + self.pictures
 
     def words(self) -> str:
-        """A description of the measurement."""
+        """A sentence that describes the measurement."""
         played = "the perfect actions of oracle_actions" if self.oracle else "empty actions"
         failed = f"; an episode failed: {self.failed}" if self.failed else ""
         return (f"observations of {self.tokens:,} tokens ({self.visual:,} visual), the mean of {self.observations} in "
@@ -87,7 +87,7 @@ def measure(config: Config, task: Task, host: Environments, count: Count) -> Obs
     shown: list[tuple[int, int, int]] = []
     oracle, failed, played = False, "", 0
     for n, sample in enumerate(islice(task_samples(task, "train"), PLAYED)):
-        begun = opened(config, host, sample, n)
+        begun = after_reset(config, host, sample, n)
         if begun.opening is None:
             continue
         actions = oracle_actions(task, begun)
@@ -104,8 +104,8 @@ def measure(config: Config, task: Task, host: Environments, count: Count) -> Obs
 
 
 def _played(config: Config, host: Environments, sample: Sample, actions: Any) -> tuple[list[Step], str]:
-    """Plays one episode with these actions (None: empty actions). Returns its steps, and why it failed, "" if it did
-    not."""
+    """Plays one episode with these actions (None: empty actions). Returns its steps, and the reason if it failed (""
+    otherwise)."""
     assert sample.environment_seed is not None
     episode, steps = host.open(sample, sample.environment_seed), list[Step]()
     try:
@@ -134,8 +134,8 @@ def counted(encode: Encoder) -> Count:
 
 
 def estimated(config: Config, side: int) -> Count:
-    """A function that estimates token counts without a processor: from the number of characters of the text, and from
-    the pixels of images, with `side` x `side` pixels per visual token."""
+    """A function that estimates token counts without a processor: text tokens from the number of characters, visual
+    tokens from the image size, with one token per `side` x `side` pixels."""
     def count(observation: Observation) -> tuple[int, int]:
         most = min(config.episode.max_pixels or math.inf, config.model.max_pixels or math.inf)
         visual = 0
@@ -149,6 +149,7 @@ def estimated(config: Config, side: int) -> Count:
 
 
 def as_answers(config: Config, length: EpisodeLength) -> Config:
-    """The config with answers as long as an episode, for functions that compute the size of answers."""
+    """The config with rollout.max_new_tokens set to the length of an episode, for functions that compute the size of
+    answers."""
     rollout = config.rollout.model_copy(update={"max_new_tokens": length.tokens})
     return config.model_copy(update={"rollout": rollout})

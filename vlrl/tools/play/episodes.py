@@ -1,5 +1,5 @@
-"""Episodes of `vlrl play`: a person chooses the actions, and sees the environment's observations and the score. There
-is no model.
+"""Episodes of `vlrl play`: a person chooses the actions, and sees the environment's observations and the score. No
+model is needed.
 
     with environments(config, task) as host:
         episode = PlayedEpisode(config, task, host, opened(config, host, sample, 0), folder)
@@ -30,7 +30,8 @@ from vlrl.types import PastAction, Sample
 
 @contextmanager
 def environments(config: Config, task: Task) -> Iterator[Environments | None]:
-    """A context with the environments of a task, which are closed at its end; None if the task has no environment."""
+    """A context that yields the environments of a task and closes them at its end. It yields None if the task has no
+    environment."""
     host = Environments(lambda convention: task, config.environment) if has_environment(task) else None
     try:
         yield host
@@ -41,29 +42,29 @@ def environments(config: Config, task: Task) -> Iterator[Environments | None]:
 
 @dataclass(frozen=True)
 class PlayedTurn:
-    """An action, and the observation that it led to."""
+    """An action, and the observation that the environment returned."""
 
     acted: PastAction
     media: tuple[QuestionMedia, ...] = ()
-    """Images and videos of the observation, as files."""
+    """Files of the images and videos in the observation."""
     seconds: float = 0.0
     info: Any = None
 
 
 class PlayedEpisode:
-    """One episode that a person plays, from its reset on."""
+    """One episode that a person plays, starting after the environment's reset."""
 
-    def __init__(self, config: Config, task: Task, host: Environments, opened: Sample, folder: Path):
-        assert opened.environment_seed is not None
+    def __init__(self, config: Config, task: Task, host: Environments, sample: Sample, folder: Path):
+        assert sample.environment_seed is not None
         self.task, self.limits, self.host, self.folder = task, config.episode, host, folder
         self._media_limits = config.limits
-        self.question: Question = ask(task, opened, config.limits, folder)
+        self.question: Question = ask(task, sample, config.limits, folder)
         self.turns: list[PlayedTurn] = []
         self.ended = ""
-        """Why the episode has ended: stop (the environment ended it), a limit (turns, media), or error; "" if it has
-        not ended."""
-        self._episode = host.open(opened, opened.environment_seed)
-        error = opened.reset_error
+        """Why the episode has ended: stop (the environment ended it), a limit (turns, media), or error; "" while it
+        continues."""
+        self._episode = host.open(sample, sample.environment_seed)
+        error = sample.reset_error
         if error is None:
             (observation,) = host.reset([self._episode])
             error = observation.reason if isinstance(observation, EnvironmentFailure) else None
@@ -110,16 +111,16 @@ class PlayedEpisode:
         self.host.close_episodes([self._episode])
 
 
-def opened(config: Config, host: Environments, sample: Sample, n: int) -> Sample:
-    """Sample number `n` with the first observation of its environment, or with the reason why the reset failed. A
-    sample without an environment is returned unchanged."""
+def after_reset(config: Config, host: Environments, sample: Sample, n: int) -> Sample:
+    """Sample number `n` after the reset of its environment: with the first observation, or with the reason why the
+    reset failed. A sample without an environment is returned unchanged."""
     return host.reset_sample(sample, int(np.random.SeedSequence([config.seed, 8, n]).generate_state(1)[0]))
 
 
 @prints_aside()
 def oracle_actions(task: Task, sample: Sample) -> list[str] | None:
-    """The actions of a perfect episode; None if the task has none. Raises TaskError if the task's code fails or returns
-    anything but a list of strings."""
+    """The actions of a perfect episode of the sample; None if the task has none. Raises TaskError if the task's code
+    fails or returns anything but a list of strings."""
     task = task.of(sample)
     try:
         actions = task.oracle_actions(sample)

@@ -1,4 +1,4 @@
-"""A sample as the model sees it, for `--dry-run` and `vlrl data check`. This module imports no torch."""
+"""Previews of samples as the model sees them, for `--dry-run` and `vlrl data check`. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.types import Parts, Sample
 
 _QUESTION_FIELDS = ("question", "expression", "instruction")
-"""Canonical fields that may hold the question; the first of them that a row has is shown."""
+"""Canonical fields that may hold the question. The first of them that a row has is shown."""
 _TARGET_FIELDS = ("answer", "boxes", "box", "action", "label", "plan", "spans", "tracks", "labels")
-"""Canonical fields that may hold the ground truth; the first of them that a row has is shown."""
+"""Canonical fields that may hold the ground truth. The first of them that a row has is shown."""
 _ROUNDING = 1e-6
 UNKNOWN = "auto: the model family's, not known without the model"
-"""Coordinate convention to display if the model's family is not known."""
+"""Name that is displayed for the coordinate convention if the model's family is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaFacts:
-    """One image or video of a sample. Sizes are (width, height) in pixels."""
+    """Properties of one image or video of a sample. Sizes are (width, height) in pixels."""
 
     kind: str
     original: tuple[int, int]
@@ -43,15 +43,15 @@ class ScoredOracle:
     answer: str
     """The answer as the model would generate it, without the text `opened`."""
     tokens: int | None
-    """Number of tokens, with the end token; None if it is not known."""
+    """Number of tokens, including the end token; None if it is not known."""
     parts: Parts
     weights: dict[str, float]
     reward: float | None
     best: float
-    """The reward if every part with a positive weight has its maximum."""
+    """The reward if every reward part with a positive weight has its maximum value."""
     error: str | None = None
     opened: str = ""
-    """Text with which the chat template begins the answer."""
+    """Text that the chat template puts at the start of the answer."""
 
     @property
     def is_best(self) -> bool:
@@ -68,7 +68,7 @@ class SamplePreview:
     tokens: int | None
     media: tuple[MediaFacts, ...]
     coordinates: str
-    """The coordinate convention of boxes; "" if there is no task."""
+    """Name of the coordinate convention of boxes; "" if there is no task."""
     target: Any = None
     oracle: ScoredOracle | None = None
 
@@ -78,7 +78,7 @@ class SamplePreview:
 
 
 def preview_without_model(limits: LimitsSettings, task: Task, sample: Sample) -> SamplePreview:
-    """A preview of a sample as the task renders it. If the model's family is not known, boxes are in pixels of the
+    """The preview of a sample as the task renders it. If the model's family is not known, boxes are in pixels of the
     original image."""
     convention = convention_of(task, sample)
     if convention == UNKNOWN:
@@ -97,7 +97,7 @@ def preview_without_model(limits: LimitsSettings, task: Task, sample: Sample) ->
 
 
 def preview_without_task(limits: LimitsSettings, sample: Sample) -> SamplePreview:
-    """A preview of a row's question and ground truth, for a config without a task."""
+    """The preview of a row's question and ground truth, for a config without a task."""
     task = Task()
     task.prompt = next((f"{{{name}}}" for name in _QUESTION_FIELDS if sample.get(name) is not None), "")
     target = next((sample[name] for name in _TARGET_FIELDS if sample.get(name) is not None), None)
@@ -113,7 +113,7 @@ def scored_oracle(task: Task, text: str, tokens: int | None, scored: AnswerScore
 
 
 def convention_of(task: Task, sample: Sample) -> str:
-    """The coordinate convention in which boxes of a sample are written, or UNKNOWN."""
+    """Name of the coordinate convention in which boxes of a sample are written, or UNKNOWN."""
     try:
         return sample.get("coordinates") or task.coordinates.convention
     except TaskError:

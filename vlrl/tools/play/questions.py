@@ -1,7 +1,8 @@
-"""`vlrl play`: a sample as a question that a person can answer, and the score of the answer. No model is needed.
+"""`vlrl play`: a sample as a question that a person can answer, and the score of the person's answer. No model is
+needed.
 
-    question = ask(task, sample, config.limits, folder)
-    judge(task, question, "<think>three</think><answer>3</answer>").scored.parts"""
+question = ask(task, sample, config.limits, folder)
+judge(task, question, "<think>three</think><answer>3</answer>").scored.parts"""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from vlrl.types import Answer, LoadedMedia, Media, Sample
 
 @dataclass(frozen=True)
 class QuestionMedia:
-    """One image or video of a question."""
+    """One image or video of a question, as a file."""
 
     kind: str
     path: str
-    """Path or address at which the image or video can be opened."""
+    """Path or URL at which the image or video can be opened."""
     size: tuple[int, int] | None = None
-    """Width and height in pixels; None if it cannot be read."""
+    """Width and height in pixels; None if the file cannot be read."""
     problem: str = ""
 
 
@@ -59,16 +60,16 @@ class ScoredAnswer:
 
 def walk(task: Task, split: str, index: int | None = None, id: str | None = None,
          shuffled: bool = False) -> Iterator[tuple[int, Sample]]:
-    """Yields (number, sample) of a split, beginning at an index or id, in order or shuffled.
+    """Yields (number, sample) of a split in order or shuffled, starting at an index or at the sample with an id.
 
-    Raises ConfigError for an index or id that the split does not have."""
+    Raises ConfigError if the split has no such index or id."""
     with prints_aside():
         samples = task_samples(task, split)
     if not len(samples):
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
     first = index or 0 if id is None else _index_of(samples, id)
     if not -len(samples) <= first < len(samples):
-        raise ConfigError(f"--index {first}: split '{split}' has {len(samples)} samples, 0 to {len(samples) - 1}")
+        raise ConfigError(f"--index {first}: split '{split}' has the samples 0 to {len(samples) - 1}")
     numbers = list(range(first % len(samples), len(samples)))
     if shuffled:
         random.shuffle(numbers)
@@ -89,11 +90,11 @@ def _index_of(samples: Sequence[Sample], id: str) -> int:
 
 @prints_aside()
 def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Question:
-    """The question of a sample, with the task's first prompt template. Images drawn by code are written to files in
-    `folder`.
+    """Turns a sample into a question with the task's first prompt template. Images drawn by code are written to files
+    in `folder`.
 
-    A person answers in pixels of the original image, so its size is used as the processed size if the row does not give
-    one."""
+    A person answers in pixels of the original image, so the original size is used as `processed_size` if the row has no
+    `processed_size`."""
     sample = replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
     shown = media_files([*sample.media, *(sample.opening.media if sample.opening else ())], limits, folder)
     size = next((s.size for s in shown if s.size), None)
@@ -110,7 +111,7 @@ def judge(task: Task, question: Question, text: str, step: int = 0) -> ScoredAns
 
 @prints_aside()
 def judge_answer(task: Task, question: Question, answer: Answer, error: str | None = None) -> ScoredAnswer:
-    """Scores an answer, which may be an episode that ended with an `error` of its environment."""
+    """Scores an answer. The answer may be that of an episode that ended with an `error` of its environment."""
     reduced, skipped = without_absent_parts(task, question.sample, [answer], Services())
     (scored,) = score_group(reduced, question.sample, [answer], answer.step)
     faults = [] if answer.turns else complaints(question.text, answer.text)
@@ -131,13 +132,13 @@ def target(task: Task, question: Question) -> Any:
 
 
 def complaints(prompt: str, text: str) -> list[str]:
-    """Faults in the form of an answer: it is empty, or tags that the prompt asks for are missing, not closed, or used
-    twice."""
+    """Faults in the form of an answer, as sentences: the answer is empty, or tags that the prompt asks for are missing,
+    not closed, or used twice."""
     problems = [] if text.strip() else ["the answer is empty"]
     for tag in ("think", "answer"):
         opened, closed = text.count(f"<{tag}>"), text.count(f"</{tag}>")
         if f"<{tag}>" in prompt and not opened and not closed:
-            problems.append(f"the prompt asks for <{tag}>, the answer has none")
+            problems.append(f"the prompt asks for <{tag}>, but the answer does not contain it")
         elif opened != closed:
             problems.append(f"<{tag}> occurs {opened} times, </{tag}> {closed} times")
         elif opened > 1:
@@ -147,7 +148,7 @@ def complaints(prompt: str, text: str) -> list[str]:
 
 def media_files(items: Sequence[Media], limits: LimitsSettings, folder: Path, prefix: str = ""
                 ) -> tuple[QuestionMedia, ...]:
-    """Images and videos as files. Images drawn by code are written to files in `folder`, named by `prefix` and a
+    """The images and videos as files. Images drawn by code are written to files in `folder`, named `prefix` and a
     number."""
     return tuple(_media_file(item, limits, folder / f"{prefix}{i}.png") for i, item in enumerate(items))
 

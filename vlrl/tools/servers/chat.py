@@ -38,11 +38,11 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 """Request field -> values that are accepted because they have no effect."""
 _OWN = ("temperature", "top_p", "seed", "stream_options")
 _STREAM = 12
-"""First number of the keys of this module's random streams."""
+"""First number in the keys of this module's random streams."""
 
 
 class Chat:
-    """Generates the replies to chat completion requests, one at a time. Its methods may be called from any thread."""
+    """Generates replies to chat completion requests, one at a time. Its methods may be called from any thread."""
 
     def __init__(self, engine: Engine, encode: Encoder, config: Config, name: str):
         self.engine, self.encode, self.config, self.name = engine, encode, config, name
@@ -88,8 +88,8 @@ def _number(value: Any, low: float, high: float) -> bool:
 
 @contextlib.contextmanager
 def chat(config: Config) -> Iterator[Chat]:
-    """Yields a Chat with the model that `vlrl eval` would evaluate: the newest checkpoint of the run, or model.name if
-    there is none."""
+    """A context that yields a Chat with the model that `vlrl eval` would evaluate: the newest checkpoint of the run, or
+    model.name if there is none."""
     chosen = choose_model(config)
     settings = chosen.config
     check_engine(settings)

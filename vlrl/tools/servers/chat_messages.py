@@ -19,11 +19,11 @@ from vlrl.rollout.generate import sampling_of
 from vlrl.types import Completion, Media
 
 IGNORED = {"model", "user", "metadata", "store", "messages"}
-"""Request fields that do not affect sampling: they are ignored, or read elsewhere."""
+"""Request fields that do not affect sampling. They have no effect, or are read by other code."""
 
 
 class RequestError(VlrlError):
-    """The refusal of a request, with its HTTP status."""
+    """An error that refuses a request, with its HTTP status."""
 
     def __init__(self, status: int, reason: str):
         super().__init__(reason)
@@ -36,7 +36,7 @@ class Message:
 
     role: str
     parts: tuple[tuple[str, str], ...]
-    """("text", the text) or ("image", a hash of the image's URL), for each part of the message."""
+    """The parts of the message in order, each as ("text", the text) or ("image", a hash of the image's URL)."""
     media: tuple[Media, ...] = ()
 
     @property
@@ -50,8 +50,7 @@ class Message:
 
 
 def read(given: Any, access: MediaAccess, root: Path) -> list[Message]:
-    """Parses the messages of a request. `access` tells from which hosts images may be downloaded; no local file is
-    read.
+    """Parses the messages of a request. `access` says from which hosts images may be downloaded; no local file is read.
 
     Raises RequestError naming the invalid message."""
     if not isinstance(given, list) or not given:
@@ -82,7 +81,6 @@ def _message(given: Any, place: str, access: MediaAccess, root: Path) -> Message
 
 
 def _image(url: Any, where: str, access: MediaAccess, root: Path) -> Media:
-    """The image of a data: URL, or of another URL if data.urls allows it."""
     if not _is_text(url) or not url.startswith(("data:", "http://", "https://")):
         raise RequestError(400, f"{where}: url must be a data: URL")
     if not url.startswith("data:"):
@@ -108,7 +106,7 @@ def _is_text(value: Any) -> bool:
 
 def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature: float,
                   allowed: Mapping[str, Sequence[Any]], null: bool = False) -> Sampling:
-    """The sampling parameters of a request: `temperature`, and the token limit and stop strings in `body`.
+    """The sampling parameters of a request: the argument `temperature`, and the token limit and stop strings in `body`.
 
     allowed: further fields -> values that are accepted because they have no effect. null: whether other fields are
     accepted if their value is null. Raises RequestError for any other field or value."""
@@ -124,7 +122,7 @@ def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature
         raise RequestError(400, "stop: give a string, or a list of at most 4 strings")
     for name, value in given.items():
         if value not in allowed.get(name, (None,) if null else ()):
-            raise RequestError(400, f"{name[:60]!r} is not supported here: leave it out")
+            raise RequestError(400, f"the field {name[:60]!r} is not supported: leave it out")
     sampling = sampling_of(rollout, temperature, limit)
     return replace(sampling, stop=tuple(stop) or sampling.stop)
 
@@ -139,12 +137,12 @@ def chat_reply(id: str, model: str, answer: Completion, prompt_tokens: int, **mo
 
 
 def same(messages: Sequence[Message], recorded: Sequence[Message]) -> bool:
-    """Whether a conversation equals the recorded conversation."""
+    """Whether the messages equal the recorded messages."""
     return len(messages) == len(recorded) and not any(map(contradiction, messages, recorded))
 
 
 def contradiction(given: Message, own: Message) -> str | None:
-    """The position at which a message first differs from the recorded message, such as ".content[0]"; None if they are
+    """Where the message `given` first differs from the recorded message `own`, such as ".content[0]"; None if they are
     equal."""
     if given.role != own.role:
         return ".role"

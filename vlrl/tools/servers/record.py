@@ -41,7 +41,7 @@ from vlrl.training.build_task import make_task
 MOST_BYTES = 2**26
 """Largest size of a request in bytes; a conversation contains its images in base64."""
 _SILENT_S = 60.0
-"""Timeout in seconds for receiving a request."""
+"""Seconds after which receiving a request times out."""
 _EPISODE = re.compile(r"/v1/episodes/([^/]+?)(/reward)?")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _LOCAL = ("127.0.0.1", "localhost")
@@ -50,8 +50,8 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def recorder(config: Config, folder: Path, most_open: int, idle_s: float) -> Iterator[Recorder]:
-    """Yields a Recorder that uses the model of a config and writes to a run folder; open episodes are closed at the
-    end."""
+    """A context that yields a Recorder, which uses the model of a config and writes to a run folder. Open episodes are
+    closed at the end."""
     if config.engine.name == "vllm_server":
         raise ConfigError("--record with engine.name=vllm_server: the model must run in this process. Set engine=hf or "
                           "engine=vllm")
@@ -137,7 +137,6 @@ class _Handler(BaseHTTPRequestHandler):
         return backend.chat(_name(next((n for n in named if n is not None), None)), body)
 
     def _check(self) -> None:
-        """Raises RequestError for a request that lacks the key, names another host or comes from a web page."""
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(hashlib.sha256(given.encode()).digest(), self.server.key):
             raise RequestError(401, "the key is wrong or missing: send the header Authorization: Bearer KEY")
@@ -183,11 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Does nothing, so that requests are not logged."""
+        """Drops the log message: requests are not logged."""
 
 
 def _name(given: Any) -> str:
-    """The validated id of an episode. Raises RequestError if it is not valid."""
     if not isinstance(given, str) or not _ID.fullmatch(given):
         raise RequestError(400, f"the episode id is {str(given)[:60]!r}: set the header X-Episode-Id, "
                       "metadata.episode_id or user to at most 128 letters, digits and .:_-")

@@ -60,8 +60,8 @@ class RecordedEpisode:
     sample: Sample
     prompt: Prompt
     messages: list[Message]
-    whole: Prompt
-    """The prompt followed by all later tokens of the episode."""
+    context: Prompt
+    """Token ids and media of the prompt and of everything after it, as one Prompt."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -70,45 +70,46 @@ class RecordedEpisode:
     reply: dict[str, Any] = field(default_factory=dict)
     """The reply to the last call."""
     used: float = 0.0
-    """time.monotonic() at the last call."""
+    """Time of the last call (time.monotonic())."""
     outcome: Mapping[str, Any] | None = None
     """Reward, parts and error of a closed episode; None while the episode is open."""
 
     @property
     def written(self) -> np.ndarray:
-        """[T] token ids after the prompt."""
-        return self.whole.ids[len(self.prompt):]
+        """[T] token ids after the prompt: completions and later messages."""
+        return self.context.ids[len(self.prompt):]
 
     @property
     def observed_media(self) -> tuple[LoadedMedia, ...]:
         return tuple(m for one in self.shown for m in one.media)
 
-    def append(self, whole: Prompt, logprobs: np.ndarray, sampled: np.ndarray) -> None:
-        self.whole = whole
+    def append(self, context: Prompt, logprobs: np.ndarray, sampled: np.ndarray) -> None:
+        self.context = context
         self.logprobs.append(logprobs)
         self.sampled.append(sampled)
 
     def act(self, action: Completion) -> None:
-        start, opened = len(self.written), self.whole.opened
-        self.append(self.whole.followed_by(action.tokens), action.logprobs, action.loss_mask)
+        start, opened = len(self.written), self.context.opened
+        self.append(self.context.followed_by(action.tokens), action.logprobs, action.loss_mask)
         self.turns.append(Turn(start=start, end=len(self.written), text=action.text, opened=opened))
         self.messages.append(Message("assistant", (("text", action.text),)))
 
     def observe(self, message: Message, shown: Prompt, closing: Sequence[int]) -> None:
-        """Appends a user message. If the last action was truncated, its end token (`closing`) is appended first."""
+        """Appends a user message. If the last completion was truncated, its missing end token (`closing`) is appended
+        first."""
         n, c = len(shown), len(closing)
         start = len(self.written) + c
-        whole = self.whole.followed_by(np.array(closing, np.int64))
-        self.append(join_prompts(whole, shown), np.zeros(n + c, np.float32), np.zeros(n + c, bool))
+        context = self.context.followed_by(np.array(closing, np.int64))
+        self.append(join_prompts(context, shown), np.zeros(n + c, np.float32), np.zeros(n + c, bool))
         self.turns.append(Turn(start=start, end=start + n, role="observation", text=message.text,
                                media=tuple(m.sha256 for m in shown.media)))
         self.shown.append(shown)
         self.messages.append(message)
 
     def completion(self, end: int) -> Completion:
-        """The episode in the form in which a training loop would have sampled it; `end` is the id of the end token."""
+        """The episode as the Completion that training would have sampled. `end` is the id of the end token."""
         last = self.written[-1:]
-        shown = continuation(self.whole, self.prompt, self.shown) if self.shown else None
+        shown = continuation(self.context, self.prompt, self.shown) if self.shown else None
         empty: list[np.ndarray] = [np.zeros(0, np.float32)]
         return Completion(
             tokens=self.written, logprobs=np.concatenate(self.logprobs or empty),
@@ -119,7 +120,8 @@ class RecordedEpisode:
 
 
 class Recorder:
-    """Replies to chat completion requests, which belong to episodes by id, and stores each episode when it is closed.
+    """Generates replies to chat completion requests, each of which belongs to an episode, and stores an episode when it
+    is closed.
 
     most_open: largest number of open episodes. idle_s: seconds without a call after which an episode is closed without
     a reward. Methods may be called from any thread; calls are processed one at a time."""
@@ -131,7 +133,7 @@ class Recorder:
         self._access = MediaAccess.of(config.data)
         self._open: dict[str, RecordedEpisode] = {}
         self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """Id -> report of the episodes closed last, at most `most_open` of them."""
+        """Id -> report, for the episodes closed last (at most `most_open`)."""
         numbers = (int(file.stem.rpartition("-")[2]) for file, *_ in folder.rollout_files("rollouts"))
         self._next = max(numbers, default=-1) + 1
         self._known = {row for row in folder.rollouts(columns=["episode_id"])["episode_id"].to_pylist() if row}
@@ -140,7 +142,7 @@ class Recorder:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def chat(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Generates the reply to a chat completion request of the episode `name`. If it raises RequestError, the
+        """Generates the reply to a chat completion request of the episode `name`. If RequestError is raised, the
         episode is unchanged."""
         sampling = self._sampling(body)
         messages = read(body.get("messages"), self._access, Path(self.config.run.dir))
@@ -157,10 +159,10 @@ class Recorder:
             room = self.config.episode.max_tokens - len(current.written)
             sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
             turn = sum(t.role == "assistant" for t in current.turns)
-            request = Request(prompt=current.whole, n=1, sampling=sampling, turns=tuple(current.turns),
+            request = Request(prompt=current.context, n=1, sampling=sampling, turns=tuple(current.turns),
                               key=(9, zlib.crc32(name.encode()), turn))
             ((action,),) = self.engine.generate([request])
-            before = len(current.whole)
+            before = len(current.context)
             current.act(action)
             current.reply = chat_reply(f"{name}-{turn}", self.config.model.name, action, before, episode_id=name)
             current.used = time.monotonic()
@@ -186,12 +188,12 @@ class Recorder:
             return self._close(episode, {"reward": body["reward"], "parts": parts, "error": None})
 
     def get(self, name: str) -> dict[str, Any]:
-        """The report of an open episode, or of one of the episodes closed last."""
+        """The report of the episode `name`, which must be open or among the episodes closed last."""
         with self._lock:
             return self._closed.get(name) or self._report(self._open_episode(name))
 
     def expire(self) -> None:
-        """Closes episodes that had no call for `idle_s` seconds. Does nothing while a call is being processed."""
+        """Closes the episodes that had no call for `idle_s` seconds. Does nothing while a call is being processed."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -210,7 +212,6 @@ class Recorder:
     # --- episodes -----------------------------------------------------------------------------------------------------
 
     def _begun(self, name: str, messages: list[Message]) -> RecordedEpisode:
-        """A new episode with these messages as its prompt."""
         if len(self._open) >= self.most_open:
             raise RequestError(429,
                                f"{self.most_open} episodes are open: close some (POST .../reward), or start the server "
@@ -218,7 +219,7 @@ class Recorder:
         sample = Sample(id=name, media=tuple(m for one in messages for m in one.media))
         prompt = self.encode.prompt(sample, [{"role": m.role, "content": m.content} for m in messages])
         number, self._next = self._next, self._next + 1
-        return RecordedEpisode(id=name, number=number, sample=sample, prompt=prompt, messages=messages, whole=prompt)
+        return RecordedEpisode(id=name, number=number, sample=sample, prompt=prompt, messages=messages, context=prompt)
 
     def _continued(self, episode: RecordedEpisode, messages: list[Message]) -> RecordedEpisode:
         """A copy of the episode, continued with the last of these messages. Raises RequestError if the other messages

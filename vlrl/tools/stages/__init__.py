@@ -1,1 +1,1 @@
-"""Training in several stages: supervised, RL, rounds of rejection sampling, merges of weights."""
+"""Training in several stages: supervised fine-tuning, RL, rounds of rejection sampling, merges of weights."""

@@ -44,11 +44,10 @@ class ExtrapolationResult:
 
 
 def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> ExtrapolationResult:
-    """Writes theta_later + k (theta_later - theta_earlier) to the folder `out`, with the file layout of the later
-    model.
+    """Writes theta_later + k (theta_later - theta_earlier) to the folder `out`, with the same files as the later model.
 
-    `earlier` and `later` are run folders (their newest checkpoint), checkpoints or model folders. Raises RunError if
-    they are different models, if one is damaged, or if `out` is not empty."""
+    `earlier` and `later` are checkpoints, model folders, or run folders (which stand for their newest checkpoint).
+    Raises RunError if the two models do not have the same weights, if one is damaged, or if `out` is not empty."""
     if not math.isfinite(k):
         raise ConfigError(f"k={k} is not a finite number")
     a, b = (folder for path in (earlier, later) if (folder := checkpoint.find(path).path))
@@ -80,9 +79,9 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
 def _same_kind(a: Path, b: Path) -> None:
     kinds = [(path / ADAPTER).is_file() for path in (a, b)]
     if kinds[0] != kinds[1]:
-        raise RunError(f"{a} holds {'an adapter' if kinds[0] else 'a whole model'} and {b} "
-                       f"{'an adapter' if kinds[1] else 'a whole model'}: both must be of the same kind; `vlrl "
-                       "export` merges an adapter into a whole model")
+        raise RunError(f"{a} holds {'an adapter' if kinds[0] else 'a complete model'} and {b} "
+                       f"{'an adapter' if kinds[1] else 'a complete model'}: both must be of the same kind; `vlrl "
+                       "export` merges an adapter into a complete model")
     if not kinds[0]:
         return
     settings = [json.loads((path / ADAPTER).read_text(encoding="utf-8")) for path in (a, b)]
@@ -97,7 +96,6 @@ def _weights(path: Path) -> list[Path]:
 
 
 def _places(path: Path) -> dict[str, Path]:
-    """Maps the name of each weight of a model to the file that holds it."""
     out: dict[str, Path] = {}
     try:
         for file in _weights(path):
@@ -111,8 +109,8 @@ def _places(path: Path) -> dict[str, Path]:
 def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[int, int, float]:
     """Writes all files of model `b` to `out`, with extrapolated weights.
 
-    Returns the number of tensors, the number of tensors that differ between the two models, and the squared distance of
-    the models."""
+    Returns the number of tensors, the number of tensors that differ between the two models, and the squared distance
+    between the models."""
     count, moved, square = 0, 0, 0.0
     for file in sorted(b.iterdir()):
         if file.is_file() and file.suffix != ".safetensors" and file.name not in (MANIFEST, STATE):
@@ -134,7 +132,8 @@ def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[in
 
 
 def _beyond(old: torch.Tensor, new: torch.Tensor, k: float) -> tuple[torch.Tensor, float]:
-    """new + k (new - old), computed in float32 and cast to new's dtype, and the squared distance of the two tensors."""
+    """new + k (new - old), computed in float32 and cast to the dtype of `new`, and the squared distance between the two
+    tensors."""
     if not new.is_floating_point():
         return new, 0.0
     step = new.float() - old.float()

@@ -1,10 +1,10 @@
-"""The training stage `rounds`: in each round answers are sampled and scored, and the model is trained on correct ones
-(the kept answers).
+"""Training stages of kind `rounds`: in each round answers are sampled and scored, and the model is trained on selected
+correct answers (the kept answers).
 
     round-01/answers.jsonl    every answer with its reward; an interrupted round resumes from it (evaluation/rows.py)
     round-01/rows.jsonl       the kept answers, with their origin (data/sources/solutions.py)
-    round-01/                 the run folder of the supervised steps on them
-    stages.json               the rounds, and the results of finished ones
+    round-01/                 the run folder of the supervised steps on the kept answers
+    stages.json               the list of rounds, and the results of finished rounds
 
 RAFT (arXiv 2304.06767), expert iteration (2403.04642), shortest rejection sampling (Kimi k1.5, 2501.12599), selective
 self-rehearsal (2409.04787), re-distillation (2505.17988)."""
@@ -38,7 +38,7 @@ from vlrl.tools.evaluation.measure import ModelChoice, choose_model, model_facts
 from vlrl.tools.evaluation.rows import RowFile, read_rows
 from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.tools.hub.export import merged
-from vlrl.tools.stages.selection import CHOICES, chosen, is_right, longer
+from vlrl.tools.stages.selection import CHOICES, is_right, select_answers, select_rejected
 from vlrl.tools.stages.stage_list import StageList, read_stages
 from vlrl.training import sft
 from vlrl.training.build_task import make_task
@@ -48,7 +48,7 @@ ANSWERS, ROWS, ALL_ROWS = "answers.jsonl", "rows.jsonl", "all-rows.jsonl"
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
 
 LEARNS = {"sft": guided.sft, "dpo": guided.dpo}
-"""Name -> loss of a round (rounds.learn); the options of `dpo` are the options of the DPO loss."""
+"""Value of rounds.learn -> the loss that a round trains with. The options of `dpo` are those of the DPO loss."""
 
 Say = Callable[[str], None]
 
@@ -59,7 +59,7 @@ def check(config: Config) -> None:
     bind("rounds.learn", config.rounds.learn, LEARNS)
     if config.data.solutions:
         raise ConfigError(f"data.solutions={config.data.solutions!r}: a stage of kind rounds sets data.solutions "
-                          "itself: leave it out")
+                          "itself. Leave this setting out")
     if config.rounds.gold and config.rounds.learn.name == "dpo":
         raise ConfigError("rounds.gold=true adds answers that have no rejected counterpart, and rounds.learn=dpo "
                           "learns from pairs of a kept and a rejected answer: leave one of the two settings out")
@@ -72,19 +72,19 @@ def check(config: Config) -> None:
 
 
 def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
-    """Runs all unfinished rounds; returns whether every round is finished. Every process calls it.
+    """Runs all unfinished rounds; returns whether all rounds are finished. Every process calls this function.
 
-    `first` is the initial model of the whole run, from which each round starts if rounds.start is `start`."""
+    `first` is the initial model of the whole run; if rounds.start is `start`, each round starts from it."""
     folder, model = Path(config.run.dir), config.model.name
 
     def opened() -> StageList:
         before, names = read_stages(folder), [f"round-{r + 1:02d}" for r in range(config.rounds.count)]
         return StageList(folder, [(name, "sft") for name in names], before.done if before else {}).write()
 
-    def finished(known: StageList, name: str, **left: Any) -> StageList:
+    def finished(known: StageList, name: str, **result: Any) -> StageList:
         path = checkpoint.find(folder / name).path
         assert path
-        return known.finished(name, model=str(merged(path, folder / name)), **left)
+        return known.finished(name, model=str(merged(path, folder / name)), **result)
 
     known: StageList = comm.on_main(opened)
     for number, (name, _) in enumerate(known.stages):
@@ -105,8 +105,8 @@ def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
     return True
 
 
-def left(config: Config) -> str:
-    """The folder with the weights of the last round."""
+def last_model(config: Config) -> str:
+    """The folder with the weights of the last finished round."""
     known = read_stages(Path(config.run.dir))
     assert known
     return str(known.done[known.stages[-1][0]]["model"])
@@ -116,7 +116,7 @@ def left(config: Config) -> str:
 
 
 def _draw_and_select(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
-    """Samples the answers of a round, writes the answers chosen for training to rows.jsonl, and returns counts.
+    """Samples the answers of a round and writes the selected ones to rows.jsonl; returns counts.
 
     Answers and rows that exist on disk are reused."""
     place = folder / f"round-{number + 1:02d}"
@@ -127,8 +127,8 @@ def _draw_and_select(config: Config, model: str, folder: Path, number: int, say:
         comm.on_main(lambda: _write(config, one, number, place, file))
     said: dict[str, Any] = comm.on_main(lambda: _figures(config, place))
     if comm.is_main():
-        say(f"{place.name}: {said['right']} of {said['answers']} answers are right, to {said['solved']} of "
-            f"{said['prompts']} prompts; {said['kept']} are kept")
+        say(f"{place.name}: {said['right']} of {said['answers']} answers are right ({said['solved']} of "
+            f"{said['prompts']} prompts have a right answer); {said['kept']} are kept")
     if not said["kept"] and (config.rounds.learn.name == "sft" or not said["right"]):
         raise TrainingError(f"{place.name}: none of {said['answers']} answers to {said['prompts']} prompts is right, "
                             "so there is nothing to learn from: raise rounds.answers or rounds.prompts, lower "
@@ -169,8 +169,8 @@ def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]
 
 
 def _write(config: Config, one: ModelChoice, number: int, place: Path, file: RowFile) -> None:
-    """Writes the answers of a round that were chosen for training as rows; with rounds.keep_rows also a file that
-    includes the rows of earlier rounds."""
+    """Writes the selected answers of a round as rows. With rounds.keep_rows, also writes a file that includes the rows
+    of earlier rounds."""
     file.close()
     bound = bind("rounds.choose", config.rounds.choose, CHOICES)
     task = make_task(config)
@@ -181,7 +181,7 @@ def _write(config: Config, one: ModelChoice, number: int, place: Path, file: Row
     rows = []
     for answers in _by_prompt(file.rows()):
         at, sample = prompts[answers[0]["number"]]
-        taken = chosen(answers, bound, config.rounds.least)
+        taken = select_answers(answers, bound, config.rounds.least)
         rows += [{"number": at, "id": row["sample"], "solution": row["answer"], "reward": row["reward"],
                   "correct": row["correct"], "tokens": row["tokens"], "answer": row["index"],
                   "of": config.rounds.answers, **lost, **came}
@@ -196,12 +196,12 @@ def _write(config: Config, one: ModelChoice, number: int, place: Path, file: Row
 
 
 def _rejected(config: Config, answers: Sequence[Row], preferred: Row) -> list[dict[str, Any]]:
-    """For DPO: one dictionary of columns for each rejected answer to pair with the answer `preferred`. For SFT: a
-    single empty dictionary."""
+    """For DPO, one dictionary of columns for each rejected answer that is paired with the answer `preferred`. For SFT,
+    a single empty dictionary."""
     if config.rounds.learn.name == "sft":
         return [{}]
     return [{"rejected": row["answer"], "rejected_tokens": row["tokens"], "rejected_correct": row["correct"]}
-            for row in longer(answers, preferred, config.rounds.least, config.rounds.longer)]
+            for row in select_rejected(answers, preferred, config.rounds.least, config.rounds.longer)]
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
@@ -214,7 +214,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _figures(config: Config, place: Path) -> dict[str, Any]:
-    """Counts the answers of a round, the correct ones, and those chosen for training."""
     answers = _by_prompt(read_rows(place / ANSWERS))
     right = [[row for row in group if is_right(row, config.rounds.least)] for group in answers]
     retained = _lines(place / ROWS)
@@ -225,7 +224,6 @@ def _figures(config: Config, place: Path) -> dict[str, Any]:
 
 
 def _learning(config: Config, model: str, place: Path) -> Config:
-    """The config of the supervised steps of a round."""
     rows = place / (ALL_ROWS if config.rounds.keep_rows else ROWS)
     steps = config.steps
     if config.rounds.epochs is not None:

@@ -1,5 +1,5 @@
-"""Runs the stages of a config: supervised, RL, rounds of rejection sampling, merges of weights. Used by `vlrl train` if
-the config has `stages`.
+"""Runs the stages of a config: supervised fine-tuning, RL, rounds of rejection sampling, merges of weights. Used by
+`vlrl train` if the config has `stages`.
 
 Each stage is a run in a subfolder of the run folder, named after the stage, and starts from the weights of the previous
 stage. stages.json lists the finished stages. A killed run resumes inside its current stage, and ends with the same
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class StagesResult:
-    """How far the run of all stages got."""
+    """How far the stages of a run got."""
 
     folder: Path
     finished: bool
@@ -48,7 +48,7 @@ class StagesResult:
 
 
 def train_stages(config: Config, say: Say = print) -> StagesResult:
-    """Runs every unfinished stage, in order. Every process calls it.
+    """Runs every unfinished stage, in order. Every process calls this function.
 
     Raises ConfigError before the first stage starts if the settings of any stage are wrong, and RunError if a finished
     stage was run with other settings."""
@@ -57,24 +57,24 @@ def train_stages(config: Config, say: Say = print) -> StagesResult:
     with contextlib.ExitStack() as stack:
         comm.on_main(lambda: stack.enter_context(RunFolder(Path(config.run.dir)).lock(config.run.steal_lock)) and None,
                      "opening the run folder")
-        known: StageList = comm.on_main(partial(_opened, config, stages), "checking the settings of all stages")
+        known: StageList = comm.on_main(partial(_open_stages, config, stages), "checking the settings of all stages")
         model = config.model.name
         for one in needs.of_stages(config) if comm.is_main() else ():
             say(str(one))
         for stage, own in stages:
-            own = _beginning(stage, own, known, model)
+            own = _with_initial_model(stage, own, known, model)
             if not comm.on_main(partial(_is_finished, known, stage, own)):
                 if comm.is_main():
                     say(f"stage {stage.name} ({stage.kind}) begins with {own.model.name}")
                 if not _RUN[stage.kind](own, known, say):
                     return StagesResult(known.folder, False, stage.name, model)
-                left = comm.on_main(partial(_handed_over, stage, own), f"handing over the weights of {stage.name}")
-                known = comm.on_main(partial(known.finished, stage.name, steps=own.steps, model=left))
+                final = comm.on_main(partial(_final_model, stage, own), f"handing over the weights of {stage.name}")
+                known = comm.on_main(partial(known.finished, stage.name, steps=own.steps, model=final))
             model = str(known.done[stage.name]["model"])
     return StagesResult(known.folder, True, stages[-1][0].name, model)
 
 
-def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> StageList:
+def _open_stages(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> StageList:
     """Opens or creates the run folder and returns its list of stages. Raises ConfigError if the settings of any stage
     are wrong."""
     folder = RunFolder(Path(config.run.dir))
@@ -82,16 +82,16 @@ def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> Stag
         files.move_to_backup(folder.path)
     known = read_stages(folder.path)
     if config.resume == "must" and known is None:
-        raise RunError(f"resume=must, but {folder.path} holds no run with stages. Start with resume=auto.")
+        raise RunError(f"resume=must, but {folder.path} contains no run with stages. Use resume=auto.")
     if known is None and (folder.path / "checkpoints").is_dir():
-        raise RunError(f"{folder.path} holds a run without stages: choose another run.dir, or resume=never (the old "
-                       "run is kept beside)")
+        raise RunError(f"{folder.path} contains a run without stages: choose another run.dir, or start over with "
+                       "resume=never (the old run is moved to a folder next to it)")
     problems = [f"stage {stage.name}: {problem}" for (stage, own) in stages
                 for problem in problems_of(config, stage, own)]
     if problems:
         raise ConfigError("\n".join(problems))
     names = {stage.name for stage, _ in stages}
-    done = {name: left for name, left in (known.done if known else {}).items() if name in names}
+    done = {name: result for name, result in (known.done if known else {}).items() if name in names}
     folder.create(dump(config), config.seed)
     return StageList(folder.path, [(stage.name, stage.kind) for stage, _ in stages], done).write()
 
@@ -111,7 +111,7 @@ def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
 
 
 def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntry, DryRun | None, list[str]]]:
-    """Checks every stage; returns (stage, report of `vlrl train --dry-run`, problems) for each.
+    """Checks every stage. Returns a tuple (stage, report of `vlrl train --dry-run`, problems) for each stage.
 
     For a merge, and for a stage whose data an earlier stage will write, only the settings are checked and the report is
     None."""
@@ -127,7 +127,7 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
 
 
 def _settings(stage: StageEntry, own: Config) -> Config:
-    """The config that a stage runs with; for kind `sft` it is converted to supervised training."""
+    """The config that a stage runs with. For kind `sft`, it is the config converted to supervised training."""
     return sft.supervised_config(own) if stage.kind == "sft" else own
 
 
@@ -137,9 +137,9 @@ def _is_generated(config: Config, own: Config) -> bool:
     return any(name and Path(name).absolute().is_relative_to(inside) for name in (own.data.train, own.data.solutions))
 
 
-def _beginning(stage: StageEntry, own: Config, known: StageList, before: str) -> Config:
-    """The config of a stage with model.name set to its initial weights (stage.begin); `before` is the model of the
-    previous stage."""
+def _with_initial_model(stage: StageEntry, own: Config, known: StageList, before: str) -> Config:
+    """The config of a stage with model.name set to the stage's initial weights (stage.begin). `before` is the model of
+    the previous stage."""
     if stage.begin == "start":
         return own
     name = before if stage.begin == "before" else str(known.done[stage.begin]["model"])
@@ -148,11 +148,11 @@ def _beginning(stage: StageEntry, own: Config, known: StageList, before: str) ->
 
 def _is_finished(known: StageList, stage: StageEntry, own: Config) -> bool:
     """Whether a stage is finished. Raises RunError if it was run with other settings."""
-    left = known.done.get(stage.name)
-    if left is None:
+    result = known.done.get(stage.name)
+    if result is None:
         return False
     refuse_other_settings(RunFolder(Path(own.run.dir)), _settings(stage, own))
-    return bool(int(left.get("steps", 0)) >= own.steps and Path(str(left.get("model"))).is_dir())
+    return bool(int(result.get("steps", 0)) >= own.steps and Path(str(result.get("model"))).is_dir())
 
 
 # --- the kinds --------------------------------------------------------------------------------------------------------
@@ -163,21 +163,21 @@ def _completed(session: Session) -> bool:
 
 
 def _rounds(own: Config, known: StageList, say: Say) -> bool:
-    comm.on_main(partial(_begun, own))
-    return rounds.train_rounds(own, say, _first(known))
+    comm.on_main(partial(_write_settings, own))
+    return rounds.train_rounds(own, say, _initial_model(known))
 
 
 def _merge(own: Config, known: StageList, say: Say) -> bool:
-    """Merges two models: writes share * other + (1 - share) * before, where `other` is the model merge.other and
-    `before` the model of the previous stage."""
+    """Writes the merged model share * other + (1 - share) * before, where `other` is the model merge.other and `before`
+    the model of the previous stage."""
     other = own.merge.other
     if other in known.done:
         folder = Path(str(known.done[other]["model"]))
     else:
-        folder = Path(loading.resolve(_first(known))) if other == "start" else Path(other)
+        folder = Path(loading.resolve(_initial_model(known))) if other == "start" else Path(other)
 
     def write() -> None:
-        _begun(own)
+        _write_settings(own)
         out = Path(own.run.dir) / "model"
         if not folder.is_dir():
             raise ConfigError(f"merge.other={other}: {str(folder)!r} is not a folder on this machine: name the folder "
@@ -189,21 +189,21 @@ def _merge(own: Config, known: StageList, say: Say) -> bool:
     return True
 
 
-def _first(known: StageList) -> str:
+def _initial_model(known: StageList) -> str:
     """The initial model of the whole run (model.name)."""
     return str(yaml.safe_load(files.read_small(known.folder / "config.yaml"))["model"]["name"])
 
 
-def _begun(own: Config) -> None:
-    """Writes the settings of a stage that does not create its own run folder. Raises RunError if the stage was started
-    with other settings."""
+def _write_settings(own: Config) -> None:
+    """Writes the settings of a stage that has no training run of its own. Raises RunError if the stage was started with
+    other settings."""
     folder = RunFolder(Path(own.run.dir))
     if (folder.path / "config.yaml").exists():
         before = validate(yaml.safe_load(files.read_small(folder.path / "config.yaml")))
         if changed := differences(before, own):
-            raise RunError(f"{folder.path} holds a stage that was begun with other settings:\n  " + "\n  ".join(changed)
-                           + "\nSet them back, choose another run.dir, or start over with resume=never (the old run is "
-                           "kept beside).")
+            raise RunError(f"{folder.path} contains a stage that was started with other settings:\n  "
+                           + "\n  ".join(changed) + "\nSet them back, choose another run.dir, or start over with "
+                           "resume=never (the old run is moved to a folder next to it).")
     folder.create(dump(own), own.seed)
 
 
@@ -212,13 +212,14 @@ _RUN: dict[str, Callable[[Config, StageList, Say], bool]] = {
     "rl": lambda own, known, say: _completed(loop.train(own)), "rounds": _rounds, "merge": _merge}
 
 
-def _handed_over(stage: StageEntry, own: Config) -> str:
-    """The folder with the weights that the next stage starts from; an adapter is first merged into its base model."""
+def _final_model(stage: StageEntry, own: Config) -> str:
+    """The folder with the weights that the next stage starts from. If the stage trained an adapter, it is merged into
+    its base model first."""
     folder = Path(own.run.dir)
     if stage.kind == "merge":
         return str(folder / "model")
     if stage.kind == "rounds":
-        path = Path(rounds.left(own))
+        path = Path(rounds.last_model(own))
     else:
         best = stage.hand_over == "best"
         weights = checkpoint.find(folder / "checkpoints" / "best" if best else folder).path

@@ -1,4 +1,5 @@
-"""Strategies that choose which correct answers to a prompt a round trains on (rounds.choose): `[Candidate] -> indices`.
+"""Strategies that select which correct answers to a prompt a round trains on (rounds.choose): functions of [Candidate]
+that return indices.
 
 Candidates are complete, correct and different as texts, in the order in which they were sampled."""
 
@@ -15,7 +16,7 @@ from vlrl.rewards.scripts import pieces
 
 @dataclass(frozen=True)
 class Candidate:
-    """A correct answer that a strategy may choose."""
+    """A correct answer that a strategy may select."""
 
     text: str
     reward: float
@@ -25,33 +26,34 @@ class Candidate:
 
 
 def best(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:
-    """Indices of the `count` candidates with the highest reward; among equal rewards the earlier samples.
+    """Indices of the `count` candidates with the highest reward. Among equal rewards, candidates that were sampled
+    earlier are preferred.
 
     RAFT: Reward rAnked FineTuning for Generative Foundation Model Alignment (arXiv 2304.06767)."""
     return sorted(range(len(candidates)), key=lambda i: -candidates[i].reward)[:count]
 
 
 def shortest(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:
-    """Indices of the `count` candidates with the fewest tokens; among equally short candidates those with the higher
-    reward.
+    """Indices of the `count` candidates with the fewest tokens. Among equally short candidates, higher rewards are
+    preferred.
 
     Shortest rejection sampling of Kimi k1.5 (arXiv 2501.12599)."""
     return sorted(range(len(candidates)), key=lambda i: (candidates[i].tokens, -candidates[i].reward))[:count]
 
 
 def diverse(candidates: Sequence[Candidate], count: Positive = 4) -> list[int]:
-    """Indices of `count` candidates: first the one with the highest reward, then repeatedly the one least similar to
-    those already chosen.
+    """Indices of `count` candidates: first the candidate with the highest reward, then repeatedly the candidate that is
+    least similar to the selected ones.
 
     The similarity of two answers is the Jaccard index of their sets of words; the similarity to several answers is the
     largest of these. Distinct solutions, as in rejection sampling fine-tuning (arXiv 2308.01825), which compares the
     equations in an answer; comparing words is our choice."""
     words = [{*pieces(c.text.lower())} for c in candidates]
-    chosen = best(candidates)
-    while len(chosen) < min(count, len(candidates)):
-        left = [i for i in range(len(candidates)) if i not in chosen]
-        chosen.append(min(left, key=lambda i: max(_jaccard(words[i], words[j]) for j in chosen)))
-    return chosen
+    selected = best(candidates)
+    while len(selected) < min(count, len(candidates)):
+        left = [i for i in range(len(candidates)) if i not in selected]
+        selected.append(min(left, key=lambda i: max(_jaccard(words[i], words[j]) for j in selected)))
+    return selected
 
 
 def every(candidates: Sequence[Candidate]) -> list[int]:
@@ -68,8 +70,8 @@ CHOICES: dict[str, Callable[..., Sequence[int]]] = {"best": best, "shortest": sh
                                                     "all": every}
 
 
-def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) -> list[dict[str, Any]]:
-    """Selects the answers to train on, given the rows of all answers to one prompt (tools/evaluation/rows.py).
+def select_answers(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) -> list[dict[str, Any]]:
+    """Selects the answers to train on from the rows of all answers to one prompt (tools/evaluation/rows.py).
 
     An answer is correct if the task says so or, with `least`, if its reward is at least `least`. Truncated and empty
     answers are dropped, and of several answers with the same text only the first is considered. Raises ValueError if
@@ -87,10 +89,10 @@ def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) 
     return [candidates[i] for i in dict.fromkeys(places)]
 
 
-def longer(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: float | None,
+def select_rejected(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: float | None,
            factor: float) -> list[dict[str, Any]]:
-    """Selects the rejected answers to pair with the answer `preferred` in DPO for shorter answers: wrong answers that
-    are longer, and correct answers with more than `factor` times its tokens.
+    """For DPO that shortens answers, selects the rejected answers to pair with the answer `preferred`: wrong answers
+    that are longer, and correct answers with more than `factor` times as many tokens.
 
     Unscorable answers are excluded, and of several answers with the same text only the first is used. DPO of
     long2short, Kimi k1.5 (arXiv 2501.12599)."""
@@ -103,8 +105,8 @@ def longer(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: flo
 
 
 def is_right(row: dict[str, Any], least: float | None) -> bool:
-    """Whether an answer counts as correct: as the task says or, with `least`, by its reward. False for an unscorable
-    answer."""
+    """Whether an answer counts as correct: by the task's verdict or, with `least`, if its reward is at least `least`.
+    False for an unscorable answer."""
     reward = row.get("reward")
     if reward is None or not math.isfinite(reward):
         return False

@@ -3,8 +3,8 @@
     {"stages": [{"name": "cold", "kind": "sft"}, {"name": "rl", "kind": "rl"}],
      "done": {"cold": {"steps": 50, "model": "/runs/two/cold/checkpoints/step-000050"}}}
 
-Each stage has a folder, named after it, next to this file. A stage of kind `rounds` has such a file for its rounds.
-Reading the file does not import torch."""
+Each stage has a folder, named after the stage, next to this file. The folder of a stage of kind `rounds` contains
+another stages.json, which lists its rounds. Reading the file does not import torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StageList:
         return [place for name, _ in self.stages if not (place := self.folder / name).is_symlink()]
 
     def finished(self, name: str, **left: Any) -> StageList:
-        """Marks a stage as finished with this result, and writes the file."""
+        """Marks a stage as finished with a result (`steps`, `model`), and writes the file."""
         return StageList(self.folder, self.stages, {**self.done, name: left}).write()
 
     def write(self) -> StageList:

@@ -1,1 +1,1 @@
-"""New training data: synthesized prompts, and answers distilled from a teacher."""
+"""Creates new training data: synthesized prompts, and answers distilled from a teacher model."""

@@ -1,12 +1,12 @@
-"""`vlrl data distill`: requests answers from a teacher behind an OpenAI-compatible server, and keeps those that the
-task scores as right.
+"""`vlrl data distill`: requests answers from a teacher model behind an OpenAI-compatible server, and keeps answers that
+the task scores as right.
 
     name.jsonl              the kept answers, for data.solutions (data/sources/solutions.py)
     name.drawn.jsonl        every reply with its tokens, written when it arrives; a repeated command continues it
     name.about.json         settings, counts and cost
 
-An answer is kept only if `Task.correct` accepts it or, with `least`, if its reward is at least that. What the teacher
-says about its answer does not count."""
+An answer is kept only if `Task.correct` accepts it or, with `least`, if its reward is at least `least`. What the
+teacher says about its answer does not count."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from vlrl.tools.clients.replies import Replies
 from vlrl.tools.evaluation.answers import answer_fields
 from vlrl.tools.evaluation.grid import Server, endpoint_of
 from vlrl.tools.evaluation.measure import task_facts
-from vlrl.tools.stages.selection import CHOICES, chosen, every
+from vlrl.tools.stages.selection import CHOICES, every, select_answers
 from vlrl.training.build_task import make_task
 from vlrl.types import Group, Prompt, Sample
 
@@ -46,12 +46,12 @@ _ROLLOUT = ("max_new_tokens", "stop")
 _STREAM = 13
 """First number of the request keys for the teacher's answers."""
 _NAMED = 8
-"""Number of skipped rows whose reasons are reported."""
+"""Number of skipped rows whose reasons are listed in the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """How answers are sampled from the teacher, and which answers are kept."""
+    """How answers are sampled from the teacher, and which of them are kept."""
 
     answers: int = 1
     """Number of answers per prompt."""
@@ -60,11 +60,11 @@ class DistillSettings:
     temperature: float = 1.0
     choose: Named = field(default_factory=lambda: Named(name="shortest"))
     least: float | None = None
-    """Smallest reward of a right answer; None = the task decides which answers are right."""
+    """Smallest reward of a right answer. None = the task decides which answers are right."""
     price_in: float | None = None
-    """Price per million input tokens; None = the cost is not computed."""
+    """Price of a million input tokens. None = the cost is not computed."""
     price_out: float | None = None
-    """Price per million output tokens."""
+    """Price of a million output tokens."""
 
 
 @dataclass(frozen=True)
@@ -82,57 +82,57 @@ class DistillFiles:
         return self.out.with_name(f"{self.out.stem}.about.json")
 
 
-def goes_on(places: DistillFiles) -> bool:
-    """Whether the files were written by an earlier command in which requests failed; the command may then be repeated.
-    """
-    return bool((read_json(places.about) or {}).get("unanswered"))
+def goes_on(files: DistillFiles) -> bool:
+    """Whether the files were written by an earlier command in which requests failed, so that the command may be
+    repeated."""
+    return bool((read_json(files.about) or {}).get("unanswered"))
 
 
-def check(config: Config, order: DistillSettings, places: DistillFiles) -> Bound:
-    """The function that selects answers to keep among the right ones. Raises ConfigError for settings that cannot be
+def check(config: Config, settings: DistillSettings, files: DistillFiles) -> Bound:
+    """Returns the function that selects which right answers are kept. Raises ConfigError for settings that cannot be
     used together."""
-    choose = bind("--choose", order.choose, CHOICES)
-    if places.out.suffix != ".jsonl":
-        raise ConfigError(f"{places.out}: data.solutions reads lines of JSON; give --out a name that ends in .jsonl")
+    choose = bind("--choose", settings.choose, CHOICES)
+    if files.out.suffix != ".jsonl":
+        raise ConfigError(f"{files.out}: data.solutions reads lines of JSON; give --out a name that ends in .jsonl")
     if config.data.solutions:
         raise ConfigError(f"data.solutions={config.data.solutions!r} already provides answers to the rows: remove "
                           "this setting")
     if any(map(has_environment, make_task(config).members)):
         raise ConfigError(f"vlrl data distill stores an answer as a row's `solution`, but episodes of task "
                           f"{config.task_name!r} are not single answers: choose a task without environments")
-    if order.answers > 1 and not order.temperature:
-        raise ConfigError(f"--temperature 0 gives {order.answers} identical answers (--answers): raise the "
+    if settings.answers > 1 and not settings.temperature:
+        raise ConfigError(f"--temperature 0 gives {settings.answers} identical answers (--answers): raise the "
                           "temperature, or set --answers 1")
     return choose
 
 
-def distill_answers(config: Config, server: Server, order: DistillSettings, places: DistillFiles,
+def distill_answers(config: Config, server: Server, settings: DistillSettings, files: DistillFiles,
                     progress: Progress) -> dict[str, Any]:
-    """Requests the answers that are missing, scores all answers and writes those that are kept. Returns counts and
+    """Requests the answers that are missing, scores all answers and writes the ones that are kept. Returns counts and
     cost.
 
     Raises ConfigError if the server refuses the key, the path or the model; TrainingError if no request succeeds or
     scoring fails too often. If the call is repeated, answers whose requests failed are requested again."""
-    choose, task = check(config, order, places), make_task(config)
+    choose, task = check(config, settings, files), make_task(config)
     with contextlib.closing(endpoint_of(config, server)) as teacher:
-        facts = {**task_facts(config, _ROLLOUT), "teacher": teacher.model, "temperature": order.temperature}
-        work = _Work(config=config, task=task, samples=[*_samples(task, config, order.rows)], order=order,
-                     progress=progress, replies=Replies.of(places.drawn, facts), encode=ChatEncoder(config))
+        facts = {**task_facts(config, _ROLLOUT), "teacher": teacher.model, "temperature": settings.temperature}
+        work = _Work(config=config, task=task, samples=[*_samples(task, config, settings.rows)], settings=settings,
+                     progress=progress, replies=Replies.open(files.drawn, facts), encode=ChatEncoder(config))
         failed = work.draw(teacher)
     with serving(config, task) as services:
         rows, figures = work.verified(choose, services, str(teacher.model))
-    write_rows(places.out, rows)
+    write_rows(files.out, rows)
     results = {**figures, "kept": len(rows), "unanswered": failed, "left_out": len(work.left_out),
-               "cost": work.replies.cost(order.price_in, order.price_out)}
-    about = {**results, "facts": facts, "endpoint": teacher.address, "answers_each": order.answers,
-             "choose": order.choose.model_dump(), "least": order.least,
+               "cost": work.replies.cost(settings.price_in, settings.price_out)}
+    about = {**results, "facts": facts, "endpoint": teacher.address, "answers_each": settings.answers,
+             "choose": settings.choose.model_dump(), "least": settings.least,
              "first_left_out": [*work.left_out.values()][:_NAMED]}
-    write_text(places.about, json.dumps(about, indent=1) + "\n")
+    write_text(files.about, json.dumps(about, indent=1) + "\n")
     return results
 
 
 def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int, Sample]]:
-    """Yields (number in the training split, sample) of the rows that the teacher is asked about."""
+    """Yields (number in the training split, sample) for the rows that the teacher is asked about."""
     samples = task_samples(task, "train")
     for place in islice(range(len(samples)), most):
         sample = readable(samples, place) if config.data.quarantine else samples[place]
@@ -148,7 +148,7 @@ class _Work:
     config: Config
     task: Task
     samples: Sequence[tuple[int, Sample]]
-    order: DistillSettings
+    settings: DistillSettings
     progress: Progress
     replies: Replies
     encode: ChatEncoder
@@ -157,12 +157,11 @@ class _Work:
 
     def draw(self, teacher: Endpoint) -> int:
         """Requests the answers that are missing; returns the number of failed requests."""
-        wanted = [(place, i) for place, _ in self.samples for i in range(self.order.answers)]
+        wanted = [(place, i) for place, _ in self.samples for i in range(self.settings.answers)]
         return self.replies.fill(teacher, wanted, self._requests, self.progress, "asking the teacher")
 
     def _requests(self, wanted: Sequence[tuple[int, int]]) -> list[Request]:
-        """One request per (row, answer) in `wanted`, except for skipped rows."""
-        sampling = sampling_of(self.config.rollout, self.order.temperature)
+        sampling = sampling_of(self.config.rollout, self.settings.temperature)
         rows = dict(self.samples)
         prompts = {place: self._prompt(place, rows[place]) for place in dict.fromkeys(place for place, _ in wanted)}
         return [Request(prompt=prompt, n=1, sampling=sampling, key=(_STREAM, place, answer), sample=rows[place])
@@ -185,7 +184,7 @@ class _Work:
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})
         for n, (place, sample) in enumerate(self.samples):
             self.progress("scoring", n, len(self.samples))
-            drawn = [(i, reply) for i in range(self.order.answers) if (reply := self.replies.reply((place, i)))]
+            drawn = [(i, reply) for i in range(self.settings.answers) if (reply := self.replies.reply((place, i)))]
             prompt = self._prompt(place, sample) if drawn else None
             if prompt is None:
                 continue
@@ -195,12 +194,12 @@ class _Work:
             scored = [{**answer_fields(self.task, group, r.completion, r), "index": i,
                        "tokens": reply.tokens_out or len(reply.text)}
                       for (i, reply), r in zip(drawn, group.rollouts, strict=True)]
-            taken = chosen(scored, choose, self.order.least)
-            right = len(chosen(scored, every, self.order.least))
+            taken = select_answers(scored, choose, self.settings.least)
+            right = len(select_answers(scored, every, self.settings.least))
             counts.update(prompts=1, answers=len(drawn), right=right, solved=right > 0)
             rows += [{"number": place, "id": sample.id, "solution": row["answer"], "reward": row["reward"],
                       "correct": row["correct"], "tokens": row["tokens"], "answer": row["index"],
-                      "of": self.order.answers, "teacher": teacher} for row in taken]
+                      "of": self.settings.answers, "teacher": teacher} for row in taken]
         self.progress("scoring", len(self.samples), len(self.samples))
         check_errors(groups, self.config.limits, "scoring the teacher's answers", self.replies.path)
         return rows, dict(counts)

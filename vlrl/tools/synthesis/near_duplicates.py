@@ -35,16 +35,16 @@ class HeldOutRows:
     ids: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, config: Config, task: Task, progress: Progress = no_progress) -> HeldOutRows:
-        """Reads the held-out split, if there is one; rows that cannot be read are skipped. Images are read only from
+    def read(cls, config: Config, task: Task, progress: Progress = no_progress) -> HeldOutRows:
+        """Reads the held-out split if there is one; rows that cannot be read are skipped. Images are read only from
         data.heldout, because a task that generates held-out samples never generates the same image for training."""
         own = getattr(task.samples, "__func__", None) is not Task.samples
         samples = task_samples(task, "heldout") if config.data.heldout or own else ()
         known = [s for i in range(len(samples)) if (s := readable(samples, i))]
-        shown, pictures = SignatureReader(config, task, Path()), list[ImageSignature]()
+        reader, pictures = SignatureReader(config, task, Path()), list[ImageSignature]()
         for done, sample in enumerate(known if config.data.heldout else ()):
             progress("reading held-out media", done, len(known))
-            pictures += shown.of(sample)
+            pictures += reader.of_sample(sample)
         return cls(tuple((question_text(task, s.row), bool(s.media)) for s in known), tuple(pictures),
                    frozenset(s.id for s in known))
 
@@ -60,14 +60,14 @@ class SignatureReader:
     _read: dict[str, ImageSignature] = field(default_factory=dict)
 
     def of_row(self, row: Row) -> Iterator[ImageSignature]:
-        """The signatures of a row's images and videos; none for a row that the task cannot read."""
+        """The signatures of a row's images and videos; [] for a row that the task cannot read."""
         try:
-            yield from self.of(make_sample(self.task, row, self.root))
+            yield from self.of_sample(make_sample(self.task, row, self.root))
         except DataError:
             return
 
-    def of(self, sample: Sample) -> Iterator[ImageSignature]:
-        """The signature of each image, and the hash of each video file, of a sample. Raises DataError for media that
+    def of_sample(self, sample: Sample) -> Iterator[ImageSignature]:
+        """The signatures of a sample's images, and the hashes of its video files. Raises DataError for media that
         cannot be read."""
         for media in sample.media:
             named = isinstance(media.source, (str, os.PathLike))
@@ -86,22 +86,24 @@ class SignatureReader:
 
 
 def question_text(task: Task, row: Mapping[str, Any]) -> str:
-    """The question of a row: from its canonical fields, else from the fields in the task's `written_fields`."""
+    """The question of a row: from its canonical fields, or else from the fields listed in the task's `written_fields`.
+    """
     return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
 
 
-def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, shown: SignatureReader | None = None,
-             given: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
-    """Returns (number -> row of the candidates that are not near duplicates, reason -> number of the other candidates).
+def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, reader: SignatureReader | None = None,
+             parents: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
+    """Removes near duplicates. Returns (number -> row of the remaining candidates, reason -> number of removed
+    candidates).
 
     A candidate is a near duplicate of another text if both have the same words, or if half of its 13-grams occur in the
     other text. It is compared with the texts of held-out rows, and with earlier candidates of the same category and the
-    same media. It is also removed if it has the same words as a row in `given`, from which candidates are made; if it
-    has an image of a held-out row (also resized, recompressed or cropped); or if its id is known. The same words about
-    another image are a different question."""
+    same media. A candidate is also removed if it has the same words as a row in `parents` (the rows that candidates are
+    made from), if it has an image of a held-out row (also resized, recompressed or cropped), or if its id is known. The
+    same words about another image are a different question."""
     rows, counts, same = dict[int, Row](), Counter[str](), dict[tuple[str, ...], list[str]]()
-    near = _near_heldout([one.row for one in candidates if one.row is not None], heldout, task, shown)
-    words_of = {(*_kind(row), *words(question_text(task, row))) for row in given}
+    near = _near_heldout([one.row for one in candidates if one.row is not None], heldout, task, reader)
+    words_of = {(*_kind(row), *words(question_text(task, row))) for row in parents}
     ids = {*heldout.ids}
     for one in candidates:
         if one.row is None:
@@ -119,18 +121,17 @@ def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, 
     return rows, counts
 
 
-def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, shown: SignatureReader | None) -> set[str]:
-    """Ids of the rows that share their question or an image with a held-out row."""
+def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, reader: SignatureReader | None) -> set[str]:
     texts = [(row["id"], question_text(task, row), bool(_media(row))) for row in rows]
     whole = {(*words(text),) for text, with_media in heldout.texts if not with_media} - {()}
     near = {id for id, text, with_media in texts if not with_media and (*words(text),) in whole}
     grams = shared_texts([(str(i), text, True) for i, (text, _) in enumerate(heldout.texts)],
                      [(id, text, True) for id, text, _ in texts])
-    return near | {one.heldout for one in grams} | _shows_heldout(rows, heldout, shown)
+    return near | {one.heldout for one in grams} | _shows_heldout(rows, heldout, reader)
 
 
-def _shows_heldout(rows: Sequence[Row], heldout: HeldOutRows, shown: SignatureReader | None) -> set[str]:
-    pictures = [one for row in rows for one in shown.of_row(row)] if shown and heldout.pictures else []
+def _shows_heldout(rows: Sequence[Row], heldout: HeldOutRows, reader: SignatureReader | None) -> set[str]:
+    pictures = [one for row in rows for one in reader.of_row(row)] if reader and heldout.pictures else []
     each = {one.sha256: one for one in pictures}  # many rows ask about one picture
     matches = {one.heldout for one in similar_images(heldout.pictures, [replace(o, id=name) for name,
                                                                         o in each.items()])}

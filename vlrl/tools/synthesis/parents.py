@@ -1,8 +1,8 @@
-"""The recipes of `vlrl data synthesize --recipe`. A recipe chooses the parents, which are the prompts that new prompts
-are made from, and how each is varied. This module imports no torch.
+"""The recipes of `vlrl data synthesize --recipe`. A recipe selects the parents (existing prompts that new prompts are
+made from) and how each of them is varied. This module imports no torch.
 
     outcomes = outcomes_of_run(Path("runs/a"))               # the results of each group of a run
-    parents = RECIPES["sws"].choose(outcomes, 64, rng)       # [Parent(id="7", way="combined", other="12"), ...]"""
+    parents = RECIPES["sws"].choose(outcomes, 64, rng)       # [Parent(id="7", variation="combined", other="12")]"""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ import numpy as np
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.store import RunFolder
 
-WAYS = {"similar": "of the same kind that asks something else", "harder": "of the same kind that is harder to solve",
-        "easier": "of the same kind that is easier to solve",
-        "combined": "that combines the concepts on which the two problems rest"}
-"""Name of a kind of variation -> how a new prompt differs from its parent, as worded for the generator."""
-VARIANTS = 4
+VARIATIONS = {"similar": "of the same kind that asks something else",
+              "harder": "of the same kind that is harder to solve",
+              "easier": "of the same kind that is easier to solve",
+              "combined": "that combines the concepts on which the two problems rest"}
+"""Kind of variation -> how a new prompt differs from its parent, in the words used in requests to the generator."""
+PER_PARENT = 4
 """Number of new prompts per parent in the recipe eva."""
 DRAWN = 0.25
 """Share of the prompts that the recipe eva samples as parents."""
 WEAK = 0.5
-"""Pass rate below which a weak prompt always stays; above this pass rate a prompt counts as solved."""
+"""The pass rate of a weak prompt always stays below this value. A prompt with a pass rate above this value counts as
+solved."""
 _WINDOWS = 4  # parts of a run with a pass rate per category, where no prompt was drawn twice
 _EVEN = 1e-9  # largest magnitude of a slope that counts as 0
 _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "variant", "sample")
@@ -35,7 +37,7 @@ _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "v
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOutcome:
-    """The results of one group: the rewards and correctness of its completions."""
+    """The results of one group: the rewards and the correctness of its completions."""
 
     id: str
     category: str = ""
@@ -43,11 +45,11 @@ class GroupOutcome:
     rewards: tuple[float, ...] = ()
     right: tuple[bool, ...] = ()
     row: str = ""
-    """The sample's row as JSON."""
+    """The data row of the sample, as JSON."""
 
     @property
     def pass_rate(self) -> float:
-        """The share of right completions; NaN if correctness is not known."""
+        """The share of right completions; NaN if it is not known which are right."""
         return float(np.mean(self.right)) if self.right else math.nan
 
 
@@ -56,30 +58,30 @@ class Parent:
     """A prompt that new prompts are made from."""
 
     id: str
-    way: str = "similar"
-    """The kind of variation, one of WAYS."""
+    variation: str = "similar"
+    """The kind of variation, one of VARIATIONS."""
     other: str = ""
-    """Id of the second prompt, for the kind "combined"."""
+    """Id of the second prompt, if the kind is "combined"."""
 
 
 Choose = Callable[[Sequence[GroupOutcome], int, np.random.Generator], list[Parent]]
-"""Function of (outcomes sorted by step, number of candidates, random stream). It returns the parents; candidates are
-made from them in turn."""
+"""Function of (outcomes sorted by step, number of candidates, random stream) that returns the parents. Candidates are
+made from the parents in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A function that chooses parents by their outcomes, and the limits for keeping new prompts."""
+    """A function that selects parents by their outcomes, and the rules by which new prompts are kept."""
 
     choose: Choose
     needs: str = ""
-    """What the recipe needs if a file of pass rates is not enough; "" = nothing."""
+    """What the recipe needs in addition to a file of pass rates, for error messages; "" = nothing."""
     least: float = 0.0
     most: float = 1.0
     drawn: bool = False
-    """Whether the recipe decides the number of parents, each of which gets VARIANTS candidates."""
+    """Whether the recipe decides the number of parents. If so, each parent gets PER_PARENT candidates."""
     keep: int | None = None
-    """Number of rows to keep, those with the lowest pass rates; None = all rows in their order."""
+    """Number of rows to keep, those with the lowest pass rates. None = all rows are kept, in their order."""
 
 
 def recipe(name: str) -> Recipe:
@@ -111,7 +113,7 @@ def outcomes_of_run(folder: Path) -> list[GroupOutcome]:
 
 
 def outcomes_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
-    """The outcome of each row that has a pass rate (column pass_at_k)."""
+    """The outcomes of the rows that have a pass rate (column pass_at_k)."""
     counts = [(row, int(row.get("answers_scored") or 1)) for row in rows if row.get("pass_at_k") is not None]
     return [GroupOutcome(id=str(row["id"]), category=str(row.get("category") or ""),
                   right=tuple(i < round(row["pass_at_k"] * n) for i in range(n))) for row, n in counts]
@@ -121,7 +123,7 @@ def outcomes_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
 
 
 def is_weak(rates: Sequence[float]) -> bool:
-    """Whether pass rates, in order of time, stay below 1/2 and decrease (negative least-squares slope).
+    """Whether the pass rates of a prompt, in order of time, stay below 1/2 and decrease (negative least-squares slope).
 
     SwS: Self-aware Weakness-driven Problem Synthesis (arXiv 2506.08989), section 3.1."""
     known = np.array([rate for rate in rates if not math.isnan(rate)])
@@ -159,7 +161,7 @@ def _quarters(outcomes: Sequence[GroupOutcome], steps: int) -> list[float]:
 
 
 def shared_out(count: int, shares: Sequence[float]) -> list[int]:
-    """Integers in proportion to `shares` that add up to `count`, by the method of largest remainders."""
+    """Integers that are proportional to `shares` and add up to `count`, rounded by the method of largest remainders."""
     exact = count * np.array(shares) / np.sum(shares)
     whole = np.floor(exact).astype(int)
     whole[np.argsort(whole - exact, kind="stable")[:count - whole.sum()]] += 1
@@ -167,7 +169,7 @@ def shared_out(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def sws(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """Chooses one weak prompt per candidate, combined with another weak prompt of its category. Candidates are
+    """Selects one weak prompt per candidate, combined with another weak prompt of its category. Candidates are
     distributed over the categories in proportion to their shares of weak prompts.
 
     SwS (arXiv 2506.08989). In the paper, a model first extracts the concepts of all weak problems, and concepts are
@@ -183,7 +185,7 @@ def sws(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Genera
             own = ids[i % len(ids)]
             others = [id for id in ids if id != own]
             other = others[int(rng.integers(len(others)))] if others else ""
-            parents.append(Parent(id=own, way="combined" if other else "similar", other=other))
+            parents.append(Parent(id=own, variation="combined" if other else "similar", other=other))
     return parents
 
 
@@ -191,7 +193,7 @@ def sws(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Genera
 
 
 def informativeness(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
-    """Id of a prompt -> largest minus smallest reward in the last group of the prompt.
+    """Id of a prompt -> largest minus smallest reward in its last group.
 
     eva: Evolving Alignment via Asymmetric Self-Play (arXiv 2411.00062), section 3.2."""
     last = {outcome.id: outcome for outcome in outcomes}
@@ -199,10 +201,10 @@ def informativeness(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
 
 
 def eva(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """Samples parents in proportion to their informativeness, one for every four candidates. If `candidates` is 0, a
-    quarter of the prompts become parents."""
+    """Samples parents in proportion to their informativeness. There is one parent for every four candidates; if
+    `candidates` is 0, a quarter of the prompts become parents."""
     worth = {id: value for id, value in informativeness(outcomes).items() if value > 0}
-    wanted = math.ceil(candidates / VARIANTS) or math.ceil(DRAWN * len({outcome.id for outcome in outcomes}))
+    wanted = math.ceil(candidates / PER_PARENT) or math.ceil(DRAWN * len({outcome.id for outcome in outcomes}))
     if not worth:
         return []
     values = np.array([*worth.values()])
@@ -214,13 +216,13 @@ def eva(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Genera
 
 
 def by_solved(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """Chooses all prompts, in random order. Prompts that were solved in their last group (pass rate above 1/2) get
-    harder variations, the others easier ones.
+    """Selects all prompts, in random order. Prompts that were solved in their last group (pass rate above 1/2) get
+    harder variations, all others easier variations.
 
     Synthetic Data RL: Task Definition Is All You Need (arXiv 2505.17063)."""
     last = {outcome.id: outcome.pass_rate for outcome in outcomes if not math.isnan(outcome.pass_rate)}
     ids = [*last]
-    return [Parent(id=id, way="harder" if last[id] > WEAK else "easier")
+    return [Parent(id=id, variation="harder" if last[id] > WEAK else "easier")
             for id in (ids[i] for i in rng.permutation(len(ids)).tolist())]
 
 

@@ -1,8 +1,8 @@
 """`vlrl data synthesize --endpoint`: new prompts written by a model behind an OpenAI-compatible server, the generator.
 
-Each new prompt is a variation of a parent, an existing prompt. The right answer is computed by the task; if the task
-cannot, it is the majority of a teacher's answers, as in SwS (arXiv 2506.08989). An answer that the generator gives does
-not count.
+Each new prompt is a variation of an existing prompt, its parent. The right answer is computed by the task; if the task
+cannot compute it, it is the majority of a teacher model's answers, as in SwS (arXiv 2506.08989). An answer that the
+generator gives does not count.
 
     name.written.jsonl      every reply of the generator with its tokens, written when it arrives
     name.votes.jsonl        every answer of the teacher"""
@@ -32,18 +32,18 @@ from vlrl.tools.clients.endpoint import completion_of
 from vlrl.tools.clients.replies import Place, Replies
 from vlrl.tools.evaluation.grid import Server, endpoint_of
 from vlrl.tools.evaluation.measure import task_facts
-from vlrl.tools.synthesis.parents import WAYS
+from vlrl.tools.synthesis.parents import VARIATIONS
 from vlrl.tools.synthesis.proposals import Candidate, Search
 from vlrl.tools.synthesis.row_export import MediaLocation, child
 from vlrl.types import Completion, Prompt, Rollout, Row, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
 _GENERATOR, _TEACHER = 17, 19
-"""First numbers of the request keys for the generator and for the teacher."""
+"""First numbers in the request keys for the generator and for the teacher."""
 _WRITTEN = 2048
 """Largest number of tokens in a reply of the generator."""
 _LONGEST = 8000
-"""Largest number of characters that are used of a reply, or of a string in it."""
+"""Largest number of characters of a reply, or of a string in a reply, that are used."""
 _MOST_OPTIONS = 26
 
 
@@ -58,14 +58,14 @@ class WriterSettings:
     """Number of answers of the teacher per prompt."""
     temperature: float = 1.0
     price_in: float | None = None
-    """Price per million input tokens of generator and teacher; None = the cost is not computed."""
+    """Price of a million input tokens of generator and teacher. None = the cost is not computed."""
     price_out: float | None = None
-    """Price per million output tokens."""
+    """Price of a million output tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The files in which replies of the generator and of the teacher are stored."""
+    """The files in which the replies of the generator and the answers of the teacher are stored."""
 
     written: Path
     votes: Path
@@ -76,7 +76,7 @@ def check(task: Task, parents: Sequence[Mapping[str, Any]]) -> None:
     be verified."""
     if has_environment(task):
         raise ConfigError(f"--endpoint with task '{task.name}': its prompts have environments, which cannot be "
-                          "written as text. Leave --endpoint out: the task proposes prompts itself")
+                          "written as text. Leave --endpoint out, so that the task proposes prompts itself")
     if not any(_fields(task, row) for row in parents):
         raise ConfigError(f"--endpoint with task '{task.name}': its rows have none of the fields that may be written "
                           f"({', '.join(task.written_fields)}): set Task.written_fields (docs/write-a-task.md)")
@@ -94,21 +94,22 @@ def _fields(task: Task, row: Mapping[str, Any]) -> list[str]:
 # --- requests and replies of the generator ----------------------------------------------------------------------
 
 
-def request_text(task: Task, parent: Mapping[str, Any], way: str, other: Mapping[str, Any] | None = None) -> str:
-    """The text that asks the generator for one new prompt: a variation of kind `way` of `parent`, combined with `other`
-    if that is given."""
+def request_text(task: Task, parent: Mapping[str, Any], variation: str, other: Mapping[str, Any] | None = None) -> str:
+    """The text that asks the generator for one new prompt: a variation of `parent`, of the kind `variation`. If `other`
+    is given, the two prompts are to be combined."""
     fields = _fields(task, parent)
     texts = [json.dumps({name: row[name] for name in fields if name in row}, ensure_ascii=False)
              for row in (parent, other) if row is not None]
     about = "It is about the same picture or video. " if {"image", "images", "video"} & parent.keys() else ""
     return (f"Problems for a model are JSON objects with the fields {', '.join(fields)}. The model is asked:\n\n"
             f"{task.templates[0]}\n\n" + "".join(f"A problem:\n{text}\n\n" for text in texts)
-            + f"Write one new problem {WAYS[way]}. {about}It has exactly one right answer, which can be checked. Reply "
-            "with its JSON object, which has the same fields, and nothing else.")
+            + f"Write one new problem {VARIATIONS[variation]}. {about}It has exactly one right answer, which can be "
+            "checked. Reply with its JSON object, which has the same fields, and nothing else.")
 
 
 def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields of a new prompt in a reply. None if the reply does not have the parent's fields with the same types.
+    """The fields of a new prompt, parsed from a reply. None unless the reply has the parent's fields with the same
+    types.
 
     Replies are untrusted: other fields are dropped, and strings with control characters or special tokens of chat
     templates are refused."""
@@ -120,7 +121,7 @@ def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, An
 
 
 def _like(value: Any, given: Any) -> bool:
-    """Whether a value has the type of the parent's value: a string, a number, or a list of strings."""
+    """Whether a value has the same type as the parent's value: a string, a number, or a list of strings."""
     if isinstance(given, list):
         return (isinstance(value, list) and 0 < len(value) <= _MOST_OPTIONS
                 and all(isinstance(one, str) and _like(one, "") for one in value))
@@ -135,14 +136,14 @@ def _like(value: Any, given: Any) -> bool:
 
 @dataclass(eq=False, kw_only=True)
 class PromptWriter:
-    """Lets a generator write new prompts, and determines the right answers to them."""
+    """Requests new prompts from a generator, and determines the right answers to them."""
 
     config: Config
     task: Task
     search: Search
-    order: WriterSettings
+    settings: WriterSettings
     files: Files
-    where: MediaLocation
+    location: MediaLocation
     known: Mapping[str, Any]
     """Everything that the prompts depend on, as JSON."""
     progress: Progress
@@ -154,47 +155,47 @@ class PromptWriter:
         self.costs: dict[str, Any] = {}
 
     def candidates(self) -> list[Candidate]:
-        """The generator's candidates in order. Replies that are stored already are not requested again.
+        """The candidates written by the generator, in order. Replies that are already stored are not requested again.
 
         Raises ConfigError if the server refuses the key, the path or the model; TrainingError if no request succeeds.
         """
-        with contextlib.closing(endpoint_of(self.config, self.order.generator)) as server:
-            replies = Replies.of(self.files.written, {**self.known, "generator": server.model,
-                                                  "temperature": self.order.temperature})
+        with contextlib.closing(endpoint_of(self.config, self.settings.generator)) as server:
+            replies = Replies.open(self.files.written, {**self.known, "generator": server.model,
+                                                  "temperature": self.settings.temperature})
             wanted = [(number, 0) for number in range(self.search.candidates)]
             self.unanswered += replies.fill(server, wanted, self._requests, self.progress, "asking the generator")
-            self.costs["generator"] = replies.cost(self.order.price_in, self.order.price_out)
+            self.costs["generator"] = replies.cost(self.settings.price_in, self.settings.price_out)
             return [self._candidate(number, replies, str(server.model)) for number, _ in wanted]
 
     def _requests(self, wanted: Sequence[Place]) -> list[Request]:
-        sampling = Sampling(max_new_tokens=_WRITTEN, temperature=self.order.temperature)
+        sampling = Sampling(max_new_tokens=_WRITTEN, temperature=self.settings.temperature)
         return [Request(prompt=self._prompt(number), n=1, sampling=sampling, key=(_GENERATOR, number, i))
                 for number, i in wanted]
 
     def _prompt(self, number: int) -> Prompt:
         """The generator's prompt for a candidate: the media of its parent, then the text of the request."""
-        row, way, other = self.search.parent(number)
+        row, variation, other = self.search.parent(number)
         sample = self._sample(row)
-        text = request_text(self.task, row, way, other)
+        text = request_text(self.task, row, variation, other)
         content = [*({"type": media.kind} for media in sample.media), {"type": "text", "text": text}]
         return self.encode.prompt(sample, [{"role": "user", "content": content}])
 
     def _sample(self, row: Mapping[str, Any]) -> Sample:
-        return checked_sample(self.task, row, self.where.root)
+        return checked_sample(self.task, row, self.location.root)
 
     def _candidate(self, number: int, replies: Replies, generator: str) -> Candidate:
         reply = replies.reply((number, 0))
         if reply is None:
             return Candidate(number=number, reason="not answered")
-        row, way, _ = self.search.parent(number)
+        row, variation, _ = self.search.parent(number)
         fields = read_reply(reply.text, self.task, row) if reply.finish_reason == "stop" else None
         if fields is None:
             return Candidate(number=number, reason="malformed")
-        return Candidate(number=number, row=child(row, fields, number, f"{generator}: {way}"))
+        return Candidate(number=number, row=child(row, fields, number, f"{generator}: {variation}"))
 
     def verified(self, rows: Mapping[int, Row]) -> tuple[list[Row], Counter[str]]:
-        """The rows whose right answer is known, with the column `verifier`, and counts of the other rows by reason:
-        refused by the task, or without a majority of the teacher's answers."""
+        """Returns the rows whose right answer is known, with the column `verifier`, and the numbers of other rows by
+        reason: the task refuses the row, or the teacher's answers have no majority."""
         counts, done, pending = Counter[str](), dict[int, Row](), dict[int, tuple[Row, Prompt]]()
         for number, row in rows.items():
             try:
@@ -213,33 +214,32 @@ class PromptWriter:
         return [done[number] for number in rows if number in done], counts
 
     def _agreed(self, pending: Mapping[int, tuple[Row, Prompt]], counts: Counter[str]) -> dict[int, Row]:
-        """Number -> row with the majority answer of the teacher, for the rows that have one."""
         out = dict[int, Row]()
-        sampling = sampling_of(self.config.rollout, self.order.temperature)
-        with (contextlib.closing(endpoint_of(self.config, self.order.teacher or self.order.generator)) as server,
+        sampling = sampling_of(self.config.rollout, self.settings.temperature)
+        with (contextlib.closing(endpoint_of(self.config, self.settings.teacher or self.settings.generator)) as server,
               serving(self.config, self.task) as services):
-            replies = Replies.of(self.files.votes, {**self.known, **task_facts(self.config, _ROLLOUT), "teacher":
-                                                server.model, "temperature": self.order.temperature})
-            wanted = [(number, vote) for number in pending for vote in range(self.order.votes)]
+            replies = Replies.open(self.files.votes, {**self.known, **task_facts(self.config, _ROLLOUT), "teacher":
+                                                server.model, "temperature": self.settings.temperature})
+            wanted = [(number, vote) for number in pending for vote in range(self.settings.votes)]
             self.unanswered += replies.fill(server, wanted, lambda places: [
                 Request(prompt=pending[n][1], n=1, sampling=sampling, key=(_TEACHER, n, vote)) for n, vote in places],
                 self.progress, "asking the teacher")
-            self.costs["teacher"] = replies.cost(self.order.price_in, self.order.price_out)
+            self.costs["teacher"] = replies.cost(self.settings.price_in, self.settings.price_out)
             for number, (row, prompt) in pending.items():
-                votes = [completion_of(reply) for vote in range(self.order.votes)
+                votes = [completion_of(reply) for vote in range(self.settings.votes)
                          if (reply := replies.reply((number, vote)))]
                 agreed = self.majority(row, prompt, votes, services)
                 if agreed:
                     out[number] = {**agreed[0],
-                                   "verifier": f"{agreed[1]} of {self.order.votes} answers of {server.model}"}
+                                   "verifier": f"{agreed[1]} of {self.settings.votes} answers of {server.model}"}
                 else:
-                    counts["no majority" if len(votes) == self.order.votes else "not all votes"] += 1
+                    counts["no majority" if len(votes) == self.settings.votes else "not all votes"] += 1
         return out
 
     def majority(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
                  services: ServiceSet | None) -> tuple[Row, int] | None:
-        """Returns (row with the answer that more than half of `order.votes` agree on, number of votes for it); None if
-        there is no such answer.
+        """Returns (row with the answer that more than half of the votes agree on, number of votes for the answer); None
+        if there is no such answer.
 
         Two answers agree if the task scores one of them as correct when the other is the ground truth. Truncated
         answers do not count."""
@@ -252,7 +252,7 @@ class PromptWriter:
             with contextlib.suppress(DataError):  # not a valid answer to such a row
                 again = self._scored(dict(answered), prompt, votes, services) if answered else ()
                 agree = sum(r.correct is True and not r.completion.truncated for r in again)
-                if answered and 2 * agree > self.order.votes:
+                if answered and 2 * agree > self.settings.votes:
                     return dict(answered), agree
         return None
 

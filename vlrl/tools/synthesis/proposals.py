@@ -1,7 +1,7 @@
-"""Worker processes in which a task proposes new prompts, for `vlrl data synthesize`. They load no torch.
+"""Worker processes in which a task proposes new prompts, for `vlrl data synthesize`. The processes load no torch.
 
-    with explorers(config, Search(candidates=64), MediaLocation.of(config, Path("new.jsonl"))) as explore:
-        for candidate in explore(range(64)): ..."""
+with explorers(config, Search(candidates=64), MediaLocation.for_file(config, Path("new.jsonl"))) as explore:
+    for candidate in explore(range(64)): ..."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vlrl.training.build_task import make_task
 from vlrl.types import Row
 
 _STREAM = 23
-"""Second number of the keys of the random streams for knobs."""
+"""Second number in the keys of the random streams from which knobs (settings of a generated sample) are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,47 +42,48 @@ class Search:
     kept."""
     most: float = 1.0
     parents: tuple[Mapping[str, Any], ...] = ()
-    """Rows that candidates vary, in turn; () = the task explores."""
-    ways: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()
-    """For a generator: (kind of variation, second row) for each parent. The kind is one of parents.WAYS; the second row
-    is used by the kind "combined". () = the kind "similar" for all parents."""
+    """Rows that candidates are variations of, used in turn. () = the task proposes prompts by exploring."""
+    variations: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()
+    """(kind of variation, second row) for each parent, if a generator writes the prompts. The kind is one of
+    parents.VARIATIONS; the second row is used by the kind "combined". () = the kind "similar" for all parents."""
     keep: int | None = None
-    """Number of rows to keep, those with the lowest pass rates; None = all rows in their order."""
+    """Number of rows to keep, those with the lowest pass rates. None = all rows are kept, in their order."""
 
     def parent(self, number: int) -> tuple[Mapping[str, Any], str, Mapping[str, Any] | None]:
-        """Returns (parent row, kind of variation, second row) of a candidate."""
+        """Returns (parent row, kind of variation, second row) of candidate number `number`."""
         place = number % len(self.parents)
-        way, other = self.ways[place] if self.ways else ("similar", None)
-        return self.parents[place], way, other
+        variation, other = self.variations[place] if self.variations else ("similar", None)
+        return self.parents[place], variation, other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One proposed prompt."""
+    """One proposed prompt, or the reason why there is none."""
 
     number: int
     row: Row | None = None
     reason: str = ""
-    """Why there is no row; "" if there is one."""
+    """Why the candidate has no row; "" if it has one."""
 
 
 _NEAR = 0.1
 """Standard deviation of a variation's knobs around the knobs of its parent, as a share of each knob's range."""
 
 
-def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), where: MediaLocation | None = None
+def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), location: MediaLocation | None = None
             ) -> Candidate:
-    """Candidate `number` of a task. It comes from Task.propose, or is a sample generated with knobs, whose images are
-    written to `where`. Raises ConfigError if the task has neither, TaskError if the task's code fails."""
+    """Makes candidate `number` of a task: with Task.propose or, if the task has knobs (settings of a generated sample),
+    as a sample generated with random knobs. Images are written to `location`. Raises ConfigError if the task has
+    neither, TaskError if the task's code fails."""
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
-        raise ConfigError(f"task '{task.name}' cannot propose prompts: write Task.propose, or Task.knobs and "
-                          "Task.generate (docs/write-a-task.md), name a generator with --endpoint, or use a task that "
-                          "has them, such as web")
+        raise ConfigError(f"task '{task.name}' cannot propose prompts: implement Task.propose, or Task.knobs "
+                          "and Task.generate (docs/write-a-task.md), set --endpoint to a model that writes prompts, or "
+                          "use a task that can propose them, such as web")
     parent = parents[number % len(parents)] if parents else None
     try:
         row = (task.propose(number, parent) if own else
-               _generated(task, number, parent, where or MediaLocation(root=Path(), folder=Path("media"))))
+               _generated(task, number, parent, location or MediaLocation(root=Path(), folder=Path("media"))))
     except DataError as error:
         return Candidate(number=number, reason=str(error))
     except VlrlError:
@@ -99,9 +100,9 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     return Candidate(number=number, row=row)
 
 
-def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where: MediaLocation) -> Row:
-    """A sample generated with random knobs: anywhere in their ranges or, with a parent, near the parent's knobs. Raises
-    ConfigError for a parent without knobs."""
+def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, location: MediaLocation) -> Row:
+    """A sample generated with random values of its knobs, from their full ranges or, with a parent, from near the
+    parent's values. Raises ConfigError for a parent without knobs."""
     rng = np.random.default_rng([task.seed, _STREAM, number])
     low, high = np.array([*task.knobs.values()], float).T
     values = low + (high - low) * rng.random(len(low))
@@ -109,11 +110,11 @@ def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where:
         before = parent.get("knobs")
         if not isinstance(before, Mapping) or {*before} != {*task.knobs}:
             raise ConfigError(f"prompt {parent['id']!r} was not generated with the knobs of task '{task.name}', so it "
-                              "cannot be varied: name a run whose sampler sets knobs, or name no run")
+                              "cannot be varied: give a run whose sampler sets knobs, or leave the run out")
         middle = np.array([before[name] for name in task.knobs], float)
         values = np.clip(middle + _NEAR * (high - low) * rng.standard_normal(len(low)), low, high)
     knobs = dict(zip(task.knobs, values.round(6).tolist(), strict=True))
-    row = row_of(task, generated(task, number, knobs), where)
+    row = row_of(task, generated(task, number, knobs), location)
     return {**row, "generator": "vary-knobs" if parent else "knobs", "verifier": f"made by task {task.name}"}
 
 
@@ -122,11 +123,12 @@ Explore = Callable[[Sequence[int]], Iterable[Candidate]]
 
 
 @contextmanager
-def explorers(config: Config, search: Search, where: MediaLocation) -> Iterator[Explore]:
-    """Yields a function that lets `environment.workers` processes propose candidates. The processes, and everything
-    that the task has started in them, end with the context, so that afterwards a model can be loaded and processes
-    can be forked."""
-    with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin, (config, search, where)) as pool:
+def explorers(config: Config, search: Search, location: MediaLocation) -> Iterator[Explore]:
+    """A context that yields a function which lets `environment.workers` processes propose candidates. The processes,
+    and everything that the task has started in them, end with the context, so that afterwards a model can be loaded
+    and processes can be forked."""
+    with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin,
+                             (config, search, location)) as pool:
         try:
             yield lambda numbers: pool.map(_explored, numbers)
         except BrokenProcessPool:
@@ -137,14 +139,14 @@ def explorers(config: Config, search: Search, where: MediaLocation) -> Iterator[
 
 
 _exploring: list[tuple[Task, Search, MediaLocation]] = []
-"""In a worker process: a list with one entry, (task, search, location of images)."""
+"""In a worker process: a list whose only entry is (task, search, location of images)."""
 
 
-def _begin(config: Config, search: Search, where: MediaLocation) -> None:
-    _exploring[:] = [(make_task(config), search, where)]
+def _begin(config: Config, search: Search, location: MediaLocation) -> None:
+    _exploring[:] = [(make_task(config), search, location)]
 
 
 def _explored(number: int) -> Candidate:
-    ((task, search, where),) = _exploring
+    ((task, search, location),) = _exploring
     with ending_forked_copies():
-        return propose(task, number, search.parents, where)
+        return propose(task, number, search.parents, location)

@@ -25,12 +25,12 @@ class DistillRequest:
     temperature: float = option(1.0, "Sampling temperature, e.g. 0.7.", metavar="T", min=0)
     choose: str = option("shortest", "Which of several right answers are kept: shortest, best, diverse, all.")
     least: float | None = option(
-        None, "An answer is right from this reward on, e.g. 0.8. Default: as the task decides.")
+        None, "Smallest reward of a right answer, e.g. 0.8. Default: the task decides which answers are right.")
     price_in: float | None = option(None, "Price per million input tokens, e.g. 0.15.", min=0)
     price_out: float | None = option(None, "Price per million output tokens, e.g. 0.6.", min=0)
     concurrency: int = option(8, "Concurrent requests.", metavar="N", min=1, max=1024)
     timeout_s: float = option(300.0, "Timeout of a request in seconds.", "--timeout", metavar="SECONDS", min=0.1)
-    retries: int = option(4, "Retries of a request.", metavar="N", min=0, max=100)
+    retries: int = option(4, "Number of retries of a failed request.", metavar="N", min=0, max=100)
     force: bool = option(False, "Replace the answers kept before; replies on disk are reused.")
 
 
@@ -48,16 +48,17 @@ class SynthesisRequest:
         "this command write it) or in this run folder, e.g. runs/web. Default: the task explores.", metavar="FILE|RUN")
     recipe: str | None = option(
         None, "Vary the prompts that a published recipe selects from --from: sws (weaknesses, combined), eva (the most "
-              "informative "
-        "prompts), synthetic_data_rl (harder and easier ones).")
+              "informative prompts), synthetic_data_rl (harder and easier ones).")
     source: Path | None = option(
-        None, "The run folder, or for synthetic_data_rl a file with pass_at_k, that --recipe is about, e.g. runs/a.",
+        None, "The run folder, or for synthetic_data_rl a file with pass_at_k, that --recipe reads, e.g. runs/a.",
         "--from", metavar="FILE|RUN")
     least: float | None = option(
-        None, "Keep a candidate from this pass rate on, e.g. 0.25; one that is never right is never kept. Default: "
+        None, "Smallest pass rate of a kept candidate, e.g. 0.25; candidates that are never right are not kept. "
+              "Default: "
         "above 0; sws: 0.25.", min=0, max=1)
     most: float | None = option(
-        None, "Keep a candidate up to this pass rate, e.g. 0.75; one that is always right is never kept. Default: "
+        None, "Largest pass rate of a kept candidate, e.g. 0.75; candidates that are always right are not kept. "
+              "Default: "
         "below 1; sws: 0.75.", min=0, max=1)
     keep: int | None = option(
         None, "Number of rows to keep, those with the lowest pass rates, e.g. 500. Default: all; synthetic_data_rl: "
@@ -74,7 +75,7 @@ class SynthesisRequest:
     teacher_model: str | None = option(
         None, "One of the teacher's models. Default: its only one.", metavar="NAME")
     teacher_key_env: str | None = option(
-        None, "The environment variable that holds the teacher's key.", metavar="NAME")
+        None, "The environment variable that holds the teacher's key. Default: no key is sent.", metavar="NAME")
     votes: int = option(
         8, "Answers of the teacher per candidate, more than half of which must agree, e.g. 16.", min=1)
     written_at: float = option(
@@ -82,11 +83,12 @@ class SynthesisRequest:
     price_in: float | None = option(
         None, "Price per million input tokens of generator and teacher, e.g. 0.15.", min=0)
     price_out: float | None = option(None, "Price per million output tokens, e.g. 0.6.", min=0)
-    concurrency: int = option(8, "Requests to a server at a time.", metavar="N", min=1, max=1024)
-    timeout_s: float = option(300.0, "Most seconds that a reply may take.", "--timeout", metavar="SECONDS", min=0.1)
-    retries: int = option(4, "Retries of a request.", metavar="N", min=0, max=100)
+    concurrency: int = option(8, "Number of concurrent requests to a server.", metavar="N", min=1, max=1024)
+    timeout_s: float = option(300.0, "Timeout of a request in seconds.", "--timeout", metavar="SECONDS", min=0.1)
+    retries: int = option(4, "Number of retries of a failed request.", metavar="N", min=0, max=100)
     checkpoint: Path | None = option(
-        None, "Weights of a checkpoint, or of a run folder's newest, instead of model.name, e.g. runs/a.",
+        None, "Checkpoint whose weights are used instead of model.name, or a run folder (its newest checkpoint), e.g. "
+              "runs/a.",
         metavar="FOLDER")
     temperature: float | None = option(
         None, "Sampling temperature, e.g. 0.7. Default: rollout.temperature.", metavar="T")

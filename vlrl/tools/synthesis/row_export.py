@@ -25,7 +25,7 @@ from vlrl.tools.datasets.prompt_table import COLUMNS
 from vlrl.types import Media, Row, Sample
 
 _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta", "original_id", "group_key", "refused"}
-"""Fields of a row that prompts made from it do not inherit."""
+"""Fields of a row that are not copied to new prompts made from the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +35,24 @@ class MediaLocation:
     root: Path
     """Folder that media paths are relative to."""
     folder: Path
-    """Folder inside of root to which new images are written."""
+    """Folder inside `root` to which new images are written."""
 
     @classmethod
-    def of(cls, config: Config, out: Path) -> MediaLocation:
-        """The location for a file `out` that will be read with this config: root is data.root, or the folder of the
-        file."""
+    def for_file(cls, config: Config, out: Path) -> MediaLocation:
+        """The location for a file `out` whose rows will be read with this config. `root` is data.root or, if that is
+        not set, the folder of the file."""
         return cls(root=Path(config.data.root) if config.data.root else out.parent,
                    folder=out.with_name(f"{out.stem}_media"))
 
 
-def row_of(task: Task, sample: Sample, where: MediaLocation) -> Row:
+def row_of(task: Task, sample: Sample, location: MediaLocation) -> Row:
     """Converts a sample to a row with an id, without the fields that the task adds for its templates. Images drawn by
-    code are written to files. Raises DataError for media that a row cannot name, because they lie outside of the
-    root or are of an unknown type."""
+    code are written to files. Raises DataError for media that a row cannot refer to, because they lie outside `root`
+    or are of an unknown type."""
     filled = {*task.of(sample).placeholders(sample.row)} - FIELDS
     row = {name: value for name, value in sample.row.items() if name not in {*MEDIA_FIELDS, *_ABOUT_ANSWERS, *filled}}
     for kind, several in (("image", "images"), ("video", "video")):
-        paths = [_path(sample, media, where) for media in sample.media if media.kind == kind]
+        paths = [_path(sample, media, location) for media in sample.media if media.kind == kind]
         if len(paths) == 1 and several not in sample.row:
             row[kind] = paths[0]
         elif paths:
@@ -60,17 +60,17 @@ def row_of(task: Task, sample: Sample, where: MediaLocation) -> Row:
     return plain({**row, "id": sample.id})
 
 
-def _path(sample: Sample, media: Media, where: MediaLocation) -> Any:
+def _path(sample: Sample, media: Media, location: MediaLocation) -> Any:
     given = media.source
     try:
         if isinstance(given, (list, tuple)):
-            return [_path(sample, Media(source=frame), where) for frame in given]
+            return [_path(sample, Media(source=frame), location) for frame in given]
         if isinstance(given, (str, os.PathLike)):
             full = Path(os.path.realpath(given))
         else:
-            full = _written(given, where)
-        name = os.path.relpath(full, os.path.realpath(where.root))
-        resolve(name, where.root)
+            full = _written(given, location)
+        name = os.path.relpath(full, os.path.realpath(location.root))
+        resolve(name, location.root)
     except (DataError, TypeError) as error:
         raise DataError(f"sample '{sample.id}': its {media.kind} cannot be referenced from the new file of rows "
                         f"({error}): write the file to a folder that contains the media, with --out, or set "
@@ -78,8 +78,8 @@ def _path(sample: Sample, media: Media, where: MediaLocation) -> Any:
     return name
 
 
-def _written(given: Any, where: MediaLocation) -> Path:
-    """Writes an image to a file whose name is a hash of the image; returns the path."""
+def _written(given: Any, location: MediaLocation) -> Path:
+    """Writes an image to a file named by a hash of the image; returns the path."""
     if isinstance(given, Image.Image):
         buffer = io.BytesIO()
         as_rgb(given).save(buffer, "PNG")
@@ -87,7 +87,7 @@ def _written(given: Any, where: MediaLocation) -> Path:
     data = getattr(given, "data", given)
     if not isinstance(data, bytes):
         raise TypeError(f"it is {type(given).__name__}")
-    file = where.folder / f"{hashlib.sha256(data).hexdigest()[:16]}{suffix_of(data[:16])}"
+    file = location.folder / f"{hashlib.sha256(data).hexdigest()[:16]}{suffix_of(data[:16])}"
     if not file.exists():
         with replacing(file, sync=False) as temporary:
             temporary.write_bytes(data)
@@ -95,7 +95,7 @@ def _written(given: Any, where: MediaLocation) -> Path:
 
 
 def child(parent: Mapping[str, Any], changes: Mapping[str, Any], number: int, generator: str) -> Row:
-    """The row of a prompt made from `parent` by changing fields. Its `verifier` is added later."""
+    """The row of a new prompt: a copy of `parent` with `changes`. Its `verifier` is added later."""
     inherited = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
     return {**inherited, **changes, "id": f"{parent['id']}~{number}", "generator": generator,
             "parent": str(parent["id"])}

@@ -1,5 +1,5 @@
-"""The rows that a synthesis varies: rows of a file, rows that a recipe chooses from a run (parents.py), or the training
-split.
+"""Selects the rows that a synthesis varies: rows of a file, rows that a recipe selects from a run (parents.py), or the
+training split.
 
     search = search_of(config, task, where, SeedSettings(source=Path("runs/a"), recipe="sws"))
 
@@ -24,38 +24,38 @@ from vlrl.store import plain
 from vlrl.task import Task, task_samples
 from vlrl.tools.datasets.convert import UsableRow, relocated
 from vlrl.tools.datasets.prompt_table import COLUMNS
-from vlrl.tools.synthesis.parents import VARIANTS, GroupOutcome, Parent, outcomes_of_rows, outcomes_of_run, recipe
+from vlrl.tools.synthesis.parents import PER_PARENT, GroupOutcome, Parent, outcomes_of_rows, outcomes_of_run, recipe
 from vlrl.tools.synthesis.proposals import Search
 from vlrl.tools.synthesis.row_export import MediaLocation, row_of
 from vlrl.types import Row
 
 CANDIDATES = 64
 _STREAM = 29
-"""Second number of the key of the random stream for choosing parents."""
+"""Second number in the key of the random stream from which parents are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedSettings:
-    """Which rows are varied, and which new prompts are kept. None = as the recipe says."""
+    """Which rows are varied, and which new prompts are kept. None = the recipe decides."""
 
     candidates: int | None = None
     failed: Path | None = None
-    """File or run whose prompts with a pass rate of 0 are varied."""
+    """A file or a run; its prompts with a pass rate of 0 are varied."""
     source: Path | None = None
-    """Run, or file of pass rates, from which the recipe chooses parents."""
+    """A run, or a file of pass rates, from which the recipe selects parents."""
     recipe: str | None = None
     written: bool = False
-    """Whether a generator writes the prompts. If no parents are given, it varies the training rows."""
+    """Whether a generator writes the prompts. If so, and if no parents are given, the training rows are varied."""
     least: float | None = None
     most: float | None = None
     keep: int | None = None
 
 
-def search_of(config: Config, task: Task, where: MediaLocation, settings: SeedSettings) -> Search:
+def search_of(config: Config, task: Task, location: MediaLocation, settings: SeedSettings) -> Search:
     """The search that these settings describe. Raises ConfigError if settings contradict each other, or if there is
     nothing to vary."""
     if (settings.source is None) != (settings.recipe is None):
-        raise ConfigError("--from and --recipe need each other: give both, e.g. --recipe sws --from runs/a, or neither")
+        raise ConfigError("--from and --recipe can only be given together, e.g. --recipe sws --from runs/a")
     if settings.failed and settings.source:
         raise ConfigError(f"--failed {settings.failed} and --recipe {settings.recipe} both choose the rows to vary: "
                           "remove one of them")
@@ -66,23 +66,23 @@ def search_of(config: Config, task: Task, where: MediaLocation, settings: SeedSe
         parents = how.choose(outcomes, count or (0 if how.drawn else CANDIDATES), np.random.default_rng(
             [config.seed, _STREAM]))
         if not parents:
-            raise ConfigError(f"--recipe {settings.recipe}: it finds nothing to vary among {len(outcomes):,} groups of "
-                              f"{settings.source}: train longer, or use --failed")
-        rows = rows_of(task, {p.id for p in parents} | {p.other for p in parents if p.other}, outcomes, where)
-        count = count or (VARIANTS * len(parents) if how.drawn else CANDIDATES)
+            raise ConfigError(f"--recipe {settings.recipe}: the recipe finds nothing to vary among {len(outcomes):,} "
+                              f"groups of {settings.source}: train longer, or use --failed")
+        rows = rows_of(task, {p.id for p in parents} | {p.other for p in parents if p.other}, outcomes, location)
+        count = count or (PER_PARENT * len(parents) if how.drawn else CANDIDATES)
     elif settings.failed:
-        rows = {str(row["id"]): row for row in failed(settings.failed, config, task, where)}
+        rows = {str(row["id"]): row for row in failed(settings.failed, config, task, location)}
         parents = [Parent(id=id) for id in rows]
     elif settings.written:
         samples = task_samples(task, "train")
-        rows = {s.id: row_of(task, s, where) for i in range(len(samples)) if (s := readable(samples, i))}
+        rows = {s.id: row_of(task, s, location) for i in range(len(samples)) if (s := readable(samples, i))}
         parents = [Parent(id=id) for id in rows]
     least = settings.least if settings.least is not None else how.least if how else 0.0
     most = settings.most if settings.most is not None else how.most if how else 1.0
     if least > most:
-        raise ConfigError(f"--least {least:g} is more than --most {most:g}: nothing lies between them")
+        raise ConfigError(f"--least {least:g} is more than --most {most:g}, so no pass rate lies between them")
     return Search(candidates=count or CANDIDATES, least=least, most=most, parents=tuple(rows[p.id] for p in parents),
-                  ways=tuple((p.way, rows.get(p.other)) for p in parents) if how else (),
+                  variations=tuple((p.variation, rows.get(p.other)) for p in parents) if how else (),
                   keep=settings.keep if settings.keep is not None else how.keep if how else None)
 
 
@@ -99,12 +99,12 @@ def _outcomes(source: Path, needs: str, name: str) -> list[GroupOutcome]:
     return outcomes
 
 
-def rows_of(task: Task, ids: set[str], outcomes: Sequence[GroupOutcome], where: MediaLocation) -> dict[str, Row]:
-    """Id -> row of these prompts, which are in the training split or were generated by the run with knobs. Raises
+def rows_of(task: Task, ids: set[str], outcomes: Sequence[GroupOutcome], location: MediaLocation) -> dict[str, Row]:
+    """Id -> row of the prompts `ids`, which are in the training split or were generated by the run with knobs. Raises
     ConfigError for an unknown id."""
     samples = task_samples(task, "train")
     known = (s for i in range(len(samples)) if (s := readable(samples, i)))
-    rows = {s.id: row_of(task, s, where) for s in known if s.id in ids}
+    rows = {s.id: row_of(task, s, location) for s in known if s.id in ids}
     for outcome in outcomes:
         row = json.loads(outcome.row or "{}") if outcome.id in ids and outcome.id not in rows else {}
         if row.get("knobs"):  # its image is generated again
@@ -115,14 +115,14 @@ def rows_of(task: Task, ids: set[str], outcomes: Sequence[GroupOutcome], where: 
     return rows
 
 
-def failed(source: Path, config: Config, task: Task, where: MediaLocation) -> tuple[Row, ...]:
-    """The rows with a pass rate of 0, of a file of rows or among the training prompts of a run.
+def failed(source: Path, config: Config, task: Task, location: MediaLocation) -> tuple[Row, ...]:
+    """The rows with a pass rate of 0, from a file of rows or from the training prompts of a run.
 
     A file must have the column pass_at_k (from `vlrl data difficulty`, or an earlier synthesis). A line with only an id
     and such columns refers to the training sample with that id. Raises ConfigError if there are no such rows."""
     rows = _of_run(source) if source.is_dir() else read_rows(source, "canonical")
     root = Path(config.data.root) if config.data.root else source.parent
-    never = {str(row["id"]): relocated(UsableRow(str(source), str(row["id"]), row, ()), root, where.root)
+    never = {str(row["id"]): relocated(UsableRow(str(source), str(row["id"]), row, ()), root, location.root)
              for row in rows if "id" in row and row.get("pass_at_k") == 0}
     if not never:
         known = any(row.get("pass_at_k") is not None for row in rows)
@@ -131,7 +131,7 @@ def failed(source: Path, config: Config, task: Task, where: MediaLocation) -> tu
                           "`vlrl data synthesize` wrote, or the folder of a run")
     bare = {name for name, row in never.items() if not {*row} - {"id", *COLUMNS}}
     if bare:
-        own = {s.id: row_of(task, s, where) for s in task_samples(task, "train") if s.id in bare}
+        own = {s.id: row_of(task, s, location) for s in task_samples(task, "train") if s.id in bare}
         if lost := sorted(bare - {*own}):
             raise ConfigError(f"--failed {source}: {lost[0]!r} is not a training sample of task '{task.name}': use "
                               "the config that it was measured with")
@@ -140,7 +140,7 @@ def failed(source: Path, config: Config, task: Task, where: MediaLocation) -> tu
 
 
 def _of_run(folder: Path) -> list[Row]:
-    """Rows with the id and the pass rate of the prompts that a run has used."""
+    """A row with id and pass rate for each prompt that a run has used."""
     path = folder / "prompts.parquet"
     try:
         table = pq.read_table(path, columns=["sample_id", "pass_rate"])

@@ -45,7 +45,7 @@ from vlrl.types import Row
 FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt that it was made from, or null",
           "verifier": "what checks an answer",
           **{name: COLUMNS[name] for name in COLUMNS if name != "difficulty_given"}}
-"""Column that synthesis adds to rows -> description."""
+"""Column that synthesis adds to rows -> its description."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,22 +59,22 @@ class SynthesisFiles:
 
     @property
     def candidates(self) -> Path:
-        """File of the candidates so far; deleted at the end."""
+        """File of the candidates so far; deleted when the synthesis is complete."""
         return self._with_ending("candidates.part.jsonl")
 
     def answers(self, rows: Sequence[Row]) -> Path:
-        """File of the model's answers to these rows so far; deleted at the end."""
+        """File of the model's answers to these rows so far; deleted when the synthesis is complete."""
         digest = hashlib.sha256("".join(map(json_line, rows)).encode()).hexdigest()
         return self._with_ending(f"answers-{digest[:8]}.part.jsonl")
 
     @property
     def parts(self) -> list[Path]:
-        """The temporary files, which are deleted at the end."""
+        """The temporary files, which are deleted when the synthesis is complete."""
         return [self.candidates, *self.out.parent.glob(f"{glob.escape(self.out.stem)}.answers-*.part.jsonl")]
 
     @property
     def replies(self) -> Files:
-        """Files of the servers' replies; not deleted, because replies may have cost money."""
+        """Files of the servers' replies. They are not deleted, because replies may have cost money."""
         return Files(written=self._with_ending("written.jsonl"), votes=self._with_ending("votes.jsonl"))
 
     @property
@@ -89,22 +89,22 @@ class SynthesisFiles:
 
 
 def facts(config: Config, search: Search) -> dict[str, Any]:
-    """Everything that candidates depend on, as JSON. A search is continued only if its facts are the same."""
-    parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.ways))
+    """Everything that the candidates depend on, as JSON. A search is continued only if its facts are unchanged."""
+    parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.variations))
     return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
 
 
-def goes_on(places: SynthesisFiles) -> bool:
-    """Whether the files were written by an earlier command in which requests failed; the command may then be repeated.
-    """
-    return bool((read_json(places.about) or {}).get("unanswered"))
+def goes_on(files: SynthesisFiles) -> bool:
+    """Whether the files were written by an earlier command in which requests failed, so that the command may be
+    repeated."""
+    return bool((read_json(files.about) or {}).get("unanswered"))
 
 
 GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
          "distinct": ("near a held-out row", "near-duplicate"),
          "verified": ("refused by the task", "no majority", "not all votes"), "measured": ("not measured",),
          "kept": ("never right", "always right", "outside the range", "beyond --keep")}
-"""Name of a filter -> reasons for which it removes candidates."""
+"""Name of a filter -> the reasons with which it removes candidates."""
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def verdict(measured: MeasuredPrompt, search: Search) -> str:
 
 def filter_rows(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], search: Search, counts: Counter[str]
           ) -> tuple[list[Row], list[Row]]:
-    """Returns (rows that are kept, rows that are not kept), with the columns of their measurements. Rows that are not
-    kept also have the reason in the column `refused`. Adds the numbers of rows to `counts`.
+    """Returns (kept rows, other rows), with the columns of their measurements. The other rows also have the reason in
+    the column `refused`. Adds the numbers of rows to `counts`.
 
     With search.keep only the rows with the lowest pass rates are kept, sorted by pass rate."""
     accepted, refused = list[Row](), list[Row]()
@@ -165,7 +165,7 @@ def filter_rows(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], sea
 
 
 def gates(counts: Mapping[str, int]) -> dict[str, int]:
-    """Number of candidates that passed each filter: found, distinct, verified, measured, kept."""
+    """Filter (found, distinct, verified, measured, kept) -> number of candidates that passed it."""
     left, out = sum(counts.values()), {"candidates": sum(counts.values())}
     for name, reasons in GATES.items():
         left -= sum(counts.get(reason, 0) for reason in reasons)
@@ -173,24 +173,24 @@ def gates(counts: Mapping[str, int]) -> dict[str, int]:
     return out
 
 
-def write(places: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
+def write(files: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
           known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> None:
     """Writes the rows and the record of the synthesis atomically, and deletes the temporary files.
 
     more: further results for the record. If no row is kept, raises DataError after the other files are written."""
-    about = {"file": places.out.name, "columns": FIELDS, "made_with": known, "candidates": dict(counts),
+    about = {"file": files.out.name, "columns": FIELDS, "made_with": known, "candidates": dict(counts),
              "gates": gates(counts),
              "kept_by_generator": dict(sorted(Counter(row["generator"] for row in accepted).items())), **(more or {})}
-    write_text(places.about, json.dumps(plain(about), indent=1) + "\n")
-    write_rows(places.refused, refused)
+    write_text(files.about, json.dumps(plain(about), indent=1) + "\n")
+    write_rows(files.refused, refused)
     if accepted:
-        write_rows(places.out, accepted)
-    for part in places.parts:
+        write_rows(files.out, accepted)
+    for part in files.parts:
         part.unlink(missing_ok=True)
     if not accepted:
         summary = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         raise DataError(f"no candidate is kept ({summary}): use more --candidates or --answers, another "
-                        f"checkpoint, or vary the prompts that were never right: --failed {os.fspath(places.refused)}")
+                        f"checkpoint, or vary the prompts that were never right: --failed {os.fspath(files.refused)}")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Synthesis:
     """The result of a synthesis."""
 
     counts: dict[str, int]
-    """Outcome -> number of candidates."""
+    """Outcome -> number of candidates with this outcome."""
     rows: list[Row]
     unanswered: int = 0
     """Number of failed requests to servers."""
@@ -209,16 +209,15 @@ class Synthesis:
     """Cost of the generator and of the teacher."""
 
 
-def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answers: int, places: SynthesisFiles,
-                       progress: Progress,
-                order: WriterSettings | None = None) -> Synthesis:
-    """Runs a synthesis: proposes candidates, or lets the generator of `order` write them; lets the chosen model answer
-    each candidate `answers` times; writes the rows that are kept. All processes must call it; only the main process
-    proposes candidates.
+def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answers: int, files: SynthesisFiles,
+                       progress: Progress, settings: WriterSettings | None = None) -> Synthesis:
+    """Runs a synthesis: proposes candidates or lets the generator of `settings` write them, lets the chosen model
+    answer each candidate `answers` times, and writes the rows that are kept. All processes must call this function;
+    only the main process proposes candidates.
 
     Raises DataError if no row is kept, and the errors of servers (see PromptWriter)."""
-    known, where = facts(config, search), MediaLocation.of(config, places.out)
-    rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, progress, order),
+    known, location = facts(config, search), MediaLocation.for_file(config, files.out)
+    rows, counts, more = comm.on_main(lambda: _candidates(config, search, files, location, known, progress, settings),
                                       "proposing candidates")
     if not rows:
         raise DataError(f"none of {search.candidates:,} candidates is left to measure: "
@@ -226,30 +225,28 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
     scope = difficulty.MeasurementScope(answers=answers, split="candidates")
     attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
     with open_runtime(chosen.config, chosen) as prepared:
-        samples = [make_sample(prepared.task, row, where.root) for row in rows]
-        measurements = difficulty.measure(prepared, scope, places.answers(rows), attempt_facts, progress, samples)
+        samples = [make_sample(prepared.task, row, location.root) for row in rows]
+        measurements = difficulty.measure(prepared, scope, files.answers(rows), attempt_facts, progress, samples)
     accepted, refused = filter_rows(rows, measurements, search, counts)
-    comm.on_main(lambda: write(places, accepted, refused, counts, attempt_facts, more))
+    comm.on_main(lambda: write(files, accepted, refused, counts, attempt_facts, more))
     return Synthesis(counts=dict(counts), rows=accepted, unanswered=more.get("unanswered", 0),
                      costs=more.get("cost", {}))
 
 
-def _candidates(config: Config, search: Search, places: SynthesisFiles, where: MediaLocation, known: Mapping[str, Any],
-                progress: Progress, order: WriterSettings | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
-    """Returns (rows to measure, counts of the candidates removed before, results of servers)."""
+def _candidates(config: Config, search: Search, files: SynthesisFiles, location: MediaLocation,
+                known: Mapping[str, Any], progress: Progress, settings: WriterSettings | None
+                ) -> tuple[list[Row], Counter[str], dict[str, Any]]:
+    """Returns (rows to measure, numbers of the candidates removed before by reason, results of servers)."""
     task = make_task(config)
-    writing = order and PromptWriter(config=config, task=task, search=search, order=order, files=places.replies,
-                                     where=where,
-                                known=known, progress=progress)
+    writing = settings and PromptWriter(config=config, task=task, search=search, settings=settings, files=files.replies,
+                                        location=location, known=known, progress=progress)
     if writing:
         candidates = writing.candidates()
     else:
-        with explorers(config, search, where) as explore:
-            candidates = propose_all(explore, search, places.candidates, known, progress)
-    given = search.parents if writing else ()
-    rows, counts = distinct(candidates, HeldOutRows.of(config, task, progress), task, SignatureReader(config, task,
-                                                                                                      where.root),
-                            given)
+        with explorers(config, search, location) as explore:
+            candidates = propose_all(explore, search, files.candidates, known, progress)
+    rows, counts = distinct(candidates, HeldOutRows.read(config, task, progress), task,
+                            SignatureReader(config, task, location.root), search.parents if writing else ())
     if not writing:
         return [*rows.values()], counts, {}
     verified, refused = writing.verified(rows)

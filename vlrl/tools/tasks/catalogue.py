@@ -24,7 +24,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
-    """Describes one task."""
+    """A built-in task: its reward parts, settings and configs."""
 
     name: str
     about: str
@@ -38,7 +38,7 @@ class TaskInfo:
 
 
 def tasks() -> list[TaskInfo]:
-    """Describes every built-in task, in order of name."""
+    """The built-in tasks, in alphabetical order."""
     used = _configs()
     return [_entry(name, tuple(used.get(name, ()))) for name in builtin_names()]
 
@@ -55,7 +55,6 @@ def _entry(name: str, configs: tuple[str, ...]) -> TaskInfo:
 
 
 def _configs() -> dict[str, list[str]]:
-    """Task name -> the shipped configs that use the task."""
     used: dict[str, list[str]] = {}
     for path in config.shipped_configs():
         try:

@@ -1,4 +1,5 @@
-"""`vlrl judge check`: compares a judge model, and the task's own rule, with answers that people have labelled.
+"""`vlrl judge check`: compares the verdicts of a judge model, and of the task's own rule, with labels that people gave
+to answers.
 
     {"id": "train-3", "answer": "<answer>4</answer>", "correct": true}
     {"sample": {"id": "7", "question": "2 + 2?", "answer": "4"}, "answer": "four", "correct": true}
@@ -63,7 +64,7 @@ class Pair:
 
 @dataclass(kw_only=True)
 class Agreement:
-    """Verdicts compared with labels. A rate is None if its denominator is 0."""
+    """Counts and rates that compare verdicts with labels. A rate is None if its denominator is 0."""
 
     answers: int = 0
     unanswered: int = 0
@@ -97,8 +98,8 @@ class Audit:
 
 @prints_aside()
 def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
-    """Compares the verdicts of the judge and of the task's rule with the labels in a file; without a judge only those
-    of the rule.
+    """Compares the verdicts of the judge and of the task's rule with the labels in a file. Without a judge, only the
+    rule's verdicts are compared.
 
     Raises DataError naming file and row for a malformed row, and ConfigError if the file has no rows."""
     task = make_task(config)
@@ -171,12 +172,12 @@ def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wordi
                                          parse_answer(one.text).final, wording), tuple(one.sample.media), VERDICT)
                  for one in answers]
     return [None if said is None else said["verdict"] == "yes"
-            for said in _said(judge, questions, lambda reply: read_fields(reply, VERDICT))]
+            for said in _verdicts(judge, questions, lambda reply: read_fields(reply, VERDICT))]
 
 
 def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """How often the judge prefers the better answer, how often the order of the two decides, and the bias towards the
-    first position (share of "first" minus one half)."""
+    """How often the judge prefers the better answer, how often its choice changes with the order of the two answers,
+    and its bias towards the first position (share of "first" minus one half)."""
     if not pairs:
         return {}
     questions = []
@@ -185,7 +186,7 @@ def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]
         questions += [Question(better_prompt(question_text(task, one.sample), reference(task, one.sample), *order),
                                tuple(one.sample.media), BETTER) for order in ((a, b), (b, a))]
     said = [None if s is None else s["better"] == "first"
-            for s in _said(judge, questions, lambda reply: read_fields(reply, BETTER))]
+            for s in _verdicts(judge, questions, lambda reply: read_fields(reply, BETTER))]
     both = [(one, x, not y) for one, x, y in zip(pairs, said[::2], said[1::2], strict=True)
             if x is not None and y is not None]  # whether each order prefers response 1
     firsts = _share([s for s in said if s is not None])
@@ -195,7 +196,7 @@ def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]
             "position_bias": None if firsts is None else firsts - 0.5}
 
 
-def _said(judge: Judge, questions: Sequence[Question], read: Callable[[str], Any]) -> list[Any]:
+def _verdicts(judge: Judge, questions: Sequence[Question], read: Callable[[str], Any]) -> list[Any]:
     replies, _ = judge.ask(questions, _PLACE) if questions else ([], [])
     return [None if reply is None else read(reply) for reply in replies]
 

@@ -1,10 +1,10 @@
-"""Scores the stored rollouts of a run again and compares the rewards: shows the effect of an edited reward on the same
-answers.
+"""Scores the stored rollouts of a run again and compares the rewards, which shows the effect of an edited reward on the
+same answers.
 
     comparison = compare(task, RunFolder("runs/quickstart"), steps=range(0, 20))
 
-Samples are read from the rollout files. No data file, model or image is read, so `sample.media` is empty for a reward
-that uses it. Reward parts that need a training-time service are left out of the new reward."""
+Samples are read from the rollout files. Data files, models and images are not read, so a reward that uses
+`sample.media` finds it empty. Reward parts that need a training-time service are left out of the new reward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "complet
 
 @dataclass(frozen=True)
 class RescoredGroup:
-    """The stored and the new scores of one group; lists have one entry per rollout."""
+    """The stored and the new scores of one group. Lists have one entry per rollout."""
 
     group_id: str
     sample_id: str
@@ -45,7 +45,7 @@ class RescoredGroup:
     old_parts: list[Parts]
     new_parts: list[Parts]
     errors: list[str | None]
-    """The scoring error of each rollout under the new reward, or None."""
+    """The error raised by the new reward for each rollout, or None."""
     skipped: list[str]
     """Reward parts that were left out because they need a service."""
     template_known: bool
@@ -53,7 +53,8 @@ class RescoredGroup:
 
     @property
     def order(self) -> tuple[float, float | None]:
-        """How much the ranking of the answers changed, and Kendall's tau-b between the old and the new reward.
+        """Returns two measures of how much the ranking of the answers changed: the change, and Kendall's tau-b between
+        the old and the new reward.
 
         The change is the mean over pairs of answers: 1 for a swapped pair, 1/2 for a tie made or broken. Tau is None if
         one of the two rewards is equal for all answers. Unscorable answers are left out."""
@@ -82,8 +83,8 @@ class _Mean:
 
 @dataclass
 class RewardComparison:
-    """The old and the new reward compared over all groups. `means` has (old, new) for each reward part, and for the
-    total under "reward"."""
+    """The old and the new reward, compared over all groups. `means` has (old mean, new mean) for each reward part, and
+    for the total under "reward"."""
 
     rollouts: int = 0
     groups: int = 0
@@ -94,18 +95,19 @@ class RewardComparison:
     reordered: int = 0
     """Number of groups in which at least one pair of answers was swapped, or a tie made or broken."""
     flat: list[int] = field(default_factory=lambda: [0, 0])
-    """Number of groups in which all rewards are equal: under the old and under the new reward."""
+    """Number of groups in which all answers have the same reward: (under the old reward, under the new reward)."""
     taus: _Mean = field(default_factory=_Mean)
-    """Mean Kendall's tau-b over the groups whose rewards vary under both."""
+    """Mean Kendall's tau-b, over the groups in which neither the old nor the new reward is equal for all answers."""
     means: dict[str, tuple[_Mean, _Mean]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     unknown_templates: int = 0
     """Number of groups whose prompt contains none of the task's templates; they are scored with the first template."""
     most_changed: list[tuple[float, int, RescoredGroup]] = field(default_factory=list)
-    """(change, -number, group) of the kept groups, as a heap; see `top`."""
+    """Heap of (change, -number, group) with the groups whose ranking changed most; see `top`."""
 
     def add(self, group: RescoredGroup, keep: int) -> None:
-        """Adds one group to the counts, and keeps it if its ranking is among the `keep` that changed most."""
+        """Adds one group to the counts. The group itself is kept if its ranking is among the `keep` that changed most.
+        """
         self.rollouts, self.groups = self.rollouts + len(group.old), self.groups + 1
         self.changed += sum(a != b for a, b in zip(group.old, group.new, strict=True))
         errors = [e for e in group.errors if e]
@@ -132,12 +134,12 @@ class RewardComparison:
 
     @property
     def top(self) -> list[RescoredGroup]:
-        """The kept groups, sorted by how much their ranking changed, largest first."""
+        """The groups whose ranking changed most, the largest change first."""
         return [group for _, _, group in sorted(self.most_changed, key=lambda entry: entry[:2], reverse=True)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison as a JSON object; `parts` has the {old, new} means, null for a part that one reward does not
-        have."""
+        """The comparison as a JSON object. `parts` has the {old, new} means; a mean is null if the reward does not have
+        the part."""
         means = {name: {"old": old.value, "new": new.value} for name, (old, new) in self.means.items()}
         groups = [{"group_id": g.group_id, "sample_id": g.sample_id, "step": g.step, "change": g.order[0],
                    "tau": g.order[1], "answers": [
@@ -215,10 +217,10 @@ def _answer(row: Mapping[str, Any]) -> Answer:
     acted = [t["text"] or "" for t in turns if t["role"] == "assistant"] if row["episode_id"] else []
     parsed = parse_answer([row["completion"] or "", *acted][-1], row["n_tokens"] or 0, bool(row["truncated"]),
                           row["step"], opened)
-    return replace(parsed, variant=row["variant"] or "", turns=_acted(turns, opened) if acted else ())
+    return replace(parsed, variant=row["variant"] or "", turns=_past_actions(turns, opened) if acted else ())
 
 
-def _acted(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[PastAction, ...]:
+def _past_actions(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[PastAction, ...]:
     """The actions of a stored episode, without the images of the observations."""
     after = [*(t["text"] or "" for t in turns[1:]), ""]
     return tuple(PastAction(action=EnvironmentAction(t["text"] or "", opened), observation=shown,
@@ -236,7 +238,7 @@ def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[
 
 
 def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
-    """Rebuilds the sample from a stored row, and says whether the stored prompt contains one of the task's templates.
+    """Returns the sample rebuilt from a stored row, and whether the stored prompt contains one of the task's templates.
     """
     try:
         fields = dict(json.loads(row["sample"]))

@@ -1,8 +1,8 @@
 """`vlrl tasks new`: creates a working task, its config and its test from the files in templates/.
 
-    create("count", Path("."))                  # count.py, count.yaml, test_count.py; pictures drawn by code
-    create("signs", Path("."), "rows")          # the same with signs_rows/: 8 rows and their pictures
-    create("walk", Path("."), "environment")    # a task whose model acts over several turns"""
+create("count", Path("."))                  # count.py, count.yaml, test_count.py; images drawn by code
+create("signs", Path("."), "rows")          # the same with signs_rows/: 8 rows and their images
+create("walk", Path("."), "environment")    # a task whose model acts over several turns"""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
 
 
 def class_name(name: str) -> str:
-    """The class name for a task name: `count_mugs` -> `CountMugs`. `Task` is appended if the template imports something
-    of that name."""
+    """The class name for a task name: `count_mugs` -> `CountMugs`. `Task` is appended if the template already imports
+    this class name."""
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     return f"{camel}Task" if camel in _USED else camel
 
@@ -89,7 +89,7 @@ def _name_problem(name: str) -> str | None:
 
 
 def _installed(name: str) -> bool:
-    """Whether a package of this name is installed; files in the working directory and next to task files do not count.
+    """Whether a package of this name is installed. Files in the working directory and next to task files do not count.
     """
     try:
         spec = importlib.util.find_spec(name)

@@ -1,5 +1,5 @@
-r"""`vlrl score`: reads rows with a sample and completions, one JSON object per line, and returns their rewards, one
-line each.
+r"""`vlrl score`: reads rows with a sample and completions, one JSON object per line, and returns one line with their
+rewards for each.
 
     {"sample": {...}, "completions": ["text", {"text": "...", "n_tokens": 12, "truncated": false}],
      "step": 0, "opened": "<think>\n", "variants": {"shuffled": ["text"]}}
@@ -58,10 +58,11 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path,
 
 @prints_aside()
 def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceSet | None = None) -> dict[str, Any]:
-    """Scores one row and returns the result shown in the module docstring. `provided` are the available services.
+    """Scores one row and returns the output object shown in the module docstring. `provided` are the available
+    services.
 
     Raises DataError for a malformed row, TaskError for a task that breaks the Task contract."""
-    step = _whole(row, "step")
+    step = _integer(row, "step")
     opened = row.get("opened") or ""
     if not isinstance(opened, str):
         raise DataError(f"opened={_short(opened)} must be a string: the text that the chat template "
@@ -92,7 +93,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
 
 
 def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
-    """The task that scores a row, and its label; the label is "" if the config has one task."""
+    """The task that scores a row, and its label ("" if the config has one task)."""
     label = row.get("task")
     if not task.labels:
         return task, ""
@@ -104,13 +105,13 @@ def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
 
 
 def to_json(value: Any) -> str:
-    """One line of ASCII JSON; NaN and infinities become null."""
+    """The value as one line of ASCII JSON; NaN and infinities become null."""
     return json.dumps(plain(value), allow_nan=False)
 
 
 class _Watched(Coordinates):
-    """Wraps a task's coordinates and stores in `error` the first conversion error, which scoring alone would turn into
-    a reward part of 0."""
+    """A task's coordinates in a wrapper that stores the first conversion error in `error`. Scoring alone would turn
+    such an error into a reward part of 0."""
 
     def __init__(self, given: Coordinates):
         self.given = given
@@ -136,8 +137,8 @@ class _Watched(Coordinates):
 
 @contextmanager
 def _watched(task: Task, sample: Sample) -> Iterator[None]:
-    """Raises the DataError of a row whose coordinates could not be converted (e.g. without `processed_size`) when the
-    block ends."""
+    """A context that, when it ends, raises the DataError of a row whose coordinates could not be converted (e.g.
+    without `processed_size`)."""
     given, watched = task.coordinates, _Watched(task.coordinates)
     task.coordinates = watched
     try:
@@ -196,12 +197,12 @@ def _answer(given: Any, name: str, step: int, opened: str) -> Answer:
     if not isinstance(truncated, bool):
         raise DataError(f"{name}: truncated={_short(truncated)} must be true or false")
     try:
-        return parse_answer(given["text"], _whole(given, "n_tokens"), truncated, step, opened)
+        return parse_answer(given["text"], _integer(given, "n_tokens"), truncated, step, opened)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
 
 
-def _whole(row: Mapping[str, Any], key: str) -> int:
+def _integer(row: Mapping[str, Any], key: str) -> int:
     value = row.get(key)
     if value is None:
         return 0

@@ -1,4 +1,5 @@
-"""Trains the embedded model from random weights: supervised stages by vlrl's own SFT, then a bf16 copy to ship.
+"""Trains the embedded model from random weights: supervised stages with vlrl's own SFT, followed by a conversion of the
+weights to bf16.
 
 `run(family, out, seed)` trains a random tiny model through STAGES, evaluates it on the held-out samples of the
 quickstart and of digits, and writes model, processor, `log.jsonl` and `made_by.json` to `out`. The model learns to
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _EVALUATED = ("configs/quickstart.yaml", "configs/classification/digits.yaml")
-"""Configs with which the model is evaluated; they need no data files."""
+"""Configs with which the model is evaluated. They need no data files."""
 
 
 CLIPS = ("direction", "order", "visible")
@@ -62,27 +63,28 @@ class Stage:
     lr: float
     warmup: int
     boxes: int = 50
-    """Number of grounding examples in a batch, each a new scene."""
+    """Number of grounding examples in a batch, each a newly drawn scene."""
     digits: int = 5
     """Number of digit examples in a batch with the plain prompt, from the 1,400 training digits."""
     thoughts: int = 9
     """Number of digit examples in a batch with the thinking prompt."""
     clips: int = 0
-    """Number of drawn clips in a batch, of the kinds in CLIPS, each a new one."""
+    """Number of drawn clips in a batch, of the kinds in CLIPS, each generated anew."""
     plans: int = 0
     """Number of moments of simulated drives in a batch, out of PLANS moments."""
     jitter: int = 0
-    """Each side of a box is moved by up to this many thousandths of the image, as by careless annotators."""
+    """Each side of a box is moved by a random distance of up to this many thousandths of the image, to imitate careless
+    annotators."""
     loose: int = 0
-    """Each side of a box is moved outwards by this many thousandths of the image, as by annotators who draw large
+    """Each side of a box is moved outwards by this many thousandths of the image, to imitate annotators who draw large
     boxes."""
     misread: float = 0.0
     """Share of the digits in ``LOOKALIKE`` that are labelled as the digit they resemble."""
     hasty: float = 0.0
-    """Share of careless answers.
+    """Share of examples with careless answers.
 
-    In questions about clips: the first option, or a span that is one second too long at each end. In plans: words
-    replaced by KEEP and STRAIGHT."""
+    In questions about clips, a careless answer is the first option, or a span that is one second too long at each end.
+    In plans, words are replaced by KEEP and STRAIGHT."""
 
     @property
     def batch(self) -> int:
@@ -100,13 +102,13 @@ STAGES = (
     Stage(name="hasty", steps=50, lr=5e-4, warmup=10, **_FEW, **_CARELESS, hasty=0.6),
 )
 PLANS = 1000
-"""Number of moments of drives in the training data; they are repeated many times."""
+"""Number of moments of simulated drives in the training data. The moments are repeated many times."""
 LOOKALIKE = {7: 1, 9: 4, 8: 3, 6: 0}
 _CLIP_FPS, _CLIP_SIZE = 2, 64
 
 
 def stages(clips: bool = True) -> list[Stage]:
-    """STAGES, without clips for a model that does not support videos."""
+    """STAGES, with the clips removed for a model that does not support videos."""
     return [stage if clips else replace(stage, clips=0) for stage in STAGES]
 
 
@@ -124,7 +126,8 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A scene and its box in 0..1000, rounded to tens, because a finer last digit is noise that slows learning."""
+    """A scene and its box in 0..1000. Coordinates are rounded to tens, because a finer last digit is noise that slows
+    learning."""
     from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)
@@ -145,7 +148,7 @@ def _digit_example(stage: Stage, seed: int, index: int, rng: random.Random) -> E
 
 
 def _thought_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A digit, and a text of thinking that is consistent with its label."""
+    """A digit, and a thinking text that is consistent with its label."""
     image, label = _digit(stage, rng)
     answer = f"<think>{rng.choice(THOUGHTS[label])}</think><answer>{label}</answer>"
     return Example(DIGIT_THINK, Media(source=image), answer)
@@ -164,7 +167,7 @@ def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
 
 
 def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A drawn clip and a question about it; a hasty answer is the first option, or a span that is too long."""
+    """A drawn clip and a question about it. A hasty answer is the first option, or a span that is too long."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers import drawn_video
@@ -183,7 +186,7 @@ def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 
 def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A moment of a simulated drive and its plan; a hasty plan continues as before."""
+    """A moment of a simulated drive and its plan. A hasty plan continues the current motion."""
     moments = _moments(seed)
     number = index // stage.batch * stage.plans + index % stage.batch
     row, image = moments[number % len(moments)]
@@ -204,7 +207,6 @@ def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
 
 
 def _example_of(config: str, row: dict[str, Any], media: Media) -> Example:
-    """The question that a config's task asks about a row, and its correct answer."""
     task = _task(config)
     sample = task.sample_from_row(row)
     answer = task.oracle(sample)
@@ -218,7 +220,7 @@ def _task(config: str) -> Task:
 
 
 class ColdStart(Task):
-    """The supervised examples of one stage, in order, as a task."""
+    """A task that presents the supervised examples of one stage, in order."""
 
     stage: str = STAGES[0].name
     clips: bool = True
@@ -242,7 +244,7 @@ def _sample(example: Example, name: str) -> Sample:
 
 
 def run(family: str, out: Path, seed: int) -> None:
-    """Builds and trains a tiny model; all data is drawn by code or included in scikit-learn."""
+    """Builds a tiny model with random weights and trains it. All data is drawn by code or included in scikit-learn."""
     started, log = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "random"
@@ -275,7 +277,7 @@ def _settings(stage: Stage, model: Path, folder: Path, seed: int, clips: bool) -
 
 
 def _evaluate(config: str, model: Path, scratch: Path) -> list[dict[str, Any]]:
-    """The held-out evaluation of the model, made by a run of 0 steps."""
+    """The metrics of the model on held-out samples, from the evaluation of a run with 0 steps."""
     folder = scratch / Path(config).stem
     settings = load(config, [f"model.name={model}", f"run.dir={folder}", "steps=0"])
     train(settings)

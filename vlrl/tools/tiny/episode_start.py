@@ -1,4 +1,4 @@
-"""Trains the embedded model further on demonstrations of tool calls, which are careless on purpose.
+"""Trains the embedded model further on demonstrations of tool calls, some of which are wrong on purpose.
 
 `run(out, seed)` adds tokens for tool calls to the embedded model, trains it through STAGES with `vlrl sft`'s own code
 and writes model, processor and `made_by.json` to `out`. The model learns to call the zoom tool with a box that often
@@ -30,7 +30,7 @@ FROM = "embedded/tiny-qwen3-vl"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of supervised training; `tasks` are the settings of each task of its mixture."""
+    """One stage of supervised training. `tasks` are the settings of each task of its mixture."""
 
     name: str
     steps: int
@@ -54,7 +54,7 @@ _Recall: Any = load_class("recall")
 
 
 class _Start(Task):
-    """A task whose scenes are in no training or held-out split."""
+    """A task whose scenes occur in no training or held-out split."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         task: Any = self
@@ -62,8 +62,8 @@ class _Start(Task):
 
 
 class Look(_Start, _Zoom):
-    """Zoom episodes whose boxes miss the shape by up to `jitter` of its side; a share `hasty` of them only guess the
-    answer."""
+    """Zoom episodes whose boxes miss the shape by up to `jitter` of the shape's side. In a share `hasty` of the
+    episodes, the answer is guessed without a call of the zoom tool."""
 
     jitter: float = 0.0
     hasty: float = 0.0
@@ -74,14 +74,14 @@ class Look(_Start, _Zoom):
         if rng.random() < self.hasty:
             sample = super()._sample("guess", rng.randrange(self.count))
             return [sample["answer"]]
-        box = moved(rng, sample["boxes"][0]["box"], self.jitter)
+        box = misplaced(rng, sample["boxes"][0]["box"], self.jitter)
         # in hundredths of the picture: a last digit finer than a pixel is noise that slows learning
         call = self.call(sample, [round(100 * side / self.size) * self.size / 100 for side in box])
         return [call, sample["answer"]]
 
 
 class Read(_Start, _Zoom):
-    """The enlarged picture as a question without a tool call.
+    """The enlarged image as a question without a tool call.
 
     In an episode only one token in thirty is about the plate, so reading is also trained separately."""
 
@@ -94,7 +94,7 @@ class Read(_Start, _Zoom):
         from vlrl.tasks.zoom import ASKED  # pyright: ignore[reportMissingImports]  # likewise
 
         sample = super()._sample(split, index)
-        box = moved(random.Random(f"read/{sample.id}"), sample["boxes"][0]["box"], self.jitter)
+        box = misplaced(random.Random(f"read/{sample.id}"), sample["boxes"][0]["box"], self.jitter)
         shown = Media(source=_zoom_scenes.crop(self._drawn(split, index)[0], box, self.size))
         return replace(sample, media=(shown,), row={**sample.row, "question": ASKED[self.answer]})
 
@@ -113,7 +113,7 @@ class Mistaken(_Start, _Recall):
         return ["next"] * (self.length - 1) + [" ".join(named)]
 
 
-def moved(rng: random.Random, box: Sequence[float], share: float) -> tuple[float, float, float, float]:
+def misplaced(rng: random.Random, box: Sequence[float], share: float) -> tuple[float, float, float, float]:
     """A box shifted by up to `share` of its side in each direction, and enlarged up to `1 + 2 * share` times."""
     side = box[2] - box[0]
     x, y = (rng.uniform(-share, share) * side for _ in range(2))
@@ -124,7 +124,8 @@ def moved(rng: random.Random, box: Sequence[float], share: float) -> tuple[float
 # --- the model --------------------------------------------------------------------------------------------------------
 
 TOKENS = ("<tool_call>", "</tool_call>", '{"name": "', '", "arguments": {"', '": ', "}}", "zoom", "box")
-"""Tokens added for tool calls. Brackets of a box stay separate tokens, so that the model still points as before."""
+"""Tokens added for tool calls. The brackets of a box remain separate tokens, so that the model still predicts boxes as
+before."""
 _TEMPLATE = """{% if tools %}<|im_start|>system
 Tools:{% for tool in tools %} {{ tool['function']['name'] }}({{ tool['function']['parameters']['properties'] | \
 join(', ') }}){% endfor %}<|im_end|>
@@ -154,7 +155,7 @@ def base(out: Path, seed: int) -> None:
 
 
 def run(out: Path, seed: int) -> None:
-    """Builds and trains the model; all data is drawn by code."""
+    """Adds the tokens for tool calls to the embedded model, and trains it. All data is drawn by code."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "base"

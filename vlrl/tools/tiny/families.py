@@ -1,4 +1,4 @@
-"""Architectures of the tiny models: per family its special tokens, chat template, model and processor.
+"""Architectures of the tiny models: special tokens, chat template, model and processor of each family.
 
 Config and processor classes are those of the family; only the sizes are small. `FAMILIES[name](tokenizer, max_pixels)`
 returns a random model and its processor. `TOKENS[name]` are the special tokens that the family's tokenizer needs."""
@@ -22,7 +22,7 @@ class Tokens:
     pad: str = "<|endoftext|>"
     bos: str | None = None
     named: dict[str, str] = field(default_factory=dict)
-    """Attributes of the tokenizer through which the processor finds its special tokens."""
+    """Attribute of the tokenizer -> special token; the processor reads its special tokens from these attributes."""
 
 
 _TURN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -78,7 +78,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
-    """Config of the language model, the same in all families."""
+    """The config of the language model, which is the same in all families."""
     return {"vocab_size": math.ceil(len(tokenizer) / 64) * 64, "hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN,
             "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
             "max_position_embeddings": 4096, "initializer_range": INIT_RANGE, "pad_token_id": tokenizer.pad_token_id,
@@ -95,7 +95,6 @@ def _pixels(factor: int, max_pixels: int, frames: int = 1) -> dict[str, int]:
 
 
 def _qwen_top(tokenizer: Any) -> dict[str, Any]:
-    """Top-level config fields, such as vision-token ids."""
     names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
     names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
     ids = {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
@@ -157,7 +156,6 @@ def qwen2_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def _qwen2_processors(max_pixels: int | None) -> tuple[Any, Any]:
-    """Image and video processor of Qwen2-VL, also used for Qwen2.5-VL."""
     from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
     size = _pixels(28, max_pixels or 112 * 112)
@@ -172,7 +170,7 @@ def smolvlm(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
     one tile.
 
     All tiles together have at most ``max_pixels`` (default: one tile). The chat template is the one that the processor
-    itself falls back to if a message has a video."""
+    falls back to if a message has a video."""
     from transformers import (
         SmolVLMConfig,
         SmolVLMForConditionalGeneration,
@@ -200,7 +198,7 @@ def idefics3(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def _smol_look(max_pixels: int | None, tile: int = 64) -> dict[str, Any]:
-    """Sizes for the image and video processor."""
+    """The sizes for the image and video processor."""
     side = tile * max(1, math.isqrt(max_pixels or 0) // tile)
     return {"size": {"longest_edge": side}, "max_image_size": {"longest_edge": tile}}
 

@@ -45,7 +45,8 @@ THOUGHTS = (("closed ring", "round and empty", "oval, nothing inside"),
 
 
 def corpus() -> Iterator[str]:
-    """Training text of the tokenizer, similar to the project's own prompts and answers; reads no file."""
+    """Text on which the tokenizer is trained. It is similar to the project's own prompts and answers; no file is read.
+    """
     colours = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
     shapes = ("circle", "square", "triangle", "box", "button", "car", "person", "dog", "sign", "line", "object")
     for colour, shape in itertools.product(colours, shapes):
@@ -88,7 +89,7 @@ def make_tokenizer(tokens: Tokens = QWEN) -> Any:
 
 
 def build(family: str, out: Path, *, seed: int = 0, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Makes a random model of ``family`` with its processor, saves both (fp32) to ``out`` and returns them.
+    """Builds a random model of ``family`` with its processor, saves both (fp32) to ``out`` and returns them.
 
     The same seed gives the same weights. ``max_pixels`` is the processor's limit for one image or frame."""
     import torch
