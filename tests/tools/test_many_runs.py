@@ -206,8 +206,8 @@ def test_sweeps_that_make_no_sense_and_options_that_cannot_act(tmp_path, instant
         assert not instant.started and not (tmp_path / "s").exists(), (words, said)
     for words, options, said in (
             (["train.lr=1e-5,3e-5"], {"n": 4}, "--trials 4 has no effect with --method grid"),
-            (["train.lr=1e-5,3e-5"], {"seed": 1}, "--seed 1 has no effect with --method grid"), (["train.lr=1e-5..3e-5"],
-            {"eta": 2}, "--eta 2 has no effect with --method random.* use --method halving")):
+            (["train.lr=1e-5,3e-5"], {"seed": 1}, "--seed 1 has no effect with --method grid"),
+            (["train.lr=1e-5..3e-5"], {"eta": 2}, "--eta 2 has no effect with --method random.* use --method halving")):
         with pytest.raises(ConfigError, match=said):
             sweep.run_sweep(CONFIG, words, tmp_path / "s", SweepRequest(**options))
         assert not instant.started and not (tmp_path / "s").exists(), (words, options, said)

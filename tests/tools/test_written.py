@@ -318,7 +318,8 @@ def test_recipes_over_a_file_of_pass_rates(quiz, tmp_path):
     assert ways == {"t0": "easier", "t1": "easier", "t2": "harder", "t3": "harder"}
     assert search.keep == 500 and search.candidates == 64 and "pass_at_k" not in search.parents[0]
     for wanted, message in (
-            (SeedSettings(recipe="sws"), "can only be given together"), (SeedSettings(source="runs/a"), "can only be given together"),
+            (SeedSettings(recipe="sws"), "can only be given together"),
+            (SeedSettings(source="runs/a"), "can only be given together"),
             (SeedSettings(recipe="sws", source="file"), "a file of pass rates is not enough"),
             (SeedSettings(recipe="synthetic_data_rl", source="file", failed="file"), "both choose the rows to vary"),
             (SeedSettings(least=0.9, most=0.1), "no pass rate lies between")):
