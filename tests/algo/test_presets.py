@@ -31,7 +31,7 @@ def test_a_preset_is_a_few_lines_that_say_whose_it_is(name):
     text = (FOLDER / f"{name}.yaml").read_text()
     assert text.startswith("# ") and len(text.splitlines()) < 24
     tree = loading._parse(text)
-    assert {*tree.pop("preset")} <= {"for", "needs", "cost", "paper"}
+    assert {*tree.pop("preset")} <= {"idea", "for", "needs", "cost", "paper"}
     tree.pop("extends", None)
     assert {k: {*v} - OUTSIDE[k] for k, v in tree.items() if k != "algo" and {*v} - OUTSIDE[k]} == {}
     Algorithm(config.load(FOLDER.parent / "quickstart.yaml",
