@@ -141,7 +141,6 @@ def _emptied(folder: Path) -> Path:
 class _Bundle:
     def __init__(self, path: Path, folder: Path, hide: Redactor, media: bool):
         from .index import Index
-
         self.path, self.folder, self.hide, self.with_media = path, folder, hide, media
         self.name = path.resolve().name
         self.library = Library(path)
@@ -209,7 +208,6 @@ class _Bundle:
     def _columns(self, chosen: set[GroupKey]) -> dict[GroupKey, dict[int, dict[str, Any]]]:
         from .index import Query
         from .rows import every_rollout
-
         odd = {row.key for row in every_rollout(self.index, Query(runs=(RUN,), source=None, unusual=True), _MOST_ROWS)}
         columns: dict[GroupKey, dict[int, dict[str, Any]]] = {}
         for row in self.index.table.fetch(

@@ -215,7 +215,6 @@ def _said(form: forms.Form, tools: Html | None) -> Html:
     if tools is None:
         return _text(form)
     from . import prose  # needs the extra `app`, which a report must do without
-
     halves = (("As written", lambda text: el("span", text)), ("As Markdown and LaTeX", prose.rendered))
     return el("div", tools, *(el("section", el("h4", name), _text(form, body), aria_label=name)
                               for name, body in halves), class_="v-both")

@@ -107,7 +107,6 @@ def _mp4(frames: Sequence[Image.Image]) -> bytes:
     4:2:0 stores one colour value for 2 x 2 pixels, so odd sides are padded by one pixel."""
     import av
     from av.video.frame import VideoFrame
-
     out = io.BytesIO()
     sides = tuple(side + side % 2 for side in frames[0].size)
     with av.open(out, "w", format="mp4") as container:

@@ -128,7 +128,6 @@ def _stamp(folder: Path) -> int:
 
 def _cached(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
-
     for file in ("config.json", "adapter_config.json"):
         try:
             path = try_to_load_from_cache(name, file)
@@ -150,7 +149,6 @@ def check_memory(config: Config, loaded: bool) -> int:
     from vlrl.engine.capacity import device_bytes
     from vlrl.models.loading import compute_dtype, skeleton
     from vlrl.tools.machine.memory import estimate
-
     needed = estimate(config, skeleton(config.model)[0].config)
     weights, cuda = needed.resident, torch.cuda.is_available()
     own = psutil.Process().memory_info().rss
@@ -177,7 +175,6 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
 
     from vlrl.models import policy
     from vlrl.training.build import make_accelerator
-
     transformers.logging.disable_progress_bar()
     process = psutil.Process()
     before = process.memory_info().rss
@@ -188,7 +185,6 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
 def disable_downloads(name: str) -> None:
     """Turns hub access off. Raises AppError if the model is an adapter whose base model is not on this machine."""
     from huggingface_hub import constants
-
     constants.HF_HUB_OFFLINE = True  # what the environment variable of this name sets
     for _ in range(8):
         base = (read_json(Path(name, "adapter_config.json")) or {}).get("base_model_name_or_path")

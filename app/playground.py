@@ -83,7 +83,6 @@ class Playground:
         """Removes the model from memory."""
         if self._loaded:
             import torch
-
             self._loaded = None
             gc.collect()
             if torch.cuda.is_available():
@@ -143,7 +142,6 @@ class Playground:
 
     def _prompt(self, ask: Ask, config: Config, policy: Policy) -> tuple[Task, Sample, Prompt]:
         from vlrl.models.processing import Encoder
-
         with self._asking, prints_aside():
             task, sample, messages = self.tasks.messages(config, ask)
         settle_coordinates(task, config, policy.family.coordinates)
@@ -159,7 +157,6 @@ def ask_name(chosen: ModelChoice) -> str:
 def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -> list[Completion]:
     from vlrl.engine.hf import HFEngine
     from vlrl.rollout.generate import sampling_of
-
     n = ask.answers if ask.temperature else 1
     texts, due, tokens = [""] * n, 0.0, 0
     job.tell("writing", texts=tuple(texts))
@@ -203,7 +200,6 @@ def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Co
 
     `task` may be modified, so it must be a copy."""
     from vlrl.rollout.generate import make_group
-
     if not ask.upload:
         return make_group(task, sample, prompt, completions, group_id="playground", split=ask.split, step=step)
     group = make_group(_Unscored(task), sample, prompt, completions, group_id="playground", split="upload", step=step)

@@ -93,7 +93,6 @@ def write(run: str | Path, to: str | Path | None = None) -> Path:
 def run_folder(path: Path) -> Path:
     """Returns the folder of a single run. Raises RunError if `path` contains several runs, or none."""
     from vlrl.tools.experiments.status import find_runs, is_run
-
     if is_run(path):
         return path
     below = find_runs(path)  # raises if the path is not a folder or contains no run
@@ -143,7 +142,6 @@ def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
 
 def _changed(settings: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
     from vlrl import config
-
     known = flat(config.validate({"task": {"name": "-"}, "model": {"name": "-"}}).model_dump(mode="json"))
     changes = []
     for name, value in settings.items():

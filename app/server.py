@@ -67,7 +67,6 @@ def create(root: str | Path, *, address: Address | None = None, password: str | 
     from .library import Library
     from .media import MediaStore
     from .notes import Notes
-
     if not Path(root).is_dir():
         raise RunError(f"{str(root)!r} is not a folder: name a folder of runs, e.g. `vlrl app runs`")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"

@@ -180,7 +180,6 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
     The layout has "height" in pixels, "showlegend", and the axes "xaxis", "yaxis" and "yaxis2": {"title": {"text"},
     "range", "rangemode": "tozero", "type": "category"}."""
     from vlrl.store import plain
-
     return json.dumps(plain(list(figures)), allow_nan=False).replace("<", "\\u003c")  # Gradio warns of a tag in it
 
 

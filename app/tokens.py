@@ -103,7 +103,6 @@ def _read(path: str, _mtime: int, size: int) -> Texts | None:
     if size > _MOST_BYTES:
         return None
     from tokenizers import Tokenizer
-
     try:
         return Texts(Tokenizer.from_buffer(Path(path).read_bytes()))
     except (KeyboardInterrupt, SystemExit, MemoryError):

@@ -264,7 +264,6 @@ def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
 def _picture(path: str) -> Any:
     from vlrl.config.schema import LimitsSettings
     from vlrl.data import media
-
     return media.load(Media(source=Path(path)), LimitsSettings()).frames[0]
 
 

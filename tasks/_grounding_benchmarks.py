@@ -31,7 +31,6 @@ def _qwen_vl(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
     """RefCOCO as scored by Qwen-VL (2308.12966, evaluate_grounding.py): the first `(x1,y1),(x2,y2)` in 0..999 is right
     if its IoU, in single precision, is at least .5. An answer that cannot be parsed is a box of zero area."""
     import numpy as np
-
     truth = _first(sample)
     if truth is None:
         return {}

@@ -366,7 +366,6 @@ def _glm_value(task: Any, sample: Sample, key: str, given: Any, right: Any) -> f
         return 1.0
     if key == "text" and isinstance(given, str) and isinstance(right, str):
         from rapidfuzz.distance import LCSseq
-
         return LCSseq.normalized_similarity(given, right)
     return 0.0
 

@@ -187,7 +187,6 @@ class PagePool:
 
     async def _use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:
         from playwright.async_api import Error
-
         if tab.failed:
             raise PageFailed(tab.failed)
         if tab not in self.tabs:
@@ -260,7 +259,6 @@ class PagePool:
         """An empty page in a new context. Raises BrowserLost if the browser ends in the meantime, PageFailed for other
         failures."""
         from playwright.async_api import Error
-
         browser, context = await self._running(), None
         try:
             context = await browser.new_context(
@@ -297,7 +295,6 @@ class PagePool:
 
     async def _serve(self, tab: Tab, route: Any) -> None:
         from playwright.async_api import Error
-
         with contextlib.suppress(Error):  # of a page that was closed meanwhile
             request = route.request
             main = request.is_navigation_request() and request.frame.parent_frame is None
@@ -341,7 +338,6 @@ class PagePool:
 
     async def _started(self) -> Any:
         from playwright.async_api import Error, async_playwright
-
         program = chromium_program(self.settings.program)
         self._driver = await async_playwright().start()
         try:

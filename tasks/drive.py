@@ -58,13 +58,11 @@ class DriveEnvironment(Environment):
     def reset(self, seed: int) -> Observation:
         """Starts the drive. The scene depends only on the sample, not on `seed`."""
         from ._drive_world import World
-
         self.world = world = World(self.sample["scenario"], self.sample["scene"], self.task.seconds, self.task.traffic)
         return self._shown(world, f"{world.scene.navigation} Limit {world.limit:.0f} m/s. ")
 
     def step(self, action: str) -> Step:
         from ._drive_world import Decision
-
         world = self.world
         assert world is not None, "reset comes first"
         read = read_decision(action, self.task.actions)
@@ -188,7 +186,6 @@ class Drive(Task):
         """The decisions of an expert that tries each action in a copy of the world first; None if the expert does not
         reach the goal in time."""
         from ._drive_expert import demonstration
-
         decisions = demonstration(sample["scenario"], sample["scene"], self.seconds, self.traffic,
                                   self.actions == "waypoints")
         return None if decisions is None else [decision_text(decision) for decision in decisions]
@@ -198,7 +195,6 @@ def read_decision(text: str, actions: str) -> Decision | None:
     """Parses the decision in a text: waypoints, or one word for speed and one for path. None if the text has no valid
     decision."""
     from ._drive_world import Decision
-
     said = answer_text(text)
     if actions == "waypoints":
         way = read_trajectory(said)

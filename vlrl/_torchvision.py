@@ -21,7 +21,6 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
 
 def _declare_schemas() -> None:
     import torch
-
     if torch.version.cuda is not None or hasattr(torch.ops.torchvision, "nms"):
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
@@ -34,7 +33,6 @@ def needed() -> bool:
     """Whether torchvision can be imported only after `install`, because its library of operators cannot be loaded on
     this machine."""
     from torchvision import extension
-
     return bool(_declared) and not extension._has_ops()
 
 

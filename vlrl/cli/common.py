@@ -92,7 +92,6 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
 
     Raises ConfigError if no config is named."""
     from vlrl import config
-
     if not path:
         raise ConfigError("name a config, e.g. quickstart.yaml")
     found = config.find_config(path)
@@ -105,11 +104,9 @@ def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> 
     """Chooses the model that a command evaluates (see measure.choose_model in tools/evaluation), and prints the
     warnings about the model."""
     from vlrl.store.checkpoint import find
-
     if checkpoint is not None:
         find(checkpoint)  # a wrong folder is reported before the slow imports
     from vlrl.tools.evaluation import measure
-
     chosen = measure.choose_model(config, model, checkpoint)
     for warning in chosen.warnings:
         typer.echo(f"warning: {warning}", err=True)
@@ -130,5 +127,4 @@ def is_free(folder: Path) -> bool:
 def emit(value: Any) -> None:
     """Prints a value on standard output as one line of ASCII JSON; NaN and infinities become null."""
     from vlrl.store import plain
-
     typer.echo(json.dumps(plain(value), allow_nan=False))

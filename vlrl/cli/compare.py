@@ -35,45 +35,37 @@ _ANSWER = 60  # characters of an answer in a list
     "vlrl compare --sequential a.yaml b.yaml --jobs 2        trains both with further seeds until a test decides",
     "vlrl compare --sequential a.yaml b.yaml c.yaml steps=100 --seeds 3 --blocks 6 -o runs/three")
 def compare(
-    sides: Annotated[list[str], typer.Argument(
-        metavar="A [vs] B", show_default=False,
-        help="Run folders, or RUN@STEP, where STEP is a number of completed steps, first, last or best. For several "
-             "runs per model put vs between the two groups. With --sequential: configs, and settings for all of them. "
-             "With --weights: models or runs. With --forms: runs.")],
-    split: Annotated[str | None, typer.Option(
-        show_default=False, help="The split, e.g. heldout. Default: heldout, or the first split that "
-                                 "all runs have.")] = None,
-    metric: Annotated[str | None, typer.Option(
-        metavar="NAME", show_default=False,
-        help="The metric that decides, e.g. iou or correct_frac. Default: reward/mean.")] = None,
-    listed: Annotated[int | None, typer.Option(
-        "--show", metavar="N", min=0, show_default=False, help="How many of the largest wins and losses to list, e.g. "
-                                                               "20; 0 = none. --json contains every sample. Default: "
-                                                               "5.")] = None,
-    weights: Annotated[bool, typer.Option(
-        "--weights", help="Compare the weights: the share of weights that changed from A to B, or, for a single run "
-                          "A, from its base model. A and B are model folders, "
-                          "checkpoints, runs or Hub names.")] = False,
+    sides: Annotated[list[str], typer.Argument(metavar="A [vs] B", show_default=False, help=(
+        "Run folders, or RUN@STEP, where STEP is a number of completed steps, first, last or best. For several runs "
+        "per model put vs between the two groups. With --sequential: configs, and settings for all of them. With "
+        "--weights: models or runs. With --forms: runs."))],
+    split: Annotated[str | None, typer.Option(show_default=False, help=(
+        "The split, e.g. heldout. Default: heldout, or the first split that all runs have."))] = None,
+    metric: Annotated[str | None, typer.Option(metavar="NAME", show_default=False, help=(
+        "The metric that decides, e.g. iou or correct_frac. Default: reward/mean."))] = None,
+    listed: Annotated[int | None, typer.Option("--show", metavar="N", min=0, show_default=False, help=(
+        "How many of the largest wins and losses to list, e.g. 20; 0 = none. --json contains every sample. "
+        "Default: 5."))] = None,
+    weights: Annotated[bool, typer.Option("--weights", help=(
+        "Compare the weights: the share of weights that changed from A to B, or, for a single run A, from its base "
+        "model. A and B are model folders, checkpoints, runs or Hub names."))] = False,
     forms: Annotated[bool, typer.Option(
         "--forms", help="Show how the form of the answers (their text with words and numbers replaced by "
                         "placeholders) changed over the evaluations of a run.")] = False,
     sequential: Annotated[bool, typer.Option("--sequential", help="Train the configs with further seeds until a "
                                                                   "group-sequential permutation test decides between "
                                                                   "them.")] = False,
-    seeds: Annotated[int | None, typer.Option(
-        metavar="N", min=2, show_default=False,
-        help="With --sequential: seeds per config and block. Default: 5.")] = None,
-    blocks: Annotated[int | None, typer.Option(
-        metavar="N", min=1, show_default=False, help="With --sequential: maximum number of blocks. Default: "
-                                                     "5.")] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", min=2, show_default=False, help=(
+        "With --sequential: seeds per config and block. Default: 5."))] = None,
+    blocks: Annotated[int | None, typer.Option(metavar="N", min=1, show_default=False, help=(
+        "With --sequential: maximum number of blocks. Default: 5."))] = None,
     alpha: Annotated[float | None, typer.Option(
         metavar="P", show_default=False, help="With --sequential: maximum probability of reporting a difference where "
                                               "there is none. Default: 0.05.")] = None,
     jobs: Annotated[int | None, typer.Option(
         metavar="N", min=1, show_default=False, help=f"With --sequential: {JOBS} Default: 1.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="With --sequential: folder "
-                                                                                        "for the runs. Default: "
-                                                                                        "runs/compare-A-B.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help=(
+        "With --sequential: folder for the runs. Default: runs/compare-A-B."))] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two models on the samples that both answered, paired by content: is one better, and where?
@@ -130,7 +122,6 @@ def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 def _print(comparison: Comparison, most: int) -> None:
     from rich.text import Text
-
     show(f"a: {', '.join(map(str, comparison.a))}")
     show(f"b: {', '.join(map(str, comparison.b))}")
     rows = []
@@ -160,7 +151,6 @@ def _outcome(word: str, sample: Outcome) -> str:
 def _weights(words: Sequence[str], as_json: bool) -> None:
     from vlrl.tools.experiments.weight_changes import plain as counts
     from vlrl.tools.experiments.weight_changes import weight_changes
-
     if len(words) > 2:
         raise typer.BadParameter(f"{' '.join(words)}: with --weights name a run, or two models", param_hint="A [vs] B")
     changes = weight_changes(*words)
@@ -182,7 +172,6 @@ def _weights(words: Sequence[str], as_json: bool) -> None:
 def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
     from vlrl.store import RunFolder
     from vlrl.tools.experiments.forms import forms_over_steps, most_frequent
-
     if "vs" in words:
         raise typer.BadParameter("vs separates two sides, but --forms shows each run by itself; name runs only",
                                  param_hint="A [vs] B")
@@ -203,7 +192,6 @@ def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
 def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int, blocks: int, alpha: float, jobs: int,
                 out: Path | None, as_json: bool) -> None:
     from vlrl.tools.experiments.sequential_runs import run_sequential
-
     if "vs" in words:
         raise typer.BadParameter("vs separates the runs of two sides, but --sequential compares configs; name configs "
                                  "only, e.g. a.yaml b.yaml",
@@ -230,7 +218,6 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
 
 def _print_decided(decided: SequentialResult) -> None:
     import numpy as np
-
     for name, scores in decided.scores.items():
         show(f"{name}: {decided.metric} {np.mean(scores):.3f} (standard deviation {np.std(scores, ddof=1):.3f} over "
              f"{len(scores)} seeds)")
@@ -256,14 +243,12 @@ def _interruptible(folder: Path) -> Iterator[None]:
 @takes_requests
 def sweep(
     config: ConfigPath,
-    words: Annotated[list[str], typer.Argument(
-        metavar="key=v1,v2 | key=lo..hi | key=value", show_default=False,
-        help="Settings with several values or a range are swept, e.g. train.lr=1e-5..1e-3. All other settings apply "
-             "to every run.")],
+    words: Annotated[list[str], typer.Argument(metavar="key=v1,v2 | key=lo..hi | key=value", show_default=False, help=(
+        "Settings with several values or a range are swept, e.g. train.lr=1e-5..1e-3. All other settings apply to "
+        "every run."))],
     request: SweepRequest,
-    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="Folder for the runs. "
-                                                                                        "Default: "
-                                                                                        "runs/sweep-CONFIG.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help=(
+        "Folder for the runs. Default: runs/sweep-CONFIG."))] = None,
     as_json: AsJson = False,
 ) -> None:
     """Try settings on some seeds, and measure the best settings on other seeds.
@@ -272,7 +257,6 @@ def sweep(
     is the score of these settings on test seeds that were not used for the selection. The command also reports how much
     each setting matters and how many runs were needed. Run it again to continue after an interruption."""
     from vlrl.tools.experiments.sweep import run_sweep
-
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"
     with _interruptible(folder), progress_bars(lines=True) as progress:
         swept = run_sweep(config, words, folder, request, progress)

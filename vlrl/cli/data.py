@@ -32,16 +32,14 @@ def convert(
     out: Annotated[Path, typer.Option("--output", "-o", help="The new file, e.g. rows.jsonl, or .json for a list.",
                                       show_default=False)],
     format: Format = "auto",
-    root: Annotated[Path | None, typer.Option(
-        help="Folder that media paths are relative to, in the old and the new file, e.g. data/. Default: each file's "
-             "own folder.",
-        show_default=False)] = None,
+    root: Annotated[Path | None, typer.Option(show_default=False, help=(
+        "Folder that media paths are relative to, in the old and the new file, e.g. data/. Default: each file's own "
+        "folder."))] = None,
     config: Annotated[str | None, typer.Option(
         help="Config whose task must be able to read the rows, e.g. my.yaml.", show_default=False)] = None,
     columns: Columns = None, boxes: Boxes = None,
-    keep_going: Annotated[bool, typer.Option("--keep-going",
-                                             help="Omit bad rows and list them, instead of stopping at the "
-                                                  "first.")] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help=(
+        "Omit bad rows and list them, instead of stopping at the first."))] = False,
     answer_type: Annotated[str | None, typer.Option(
         help="answer_type for all rows that are not multiple choice, e.g. text. Default: data.answer_type of the "
              "config, else derived from the fields, answers and questions of the rows.", show_default=False)] = None,
@@ -97,9 +95,8 @@ def split(
     distance: Annotated[int, typer.Option(help="Maximum number of bits (of 64) in which the perceptual hashes of two "
                                                "images that count as alike may differ, e.g. 2 for nearly identical "
                                                "images.")] = 4,
-    root: Annotated[Path | None, typer.Option(
-        help="Folder that media paths are relative to, in all files, e.g. data/. Default: each file's own folder.",
-        show_default=False)] = None,
+    root: Annotated[Path | None, typer.Option(show_default=False, help=(
+        "Folder that media paths are relative to, in all files, e.g. data/. Default: each file's own folder."))] = None,
     format: Format = "auto", columns: Columns = None, force: Force = False, json: AsJson = False,
 ) -> None:
     """Split a data file into train.jsonl and heldout.jsonl with no leakage between the two.
@@ -108,7 +105,6 @@ def split(
     category keeps its proportion in both files as far as the groups allow. The same seed gives the same split, whatever
     the order of the rows."""
     from vlrl.tools.datasets.split import split_file
-
     with progress_bars() as progress:
         result = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
                             format=format, columns=pairs_of(columns), force=force, progress=progress)

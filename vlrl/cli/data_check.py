@@ -36,12 +36,10 @@ _VALUES = 12  # values of a field that are printed
     "vlrl data check org/name@train                                             a data set of the Hugging Face Hub",
     "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script")
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A data file, e.g. rows.jsonl, or a "
-                                                                                  "folder with data files, e.g. "
-                                                                                  "data/.")],
-    settings: Annotated[list[str] | None, typer.Argument(
-        metavar="FILE | key=value", show_default=False,
-        help="More files or folders, and settings that override the config, e.g. limits.image_pixels=1000000.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help=(
+        "A data file, e.g. rows.jsonl, or a folder with data files, e.g. data/."))],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="FILE | key=value", show_default=False, help=(
+        "More files or folders, and settings that override the config, e.g. limits.image_pixels=1000000."))] = None,
     config: Annotated[str | None, typer.Option(
         help="The config whose task parses the rows, e.g. configs/quickstart.yaml. Without it only the canonical "
              "fields are checked.", show_default=False)] = None,
@@ -108,13 +106,10 @@ def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], SamplePreview]:
     from vlrl.config.schema import LimitsSettings
-
     if config is None or task is None:
         from vlrl.tools.play.preview import preview_without_task
-
         return lambda sample: preview_without_task(LimitsSettings(), sample)
     from vlrl.tools.machine.dryrun import preview
-
     return lambda sample: preview(config, task, sample)
 
 
@@ -123,7 +118,6 @@ def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
 
     Also returns the folder of their media, or None if the media of each file are in the folder of that file."""
     from vlrl.data import locate_files, several
-
     paths, root = [], None
     for name in names:
         files, own = locate_files(str(name), cache) if several(str(name)) else ([name], None)
@@ -134,7 +128,6 @@ def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
 def _show_findings(file: str, findings: DataReport, most: int, labels: bool) -> None:
     from vlrl.checks import finding_lines
     from vlrl.tools.datasets.check import printable
-
     listed = finding_lines(findings.problems)
     for line in listed[:most or None]:
         typer.echo(printable(line))
@@ -151,7 +144,6 @@ def _show_findings(file: str, findings: DataReport, most: int, labels: bool) -> 
         typer.echo("recognised as: " + printable("; ".join(f"{shape} {n:,}" for shape, n in findings.shapes.items())))
     if findings.example:
         from vlrl.cli.dryrun import print_sample
-
         print_sample(findings.example)
     if findings.bad:
         kinds = Counter(kind for _, kind in {(p.where, p.kind) for p in findings.problems})
@@ -171,7 +163,6 @@ def _show_findings(file: str, findings: DataReport, most: int, labels: bool) -> 
 
 def _show_fields(findings: DataReport) -> None:
     from vlrl.data import FIELDS
-
     if findings.fields:
         typer.echo("field                     rows   share")
     for name, count in findings.fields.items():

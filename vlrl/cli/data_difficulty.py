@@ -33,14 +33,12 @@ def difficulty(
     split: Annotated[str, typer.Option(help="The split whose prompts are measured, e.g. heldout.")] = "train",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, show_default=False,
                                               help="Only the first N prompts, e.g. 500.")] = None,
-    out: Annotated[Path | None, typer.Option(
-        "-o", "--out", metavar="FILE", show_default=False,
-        help="The new file, .jsonl or .json, e.g. measured.jsonl. Default: rows.difficulty.jsonl next to the data "
-             "file rows.jsonl, or runs/name.difficulty.jsonl if the task generates its samples.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(
-        metavar="FOLDER", show_default=False,
-        help="Use the weights of this checkpoint, or of the newest checkpoint of this run folder, instead of "
-             "model.name, e.g. runs/a.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", show_default=False, help=(
+        "The new file, .jsonl or .json, e.g. measured.jsonl. Default: rows.difficulty.jsonl next to the data file "
+        "rows.jsonl, or runs/name.difficulty.jsonl if the task generates its samples."))] = None,
+    checkpoint: Annotated[Path | None, typer.Option(metavar="FOLDER", show_default=False, help=(
+        "Use the weights of this checkpoint, or of the newest checkpoint of this run folder, instead of model.name, "
+        "e.g. runs/a."))] = None,
     temperature: Annotated[float | None, typer.Option(
         metavar="T", show_default=False, help="Sampling temperature, e.g. 0.7. Default: rollout.temperature.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier measurement.")] = False,
@@ -88,14 +86,12 @@ def difficulty(
 def _check_out(out: Path, config: Config, force: bool) -> None:
     """Raises ConfigError if an output file cannot be written, so that this is known before anything is measured."""
     from vlrl.data import check_suffix
-
     check_suffix(out)
     data = [Path(name) for name in (config.data.train, config.data.heldout, config.data.difficulty) if name]
     if any(os.path.realpath(out) == os.path.realpath(path) for path in data):
         raise ConfigError(f"--out {out} is a data file that the config reads, and it is never overwritten: name "
                           "another file")
     from vlrl.tools.datasets.prompt_table import MeasurementFiles
-
     places = MeasurementFiles(out=out)
     beside = [] if places.part.exists() else [places.about, places.picture]  # else of a killed command
     for path in (out, *beside):
@@ -105,7 +101,6 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
 def _follow(config: str, out: Path, split: str, whole: bool) -> str:
     from vlrl.data import read_rows
     from vlrl.data.sources.reading import recognised_format
-
     if split != "train":
         return ""
     config, file = shlex.quote(config), shlex.quote(str(out))

@@ -36,7 +36,6 @@ def distill(config: ConfigPath, request: DistillRequest, settings: Words = None,
     from vlrl.config.registry import prints_aside
     from vlrl.tools.evaluation.grid import Server
     from vlrl.tools.synthesis import distill as tool
-
     out, places = request.out, tool.DistillFiles(request.out)
     if not tool.goes_on(places):
         refuse_existing(out, request.force)

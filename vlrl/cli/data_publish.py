@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="A run folder, e.g. runs/quickstart.")]
 Steps = Annotated[str | None, typer.Option(show_default=False, help="A range of steps, e.g. 10:20 (20 is excluded).")]
-Split = Annotated[str | None, typer.Option(show_default=False, help="Use the rollouts of the evaluations of this "
-                                                                    "split, e.g. heldout, instead of the training "
-                                                                    "rollouts.")]
+Split = Annotated[str | None, typer.Option(show_default=False, help=(
+    "Use the rollouts of the evaluations of this split, e.g. heldout, instead of the training rollouts."))]
 
 Public = Annotated[bool, typer.Option("--public", help="Make the repository public instead of private.")]
 WithMedia = Annotated[bool, typer.Option("--with-media", help="Upload the images of the rollouts too.")]
@@ -63,7 +62,6 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
     from vlrl.tools.hub import push as hub_push
     from vlrl.tools.hub import rollout_dataset
     from vlrl.tools.hub.redaction import PrivateWords
-
     target = hub_push.HubTarget(repo, "dataset", public)
     ready(target, dry_run)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +76,6 @@ def ready(target: HubTarget, dry_run: bool) -> None:
     """Raises ConfigError if the repository name is malformed or, except in a dry run, if no token is set. Called before
     any slow work."""
     from vlrl.tools.hub import push as hub_push
-
     hub_push.check_name(target)
     if not dry_run:
         hub_push.token(target.repo)
@@ -87,7 +84,6 @@ def ready(target: HubTarget, dry_run: bool) -> None:
 def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
     """Prints every file of an upload with its size; for a dry run, says that nothing is sent."""
     from vlrl.tools.hub.push import sizes
-
     listed = sizes(files)
     readers = "anyone may read it" if target.public else "private"
     typer.echo(f"{'dry run, nothing is sent: ' if dry_run else ''}{target.noun} {target.repo}, {readers}")
@@ -100,7 +96,6 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
               private: PrivateWords | None = None) -> ExportedRollouts:
     from vlrl.store import RunFolder
     from vlrl.tools.hub.rollout_dataset import export as write
-
     with progress_bars() as progress:
         return write(RunFolder(run), out, steps=step_range(None, steps), split=split, notes=_notes(run),
                      progress=progress, media=media, private=private)
@@ -108,7 +103,6 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
 
 def _notes(run: Path) -> Notes:
     from vlrl.app.notes import FILE, Notes  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
-
     notes = {}
     for root, name in ((run.resolve().parent, run.resolve().name), (run.resolve(), ".")):
         if (root / FILE).is_file():

@@ -55,7 +55,6 @@ def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = 
     words = [] if request.temperature is None else [f"rollout.temperature={json.dumps(request.temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
     from vlrl.tools.synthesis.synthesize import SynthesisFiles
-
     run = Path(loaded.run.dir)
     places = SynthesisFiles(out=request.out or run.with_name(f"{run.name}.goals.jsonl"))
     _check_out(places, request.force)
@@ -65,7 +64,6 @@ def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = 
 def _writer(request: SynthesisRequest) -> WriterSettings | None:
     from vlrl.tools.evaluation.grid import Server
     from vlrl.tools.synthesis.prompt_writer import WriterSettings
-
     if request.endpoint is None:
         if request.teacher is not None:
             raise ConfigError(f"--teacher {request.teacher}: a teacher answers the prompts that a generator writes: "
@@ -88,7 +86,6 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
     from vlrl.tools.synthesis.row_export import MediaLocation
     from vlrl.tools.synthesis.seed_rows import SeedSettings, search_of
     from vlrl.training.build_task import make_task
-
     writer, checkpoint = _writer(request), request.checkpoint
     wanted = SeedSettings(candidates=request.candidates, failed=request.failed, source=request.source,
                           recipe=request.recipe, written=writer is not None, least=request.least, most=request.most,
@@ -117,7 +114,6 @@ def _check_out(places: SynthesisFiles, force: bool) -> None:
     """Raises ConfigError if an output file cannot be written, so that this is known before any work is done."""
     from vlrl.data import check_suffix
     from vlrl.tools.synthesis.synthesize import goes_on
-
     check_suffix(places.out)
     if goes_on(places):
         return
@@ -128,7 +124,6 @@ def _check_out(places: SynthesisFiles, force: bool) -> None:
 
 def _show(outcome: Synthesis, search: Search, places: SynthesisFiles, follow: str) -> None:
     from vlrl.tools.synthesis.synthesize import gates
-
     show_table(("became of them", "candidates"), ((name, f"{count:,}") for name, count in outcome.counts.items()),
                title=f"{search.candidates:,} candidates")
     typer.echo("passed each gate: " + ", ".join(f"{name} {count:,}" for name, count in gates(outcome.counts).items()))

@@ -25,7 +25,6 @@ def run(config: Config, as_json: bool) -> None:
     from rich.console import Console
 
     from vlrl.tools.machine import dryrun
-
     with Console(stderr=True).status("reading") as status:
         report = dryrun.check(config, tell=status.update)
     if as_json:
@@ -42,7 +41,6 @@ def run_stages(config: Config, as_json: bool) -> None:
 
     from vlrl.tools.machine.needs import of_stages
     from vlrl.tools.stages import run as stages
-
     needed = [str(one) for one in of_stages(config)]
     with Console(stderr=True).status("reading") as status:
         stage_reports = stages.dry_run(config, status.update)
@@ -99,7 +97,6 @@ def _print_rows(rows: Iterator[tuple[str, str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -110,7 +107,6 @@ def _print_rows(rows: Iterator[tuple[str, str]]) -> None:
 
 def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
     from vlrl.tools.machine import memory
-
     yield "run", report.run
     yield "task", report.task
     for split in report.splits:

@@ -89,7 +89,6 @@ def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
     from vlrl.distributed import comm
     from vlrl.tools.evaluation import grid as tool
     from vlrl.tools.evaluation.settings import Grid
-
     grid = Grid.from_request(request, config.seed)
     source = (tool.Server.from_request(request, request.endpoint, request.model, request.key_env) if request.endpoint
               else choose_model(config, request.model, request.checkpoint))
@@ -143,7 +142,6 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
     from vlrl.rollout.error_limits import check_errors
     from vlrl.store import RunFolder, plain
     from vlrl.tools.evaluation.measure import measure
-
     records = []
     with Console(stderr=True).status(f"loading {printable(chosen.name)}") as status, prints_aside():
         for record, groups in measure(config, chosen, lambda what, done, n: status.update(f"{what} {done}/{n}")):
@@ -161,7 +159,6 @@ def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path |
     from vlrl.distributed import comm
     from vlrl.store.files import write_text
     from vlrl.tools.evaluate import metrics_of
-
     if not comm.is_main():
         return
     if out:
@@ -176,7 +173,6 @@ def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path |
         n = f"{record['n']}" + (f" ({', '.join(without)})" if without else "")
         rows += [(record["split"], name, n, *_cells(*metric.values())) for name, metric in metrics_of(record).items()]
     from rich.text import Text
-
     title = Text(printable(f"{chosen.name} after {chosen.step} steps" if chosen.step else chosen.name))
     show_table(("split", "metric", "n", "mean", "interval"), rows, left=2, title=title, min_width=50,
                caption=Text("[low, high] = 95 % interval over the samples", "dim"))

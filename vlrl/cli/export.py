@@ -32,15 +32,13 @@ def export(
                                            help="A run folder (its newest checkpoint) or a checkpoint folder.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER", show_default=False,
                                              help="A new or empty folder, e.g. models/mine.")] = None,
-    dtype: Annotated[str | None, typer.Option(
-        metavar="bfloat16|float16|float32", show_default=False,
-        help="Dtype of the weights. Default: for an adapter, the dtype of its base model; for a full model, the "
-             "widest dtype of its weights.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="bfloat16|float16|float32", show_default=False, help=(
+        "Dtype of the weights. Default: for an adapter, the dtype of its base model; for a full model, the widest "
+        "dtype of its weights."))] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Keep an adapter as it is instead of merging it.")] = False,
-    push: Annotated[str | None, typer.Option(
-        "--push", metavar="ORG/NAME", show_default=False,
-        help="Upload the model to the Hugging Face Hub, with a model card generated from the run; private unless "
-             "--public.")] = None,
+    push: Annotated[str | None, typer.Option("--push", metavar="ORG/NAME", show_default=False, help=(
+        "Upload the model to the Hugging Face Hub, with a model card generated from the run; private "
+        "unless --public."))] = None,
     public: Public = False,
     rollouts: Annotated[bool, typer.Option("--rollouts", help="Upload the training rollouts too, as the data set "
                                            "ORG/NAME-rollouts.")] = False,
@@ -89,7 +87,6 @@ def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> Expo
     from rich.console import Console
 
     from vlrl.tools.hub.export import export as write
-
     with Console(stderr=True).status(f"exporting {source}"):
         done = write(source, out, dtype, adapter)
     if done.carried:
@@ -110,7 +107,6 @@ def _show_exported(done: ExportedModel) -> None:
             typer.echo(f"{printable(token):<16}{before:>12.5f}{after:>12.5f}")
         typer.echo(f"largest difference {done.difference:.1e}; weights and prompt tokens read back are those saved")
     from vlrl import _torchvision
-
     if _torchvision.needed():
         typer.echo("note: torch is a CPU build here and torchvision is not, so plain transformers fails to load the "
                    "processor (operator torchvision::nms does not exist): import vlrl first, or install both from "
@@ -122,7 +118,6 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
     from vlrl.tools.hub import model_release as publishing
     from vlrl.tools.hub import push as hub_push
     from vlrl.tools.hub.redaction import PrivateWords
-
     model = hub_push.HubTarget(repo, "model", public)
     data = hub_push.HubTarget(f"{repo}-rollouts", "dataset", public)
     ready(model, dry_run)
@@ -152,7 +147,6 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
 
 def _existing_or_exported(source: Path, folder: Path, form: dict[str, Any]) -> ExportedModel:
     from vlrl.tools.hub import model_release as publishing
-
     known = publishing.recorded(source, folder, form)
     if known is not None:
         typer.echo(f"{folder} holds this export already", err=True)

@@ -26,31 +26,26 @@ def inspect(
                     ] = Path("runs"),
     host: Annotated[str, typer.Option(help="Address to listen on. Any address other than this machine's own "
                                            "(loopback) requires a password.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(
-        min=1, max=65535, show_default=False,
-        help="Port to listen on; the command fails if it is taken. Default: the "
-             "first free port from 7860 upwards.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, show_default=False, help=(
+        "Port to listen on; the command fails if it is taken. Default: the first free port from 7860 "
+        "upwards."))] = None,
     password: Annotated[str | None, typer.Option(envvar="VLRL_APP_PASSWORD", show_envvar=True, show_default=False,
                                                  help="Password that every visitor must enter. Other users of this "
                                                       "machine can read command lines, so set the environment "
                                                       "variable instead.")] = None,
-    trust_tasks: Annotated[bool, typer.Option("--trust-tasks", help="Run the task code that a run's config names by "
-                                                                    "path or module. That code runs with your "
-                                                                    "permissions.")
-                           ] = False,
-    root_path: Annotated[str, typer.Option(
-        metavar="PATH", show_default=False,
-        help="Path under which a proxy serves the inspector, such as /user/me/proxy/7860, whether or not the proxy "
-             "removes that path from requests.")] = "",
-    allow_host: Annotated[list[str] | None, typer.Option(
-        metavar="NAME", show_default=False,
-        help="Accept requests addressed to this host name, e.g. of a proxy, in addition to this machine's own names "
-             "(*.NAME: all subdomains of NAME). Requires a password, since others can reach the inspector through it. "
-             "With --host 0.0.0.0 any name is accepted unless this option limits the names. May be repeated.")] = None,
-    allow_frame: Annotated[list[str] | None, typer.Option(
-        metavar="ORIGIN", show_default=False,
-        help="Origin of a page that may embed the inspector in a frame, such as http://localhost:8888 (Jupyter). "
-             "Default: none. May be repeated.")] = None,
+    trust_tasks: Annotated[bool, typer.Option("--trust-tasks", help=(
+        "Run the task code that a run's config names by path or module. That code runs with your "
+        "permissions."))] = False,
+    root_path: Annotated[str, typer.Option(metavar="PATH", show_default=False, help=(
+        "Path under which a proxy serves the inspector, such as /user/me/proxy/7860, whether or not the proxy removes "
+        "that path from requests."))] = "",
+    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME", show_default=False, help=(
+        "Accept requests addressed to this host name, e.g. of a proxy, in addition to this machine's own names "
+        "(*.NAME: all subdomains of NAME). Requires a password, since others can reach the inspector through it. With "
+        "--host 0.0.0.0 any name is accepted unless this option limits the names. May be repeated."))] = None,
+    allow_frame: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", show_default=False, help=(
+        "Origin of a page that may embed the inspector in a frame, such as http://localhost:8888 (Jupyter). Default: "
+        "none. May be repeated."))] = None,
     opened: Annotated[bool, typer.Option("--open/--no-open", help="Open the inspector in the browser.")] = False,
 ) -> None:
     """Inspect runs in the browser: curves, every answer with its images and tokens, comparisons, a playground.

@@ -34,7 +34,6 @@ def check(
     position bias in pairs, and the cost. Without services.judge.url only the rule is checked."""
     from vlrl.services.judge import Judge
     from vlrl.tools.tasks.judge_check import audit
-
     loaded = load(config, settings)
     with TemporaryDirectory(prefix="vlrl-judge-") as folder:
         judge = Judge(loaded.services.judge, Path(folder), loaded.limits) if loaded.services.judge.url else None

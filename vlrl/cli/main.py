@@ -82,7 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train_script(argv: Sequence[str]) -> int:
     """Runs `train.py`, which is the same as `vlrl train`, and returns the exit code."""
     from vlrl.cli.train import train
-
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
                         context_settings={"help_option_names": ["-h", "--help"]})
     alone.command(epilog=train.epilog.replace("vlrl train", "train.py"))(train)  # type: ignore[attr-defined]

@@ -35,7 +35,6 @@ def extrapolate(
     Works for full models and adapters. Config and processor are copied from B. k=0 gives B itself, k=-0.5 the average
     of A and B."""
     from vlrl.tools.stages.extrapolate import extrapolate as write
-
     done = write(earlier, later, out, k)
     if as_json:
         emit({name: str(v) if isinstance(v, Path) else v for name, v in asdict(done).items()})
@@ -58,10 +57,9 @@ def tiny(
                                                               "minutes).")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N",
                                       help="Seed for the weights and the training examples, e.g. 1.")] = 0,
-    max_pixels: Annotated[int | None, typer.Option(
-        metavar="N", min=1, show_default=False,
-        help="With --random: the processor's maximum number of pixels per image, e.g. 16384. Default: the value of "
-             "the family.")] = None,
+    max_pixels: Annotated[int | None, typer.Option(metavar="N", min=1, show_default=False, help=(
+        "With --random: the processor's maximum number of pixels per image, e.g. 16384. Default: the value of the "
+        "family."))] = None,
 ) -> None:
     """Build a tiny vision-language model (about 1 M parameters) with a real architecture and processor.
 

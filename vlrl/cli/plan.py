@@ -23,14 +23,12 @@ def plan(
     config: ConfigPath, settings: Words = None,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs for training, not counting those of inference "
                                                   "servers.")] = 1,
-    gpu_memory: Annotated[float | None, typer.Option(min=1, help="Memory of each GPU in GiB. Default: the memory of "
-                                                                 "--card.",
-                                                     show_default=False)] = None,
+    gpu_memory: Annotated[float | None, typer.Option(min=1, show_default=False, help=(
+        "Memory of each GPU in GiB. Default: the memory of --card."))] = None,
     card: Annotated[str, typer.Option(help="Name of the GPU model.")] = "H100",
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per prompt, including visual tokens. "
-                                                                  "Default: an image of model.max_pixels and 256 text "
-                                                                  "tokens.",
-                                                      show_default=False)] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, show_default=False, help=(
+        "Tokens per prompt, including visual tokens. Default: an image of model.max_pixels and 256 text "
+        "tokens."))] = None,
     visual_tokens: Annotated[int | None, typer.Option(min=0, help="Visual tokens per prompt.",
                                                       show_default=False)] = None,
     as_json: AsJson = False,
@@ -70,6 +68,5 @@ def _plain(plan: Plan) -> dict[str, Any]:
 def _print(plan: Plan, remedies: list[Change]) -> None:
     from vlrl.tools.machine import plan as tool
     from vlrl.tools.machine import plan_advice
-
     advice = [] if plan.fits else ["", *plan_advice.render_changes(remedies)]
     typer.echo("\n".join([*tool.render(plan), *advice]))

@@ -95,7 +95,6 @@ class _Given(NamedTuple):
 def _answered(task: Task, sample: Sample, config: Config, folder: Path, place: int, given: _Given) -> bool:
     from vlrl.tools.play.questions import ask, judge, oracle
     from vlrl.tools.tasks.score_rows import to_json
-
     question, answer, title = ask(task, sample, config.limits, folder), given.answer, f"{given.split} {place}"
     if given.oracle:
         best = oracle(task, question)
@@ -115,7 +114,6 @@ def _answered(task: Task, sample: Sample, config: Config, folder: Path, place: i
 def _episode(start: Callable[[], PlayedEpisode], place: int, given: _Given) -> bool:
     from vlrl.cli import play_episodes
     from vlrl.tools.tasks.score_rows import to_json
-
     title = f"{given.split} {place}"
     if given.answer is None and not given.oracle:
         return play_episodes.session(start, title)
@@ -154,7 +152,6 @@ def _session(task: Task, question: Question, title: str) -> bool:
 
 def _show_judged(task: Task, question: Question, text: str) -> None:
     from vlrl.tools.play.questions import judge, target
-
     judged = judge(task, question, text)
     show_parts(judged)
     show_fields(9, {"reward": formatted(judged.scored.reward), "parsed": printable(judged.scored.parsed),
@@ -165,7 +162,6 @@ def _show_judged(task: Task, question: Question, text: str) -> None:
 
 def _show_oracle(task: Task, question: Question) -> None:
     from vlrl.tools.play.questions import oracle
-
     best = oracle(task, question)
     show_fields(9, {"oracle": best.text if best else "the task knows no perfect answer to this sample"})
     if best:
@@ -175,7 +171,6 @@ def _show_oracle(task: Task, question: Question) -> None:
 
 def _as_dict(task: Task, question: Question, judged: ScoredAnswer, place: int, split: str) -> dict[str, Any]:
     from vlrl.tools.play.questions import oracle, target
-
     best = oracle(task, question)
     return {
         "id": question.sample.id, "split": split, "index": place, "prompt": question.text,

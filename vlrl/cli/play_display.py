@@ -42,7 +42,6 @@ def show_fields(width: int, fields: Mapping[str, object]) -> None:
     """Prints one line per value that is not None, after its name in bold, padded to `width` characters."""
     from rich.console import Console
     from rich.text import Text
-
     for name, value in fields.items():
         if value is not None:
             Console(highlight=False).print(Text.assemble((f"{name:<{width}}", "bold"), printable(value)),
@@ -54,7 +53,6 @@ def show_question(task: Task, question: Question, title: str) -> None:
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
-
     Console(highlight=False).print(Panel(Text(printable(question.text)), title_align="left",
                                          title=Text(f"{title}  {printable(question.sample.id, 80)}")))
     show_media(question.media)

@@ -53,7 +53,6 @@ def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
 def oracle_actions(episode: PlayedEpisode) -> Sequence[str] | None:
     """The task's perfect actions for the sample of this episode; None if the task has none."""
     from vlrl.tools.play import episodes
-
     return episodes.oracle_actions(episode.task, episode.question.sample)
 
 
@@ -86,7 +85,6 @@ def run(episode: PlayedEpisode, actions: Sequence[str], title: str, quiet: bool 
 
 def _show_start(episode: PlayedEpisode, title: str) -> None:
     from vlrl.tools.play.episodes import tool_lines
-
     show_question(episode.task, episode.question, title)
     for line in tool_lines(episode.task, episode.question.sample):
         show(f"tool {line}")

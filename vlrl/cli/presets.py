@@ -19,12 +19,10 @@ FOLDERS = {"algorithm": "algorithms", "curriculum": "curricula", "stages": "stag
     "vlrl presets --for recall                 those whose method acts on configs/recall.yaml",
     "vlrl presets --json | jq -r '.[] | select(.kind == \"curriculum\") | .name'")
 def presets(
-    word: Annotated[str | None, typer.Argument(metavar="WORD", show_default=False,
-                                               help="Only list presets with this text in their name, idea, "
-                                                    "requirements or paper, e.g. gspo or retries.")] = None,
-    task: Annotated[str | None, typer.Option("--for", metavar="TASK", show_default=False,
-                                             help="Only list presets for this task or shipped config, e.g. "
-                                                  "recall.")] = None,
+    word: Annotated[str | None, typer.Argument(metavar="WORD", show_default=False, help=(
+        "Only list presets with this text in their name, idea, requirements or paper, e.g. gspo or retries."))] = None,
+    task: Annotated[str | None, typer.Option("--for", metavar="TASK", show_default=False, help=(
+        "Only list presets for this task or shipped config, e.g. recall."))] = None,
     json: AsJson = False,
 ) -> None:
     """List the presets: objectives, curricula and stages from published methods, which extends= adds to any config.
@@ -32,7 +30,6 @@ def presets(
     Each preset is listed with its idea, the shipped config that it was made for, what it needs in that config, its cost
     relative to a run without the preset, and its paper."""
     from vlrl.config.presets import NEEDS, shipped
-
     rows = [preset.row() for preset in shipped()]
     if task is not None:
         known = sorted({str(row["for"]).removesuffix(".yaml") for row in rows})
@@ -57,7 +54,6 @@ def presets(
 
 def _names_of(shipped: str) -> set[str]:
     from vlrl import config
-
     path = PurePosixPath(shipped)
     names = {shipped, f"configs/{shipped}", path.stem, str(path.with_suffix("")), *path.parts[:-1]}
     return names | {entry.name for entry in config.load(f"configs/{shipped}").each_task}

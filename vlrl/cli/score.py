@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
-ScoreWords = Annotated[list[str] | None, typer.Argument(
-    metavar="INPUT|key=value", show_default=False,
-    help="A file of rows (without one, or with -, rows are read from standard input), and settings that override the "
-         "config, e.g. task.rewards.format=0.5.")]
+ScoreWords = Annotated[list[str] | None, typer.Argument(metavar="INPUT|key=value", show_default=False, help=(
+    "A file of rows (without one, or with -, rows are read from standard input), and settings that override the "
+    "config, e.g. task.rewards.format=0.5."))]
 
 
 @examples(
@@ -44,18 +43,16 @@ def score(
     config: ConfigPath, words: ScoreWords = None,
     output: Annotated[str, typer.Option("--output", "-o", help="File for the results, e.g. scored.jsonl, which must "
                                                                "not exist yet; - is standard output.")] = "-",
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="For a row that cannot be scored, write "
-                                                                  "{\"error\": ...} and continue; the exit code is "
-                                                                  "then 1.")] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help=(
+        "For a row that cannot be scored, write {\"error\": ...} and continue; the exit code is then 1."))] = False,
     run: Annotated[str | None, typer.Option(
         show_default=False, help="Score the stored rollouts of this run folder again and compare with the stored "
                                  "rewards, e.g. runs/quickstart.")] = None,
     step: Annotated[int | None, typer.Option(help="With --run: only this step, e.g. 12.")] = None,
     steps: Annotated[str | None, typer.Option(
         show_default=False, help="With --run: a range of steps, e.g. 10:20 (20 is excluded), 10: or :20.")] = None,
-    split: Annotated[str | None, typer.Option(
-        show_default=False, help="With --run: the evaluations of this split instead of the training rollouts, e.g. "
-        "heldout.")] = None,
+    split: Annotated[str | None, typer.Option(show_default=False, help=(
+        "With --run: the evaluations of this split instead of the training rollouts, e.g. heldout."))] = None,
     show: Annotated[int, typer.Option(min=0, help="With --run: number of groups to show, those whose ranking of "
                                                   "answers changed most, e.g. 5.")] = 3,
     as_json: AsJson = False,
@@ -86,7 +83,6 @@ def score(
 def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
     from vlrl.tools.tasks.score_rows import score_lines
     from vlrl.training.build_task import make_task
-
     task = make_task(config)
     root = Path(config.data.root or os.path.dirname(os.path.realpath(source)))  # stdin: the working directory
     failed, first, done = 0, "", 0
@@ -116,7 +112,6 @@ def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
         yield None
         return
     from vlrl.services.service_set import serving
-
     with serving(config, task) as provided:
         yield provided
 
@@ -172,7 +167,6 @@ def _rescore(config: Config, folder: str, steps: range | None, split: str | None
     from vlrl.tools.tasks.rescore import compare
     from vlrl.tools.tasks.score_rows import to_json
     from vlrl.training.build_task import make_task
-
     if "\0" in folder:
         raise RunError(f"{folder!r} is not a run folder")
     run = RunFolder(folder)

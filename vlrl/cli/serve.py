@@ -47,16 +47,14 @@ def serve(
                                              "services.judge.url, or 8001",
                                              help="Port of the first server; further servers use the following "
                                                   "ports.")] = None,
-    folder: Annotated[Path | None, typer.Option(show_default=False, help="Folder for the key, logs and servers.json; "
-                                                                         "do not share it between two `vlrl serve` "
-                                                                         "commands. Default: run.dir with -servers "
-                                                                         "appended.")] = None,
+    folder: Annotated[Path | None, typer.Option(show_default=False, help=(
+        "Folder for the key, logs and servers.json; do not share it between two `vlrl serve` commands. Default: "
+        "run.dir with -servers appended."))] = None,
     weights: Annotated[list[str] | None, typer.Option(help="Another folder from which the servers may load weights, "
                                                            "in addition to the parent folder of run.dir and "
                                                            "engine.scratch.")] = None,
-    vllm: Annotated[list[str] | None, typer.Option(
-        metavar="NAME[=VALUE]",
-        help="Another argument for the vLLM server, e.g. distributed-executor-backend=ray.")] = None,
+    vllm: Annotated[list[str] | None, typer.Option(metavar="NAME[=VALUE]", help=(
+        "Another argument for the vLLM server, e.g. distributed-executor-backend=ray."))] = None,
     wait: Annotated[float, typer.Option(help="Maximum seconds to wait until the servers respond.")] = 1800.0,
     record: Annotated[bool, typer.Option("--record", help="Serve chat completions on 127.0.0.1 with the config's "
                                                           "model and record them as episodes.")] = False,
@@ -138,7 +136,6 @@ def _episodes(config: Config) -> bool:
     """
     from vlrl.task.environment import has_environment
     from vlrl.training.build_task import make_task
-
     if config.engine.max_model_len is not None:
         return False  # the context length is set
     try:
@@ -171,7 +168,6 @@ def _judge(config: Config, name: str, words: list[str], folder: Path | None, hos
     _need_vllm()
     from vlrl.engine.vllm.launch import serve_lock
     from vlrl.services import judge_server
-
     target = (folder or Path(f"{config.run.dir}-judge")).absolute()
     with serve_lock(target):
         servers = judge_server.prepare(config.services.judge, target, host=host, port=port, further=further,
@@ -195,7 +191,6 @@ def _need_vllm() -> None:
 
 def _record(config: Config, folder: Path | None, port: int, most_open: int, idle_s: float) -> None:
     from vlrl.tools.servers.record import recorder
-
     target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
     with recorder(config, target, most_open, idle_s) as recording:
         _serve(recording, target, port, f"episodes go to {target}")
@@ -203,7 +198,6 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
 
 def _chat(config: Config, folder: Path | None, port: int) -> None:
     from vlrl.tools.servers.chat import chat
-
     if config.engine.name == "vllm_server":
         raise ConfigError("--chat with engine.name=vllm_server: the model answers in this process. Set engine=hf or "
                           "engine=vllm")
@@ -215,7 +209,6 @@ def _serve(service: Any, folder: Path, port: int, words: str) -> None:
     from vlrl.engine.vllm.launch import write_key
     from vlrl.engine.vllm.server import read_key
     from vlrl.tools.servers.record import Server
-
     key = write_key(folder / "key")
     server = Server(port, read_key(str(key)), service)
     _on_signals(lambda _: server.stop())

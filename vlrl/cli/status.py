@@ -32,9 +32,8 @@ _figure = functools.partial(formatted, without="-")
     "vlrl status runs/quickstart --watch          until it ends",
     "vlrl status runs/quickstart --json | jq .state")
 def status(
-    path: Annotated[Path, typer.Argument(metavar="RUN_OR_RUNS_DIR",
-                                         help="A run folder, e.g. runs/quickstart, or a folder of runs.")
-                    ] = Path("runs"),
+    path: Annotated[Path, typer.Argument(metavar="RUN_OR_RUNS_DIR", help=(
+        "A run folder, e.g. runs/quickstart, or a folder of runs."))] = Path("runs"),
     watch: Annotated[bool, typer.Option("--watch", help="Keep updating until every run has ended, or until "
                                                         "Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.1, max=86400, help="With --watch: seconds between updates, e.g. 10.")
@@ -79,7 +78,6 @@ def _table(runs: Sequence[Status], path: Path) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
-
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("run", "state", "step", "steps/min", "ETA", "reward", "trend", "evaluation"):
         table.add_column(name, justify="left" if name in ("run", "state", "evaluation") else "right", no_wrap=True)
@@ -101,7 +99,6 @@ def _detail(run: Status) -> Any:
     from rich.text import Text
 
     from vlrl.monitoring.progress import duration
-
     age = "" if run.heartbeat_age_s is None else f", last heard of {duration(run.heartbeat_age_s)} ago"
     where = f" (process {run.pid} on {run.host})" if run.pid else ""
     lines = [("run", run.path), ("state", f"{run.state}{where}{age}"), ("step", _steps(run)),
@@ -125,7 +122,6 @@ def _steps(run: Status) -> str:
 
 def _eta(run: Status) -> str:
     from vlrl.monitoring.progress import duration
-
     return "-" if run.eta_s is None else duration(run.eta_s)
 
 
@@ -151,20 +147,16 @@ def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
                                         help="A run folder, e.g. runs/quickstart; the run may be in progress.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                                                help="The file to write. Default: report.html in the run folder.")
-                      ] = None,
-    bundle: Annotated[Path | None, typer.Option("--bundle", metavar="FOLDER", show_default=False,
-                                                help="Write this folder instead: the groups of answers with filters, "
-                                                     "to be opened from disk or hosted on any web server or static "
-                                                     "Space.")] = None,
-    groups: Annotated[int | None, typer.Option("--groups", min=1, max=100_000, show_default=False,
-                                               help="With --bundle: maximum number of groups (default 300): the most "
-                                                    "notable groups, and an equal number from each part of the "
-                                                    "run.")] = None,
-    media: Annotated[bool | None, typer.Option("--media/--no-media", show_default=False,
-                                               help="With --bundle: whether to include images. Default: include "
-                                                    "them.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False, help=(
+        "The file to write. Default: report.html in the run folder."))] = None,
+    bundle: Annotated[Path | None, typer.Option("--bundle", metavar="FOLDER", show_default=False, help=(
+        "Write this folder instead: the groups of answers with filters, to be opened from disk or hosted on any web "
+        "server or static Space."))] = None,
+    groups: Annotated[int | None, typer.Option("--groups", min=1, max=100_000, show_default=False, help=(
+        "With --bundle: maximum number of groups (default 300): the most notable groups, and an equal number from each "
+        "part of the run."))] = None,
+    media: Annotated[bool | None, typer.Option("--media/--no-media", show_default=False, help=(
+        "With --bundle: whether to include images. Default: include them."))] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one HTML file about a run that opens offline: curves, results before and after, notable answers with their
@@ -178,14 +170,12 @@ def report(
         written = _one_file(run, output, groups, media)
     if show:
         import webbrowser
-
         if not webbrowser.open(written.resolve().as_uri()):
             typer.echo("no browser could be opened: open the file by hand", err=True)
 
 
 def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
     from vlrl.app.report import write  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
-
     if groups is not None or media is not None:
         raise ConfigError("--groups and --no-media only apply to a bundle: name its folder with --bundle FOLDER, or "
                           "leave them out")
@@ -196,7 +186,6 @@ def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | 
 
 def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
     from vlrl.app import bundle  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
-
     if output is not None:
         raise ConfigError(f"--output {output} names one file, --bundle {folder} a folder: leave one of them out")
     written = bundle.write(run, folder, groups or bundle.GROUPS, media is not False)
@@ -210,9 +199,8 @@ def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, me
     "vlrl doctor",
     "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'")
 def doctor(
-    runs: Annotated[Path, typer.Option(help="Folder in which you keep run folders, e.g. /data/runs; its free space is "
-                                            "checked.")
-                    ] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help=(
+        "Folder in which you keep run folders, e.g. /data/runs; its free space is checked."))] = Path("runs"),
     json: AsJson = False,
 ) -> None:
     """Find out what works on this machine by trying it: versions, devices, a training step, video, vLLM.
@@ -224,7 +212,6 @@ def doctor(
     from rich.console import Console
 
     from vlrl.tools.machine.doctor import examine
-
     console = Console(file=sys.stderr)  # fixed now: standard error is redirected while a check runs
     with console.status("looking") as status:
         findings = examine(runs, lambda name, *_: status.update(f"trying {name}"))
@@ -249,7 +236,6 @@ def _names(finding: Finding) -> tuple[str, str]:
 def _show_doctor(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.text import Text
-
     console = Console(highlight=False)
     for group, own in itertools.groupby(findings, key=lambda finding: _names(finding)[0]):
         console.print(Text(group, "bold"))

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 def list_(json: AsJson = False) -> None:
     """List every built-in task: reward parts with weights, settings, and the configs that use it."""
     from vlrl.tools.tasks.catalogue import tasks
-
     if json:
         return emit([asdict(entry) for entry in tasks()])
     typer.echo("\n\n".join(map(_described, tasks())))
@@ -36,7 +35,6 @@ def list_(json: AsJson = False) -> None:
 
 def _described(entry: TaskInfo) -> str:
     from vlrl.config.descriptions import format_value
-
     lines = [f"{entry.name}: {entry.about}", "  parts     " + ", ".join(f"{k} × {format_value(v)}" for k, v in
                                                                          entry.parts.items())]
     for i, setting in enumerate(entry.settings):
@@ -62,7 +60,6 @@ def new(
     """Create a task of your own: a working task file, a config for a CPU, and a test. No file is overwritten."""
     from vlrl.errors import ConfigError
     from vlrl.tools.tasks.scaffold import create
-
     if rows and environment:
         raise ConfigError("--rows and --environment cannot be combined: choose one. An environment can read the data "
                           "row of its sample")
@@ -90,8 +87,7 @@ def check(
     answers: Annotated[Path | None, typer.Option(show_default=False, help=(
         "Labelled answers, one JSON object per line with sample (a data row) or id, answer, correct (true or false) "
         "and optionally part, e.g. judged.jsonl. The answers that the verifier scores wrongly are printed."))] = None,
-    max_errors: Annotated[int, typer.Option(min=0, help="Maximum number of verifier errors on --answers, e.g. 2.")
-                          ] = 0,
+    max_errors: Annotated[int, typer.Option(min=0, help="Maximum number of verifier errors on --answers, e.g. 2.")] = 0,
     processes: Annotated[int, typer.Option(min=0, help="Number of fresh processes that generate the samples again, "
                                                        "each with another PYTHONHASHSEED; 0 is faster.")] = 2,
     json: AsJson = False,
@@ -131,14 +127,12 @@ def check(
 def _task(name: str, config: str | None, settings: list[str] | None) -> Task:
     from vlrl.config import shipped
     from vlrl.training.build_task import make_task
-
     words = [f"task.name={encoder.dumps(name)}", *(settings or ())]  # of several tasks selects the one with this name
     return make_task(load(config or str(shipped("tiny.yaml")), words))
 
 
 def _print_report(report: Report) -> None:
     from vlrl.checks.finding import shorten
-
     if report.cheats:
         typer.echo(f"{'answer':<26}{'mean':>8}{'most':>8}{'at full':>9}  example")
     template = ""

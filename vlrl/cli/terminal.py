@@ -32,7 +32,6 @@ def show(line: object, style: str = "", most: int = 2000) -> None:
     """Prints one value on standard output, without markup, control characters or line wrapping."""
     from rich.console import Console
     from rich.text import Text
-
     Console(highlight=False).print(Text(printable(line, most), style), soft_wrap=True)
 
 
@@ -43,7 +42,6 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: i
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
     table = Table(box=SIMPLE_HEAD, pad_edge=False, **options)
     for number, name in enumerate(columns):
         table.add_column(name, justify="left" if number < left else "right")
@@ -80,7 +78,6 @@ def delayed_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | 
     `total` is None if it is unknown. Nothing is shown if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     console = Console(stderr=True)
     bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                    console=console, transient=True)
@@ -113,7 +110,6 @@ def progress_bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
     from rich.console import Console
 
     from vlrl.monitoring.progress import duration
-
     console = Console(stderr=True, highlight=False)
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=30), rich.MofNCompleteColumn(),
                rich.TimeRemainingColumn())

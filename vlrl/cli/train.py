@@ -19,7 +19,6 @@ def _show_settings(requested: bool) -> None:
         return
     from vlrl import config
     from vlrl.tools import docs
-
     section = None
     for name, kind, default, text in config.describe():
         if name.partition(".")[0] != section and "." in name:
@@ -64,7 +63,6 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
                                  param_hint="--profile")
     if dry_run:
         from vlrl.cli import dryrun
-
         (dryrun.run_stages if loaded.stages else dryrun.run)(loaded, as_json)
         return
     if profile and loaded.stages:
@@ -85,7 +83,6 @@ def _profile(config: Config, steps: int, as_json: bool) -> None:
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
     from vlrl.tools.machine.profiler import notes, profile, render
-
     with prints_aside():
         result = profile(config, steps)
     if result is None:
@@ -122,7 +119,6 @@ def sft(
     if dry_run:
         from vlrl.cli import dryrun
         from vlrl.training.sft import supervised_config
-
         dryrun.run(supervised_config(loaded), as_json)
         return
     if as_json:
@@ -133,7 +129,6 @@ def sft(
 
 def _run(config: Config, supervised: bool = False) -> None:
     from vlrl.tools.train import run_to_end
-
     try:
         run_to_end(config, supervised)
     except KeyboardInterrupt as stop:

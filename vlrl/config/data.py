@@ -85,7 +85,6 @@ class DataSettings(Settings):
     def _hosts(cls, value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
         if isinstance(value, tuple):
             from vlrl.config.url_entries import parse_entry
-
             for entry in value:
                 parse_entry(entry)
         return value

@@ -75,7 +75,6 @@ def _with_model(loaded: Config) -> Config:
     if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
         return loaded
     from vlrl.store.checkpoint import model_folder
-
     name = model_folder(loaded.model.name)  # resolved now, so that a resumed run has the same initial weights
     return loaded.model_copy(update={"model": loaded.model.model_copy(update={"name": name})})
 
@@ -93,7 +92,6 @@ def validate(tree: Mapping[str, Any]) -> Config:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
         from vlrl.config.explain import explained
-
         raise ConfigError("\n".join(map(explained, error.errors()))) from None
 
 
@@ -190,7 +188,6 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
 def describe() -> list[tuple[str, str, Any, str]]:
     """(name, type as text, default, description) of every setting, in order; for `--settings` and the docs."""
     from vlrl.config.descriptions import describe as of_model
-
     return list(of_model(Config))
 
 
@@ -255,7 +252,6 @@ def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
     parents = tree.pop("extends", None)
     if "preset" in tree:
         from vlrl.config.presets import extract_preset
-
         tree = extract_preset(tree, path)
     tree = _with_bases_of_stages(resolve_paths(tree, path.parent), path.parent, f"{path}: stages")
     return tree if parents is None else merge(
@@ -280,7 +276,6 @@ def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...])
             base = shipped(str(parent))
         if base is None:
             from vlrl.config.presets import moved_hint
-
             near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
             raise ConfigError(f"{origin}: {parent!r} does not exist (it must be a path relative to the file that names "
                               f"it, or the name of a config of vlrl).{moved_hint(str(parent)) or near}")

@@ -81,7 +81,6 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
     place, colon, attribute = name.partition(":")
     if not colon:
         from vlrl.config.value_hints import preset_hint
-
         raise ConfigError(f"{setting}={name!r} is not known.{preset_hint(setting, name) or did_you_mean(name, table)} "
                           f"Known: {', '.join(table)}; your own: path/file.py:name or module:name.")
     try:

@@ -307,7 +307,6 @@ class Session:
         record["measured"] = evaluation_basis(groups, self.config)
         if not parts.source.generates:
             from vlrl.training.heldout_loss import heldout_loss  # of supervised runs
-
             record |= heldout_loss(parts, split, done)
         return record, groups
 
