@@ -27,9 +27,8 @@ class EngineSettings(Settings):
     name: Literal["hf", "vllm", "vllm_server"] = Field(
         default="hf", description="hf: the training model itself generates; vllm: vLLM inside the training process, on "
         "the same device; vllm_server: one or more vLLM servers, on this or other hosts.")
-    batch_rollouts: Positive | Literal["auto"] = Field(default="auto", description="hf: number of completions "
-                                                       "generated at once; auto = as many as the memory of the device "
-                                                       "allows, at most 256.")
+    batch_rollouts: Positive | Literal["auto"] = Field(default="auto", description=(
+        "hf: number of completions generated at once; auto = as many as the memory of the device allows, at most 256."))
     prefill_tokens: Positive = Field(default=16384, description="hf: maximum number of prompt tokens in one prefill "
                                      "batch; a longer prompt is computed alone.")
     memory: float = Field(default=0.3, gt=0, le=0.95, description="vllm, vllm_server: share of a GPU's memory for "

@@ -28,10 +28,9 @@ class EpisodeSettings(Settings):
                              "it.")
     max_pixels: Positive | None = Field(default=None, description="Maximum number of pixels of an image or frame in an "
                                         "observation; a larger one is scaled down. model.max_pixels applies too.")
-    history: str = Field(default="full", pattern=r"^(full|last:[1-9][0-9]{0,3})$", description="Context of a turn: "
-                         "`full` = the episode so far; `last:k` = the prompt and the last k observations with the "
-                         "actions between them. With last:k each turn is a separate training row, but an episode still "
-                         "counts once.")
+    history: str = Field(default="full", pattern=r"^(full|last:[1-9][0-9]{0,3})$", description=(
+        "Context of a turn: `full` = the episode so far; `last:k` = the prompt and the last k observations with the "
+        "actions between them. With last:k each turn is a separate training row, but an episode still counts once."))
 
     @property
     def last(self) -> int | None:
@@ -52,11 +51,10 @@ class EnvironmentSettings(Settings):
     workers: Positive = Field(default=2, description="Worker processes for environments (on Linux; elsewhere they run "
                               "in the training process, without time limits). Several episodes share a worker, one "
                               "call at a time, so environments that wait for something need more workers.")
-    order: Literal["auto", "fixed", "arrival"] = Field(
-        default="auto", description="fixed: all episodes act, then all their environments respond, so a resumed run "
-        "equals an uninterrupted one. arrival: the model continues with the episodes whose environments have responded "
-        "while others wait; batches, and so the last bits of probabilities, then depend on timing. auto: fixed with "
-        "engine.name=hf, else arrival.")
+    order: Literal["auto", "fixed", "arrival"] = Field(default="auto", description=(
+        "fixed: all episodes act, then all their environments respond, so a resumed run equals an uninterrupted one. "
+        "arrival: the model continues with the episodes whose environments have responded while others wait; batches, "
+        "and so the last bits of probabilities, then depend on timing. auto: fixed with engine.name=hf, else arrival."))
     step_s: float = Field(default=60.0, gt=0, description="Timeout in seconds of one step of an environment. After a "
                           "timeout its process is killed and restarted, and the episode is not scored.")
     reset_s: float = Field(default=120.0, gt=0, description="Timeout in seconds of a reset.")

@@ -130,19 +130,17 @@ class TrainSettings(Settings):
     packing: Literal["shared", "padded"] = Field(
         default="shared", description="shared: a group's prompt, and any common beginning of its completions of at "
         "least 32 tokens, are computed once; padded: one padded row per completion, the reference implementation.")
-    attention: Literal["auto", "merged", "masked", "varlen", "flex"] = Field(
-        default="auto", description="Attention kernel of shared rows; all give the same result up to rounding. merged "
-        "(CPU), varlen (CUDA, flash attention, 16 bits), flex (CUDA, FlexAttention) or masked (anywhere). auto = "
-        "merged on a CPU, else masked.")
+    attention: Literal["auto", "merged", "masked", "varlen", "flex"] = Field(default="auto", description=(
+        "Attention kernel of shared rows; all give the same result up to rounding. merged (CPU), varlen (CUDA, flash "
+        "attention, 16 bits), flex (CUDA, FlexAttention) or masked (anywhere). auto = merged on a CPU, else masked."))
     sharding: Literal["auto", "none", "fsdp2", "zero2", "zero3"] = Field(
         default="auto", description="With several processes: none = each holds the complete model; fsdp2 = weights, "
         "gradients and optimizer state are sharded (docs/scaling.md); zero3 = the same by DeepSpeed; zero2 = DeepSpeed "
         "without sharded weights. auto = as chosen by accelerate launch with --use_fsdp or --use_deepspeed, else none.")
     cpu_offload: bool = Field(default=False, description="Keep shards and optimizer state in main memory and run the "
                               "optimizer on the CPU; requires train.sharding=fsdp2.")
-    gather: Literal["stored", "compute"] = Field(
-        default="stored", description="Data type in which sharded weights are gathered. stored: the type in which they "
-        "are stored, which gives the same numbers as an unsharded run; compute: model.dtype, which halves traffic and "
-        "memory.")
+    gather: Literal["stored", "compute"] = Field(default="stored", description=(
+        "Data type in which sharded weights are gathered. stored: the type in which they are stored, which gives the "
+        "same numbers as an unsharded run; compute: model.dtype, which halves traffic and memory."))
     balance: bool = Field(default=True, description="With several processes: redistribute groups after scoring so that "
                           "every process has about the same amount of computation.")

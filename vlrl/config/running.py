@@ -62,9 +62,8 @@ class StoreSettings(Settings):
     media: Literal["copy", "link", "none"] = Field(default="copy", description="How media are stored in the run "
                                                    "folder: copy = as copies, link = as links, none = not at all.")
     rollouts: bool = Field(default=True, description="Store every rollout.")
-    alternatives: Annotated[int, Field(ge=0, le=100)] = Field(default=0, description="Number of most probable tokens "
-                                                              "to store for each trained token, for the inspector; 0 = "
-                                                              "none.")
+    alternatives: Annotated[int, Field(ge=0, le=100)] = Field(default=0, description=(
+        "Number of most probable tokens to store for each trained token, for the inspector; 0 = none."))
 
 
 class LogSettings(Settings):

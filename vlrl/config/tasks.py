@@ -45,9 +45,8 @@ class TaskData(Settings):
 class TaskEntry(TaskSettings):
     """One task of `tasks`: the settings of `task`, plus weight, label and data files."""
 
-    weight: Annotated[float, Field(ge=0, le=1e9)] | None = Field(default=None, description="Share of the drawn "
-                                                                 "prompts, relative to the other tasks; null = 1 if "
-                                                                 "another task has a weight.")
+    weight: Annotated[float, Field(ge=0, le=1e9)] | None = Field(default=None, description=(
+        "Share of the drawn prompts, relative to the other tasks; null = 1 if another task has a weight."))
     label: str = Field(default="", description="Name in metrics and commands; empty = the last part of the task's "
                        "name.")
     data: TaskData = TaskData()
