@@ -3,12 +3,12 @@
     library, index, details          run folders as frozen dataclasses: runs, lists of rollouts, one group in full
     textfiles, queries, table        safe reading of JSONL and YAML files; duckdb queries over rollout files
     analysis, rows, media            comparisons and histories; images and videos
-    notes, exports, agreement        flags and comments; selected rollouts as a file; agreement of annotators
+    notes, exports                   flags, comments and the agreement of annotators; selected rollouts as a file
     html, marks, draw, forms, cards  HTML of groups and answers, without Gradio; also tokens, diffs and style.css
-    prose, reading                   Markdown and LaTeX of a model as safe HTML; the reading view of one answer
+    prose                            Markdown and LaTeX of a model as safe HTML
     curves, notable, report, film    the report page; an episode as GIF or MP4
-    site, pages, server, main        the Gradio app; also guard, controls, filters, plots, figures and static/
-    playground                       asks one model in memory; also asking, models, jobs and in_memory
+    site, pages, server              the Gradio app; also guard, controls, filters, plots and static/
+    playground                       asks one model in memory; also asking, models and in_memory
 
 - torch is imported only when the playground loads a model. Run folders are read only through vlrl.store.
 - Everything in a run folder is untrusted. html.el escapes all text that is not Html. A run id must belong to a run

@@ -10,7 +10,7 @@ from typing import Any
 from vlrl.store.files import read_json
 
 from . import curves, filters
-from .controls import pick
+from .controls import key_dialog, pick, step_range
 from .diagnosis import Finding, diagnose
 from .evidence import Reader
 from .html import Html, el, join, link, note, table
@@ -49,9 +49,13 @@ def page(name: str, library: Library, hide: Redactor, facets: Facets, remarks: S
               el("link", rel="icon", href="data:,"), *styles, *scripts)
     tabs = [el("li", link({"page": key}, words, class_=f"v-tab v-tab-{key}")) for key, words in _PAGES.items()]
     top = el("div", el("nav", el("ul", *tabs), class_="v v-nav", aria_label="Pages"), id="v-top")
-    rollouts = [el("div", _without_notes(filters.form(facets)), id="v-filters"),
+    notes_filter = r'<label class="v-field"><span>Notes</span>.*?</label>'  # a bundle contains no notes
+    rollouts = [el("div", Html(re.sub(notes_filter, "", filters.form(facets), flags=re.S)), id="v-filters"),
                 el("div", el("div", id="v-list"), el("div", id="v-group"), id="v-split")]
-    body = el("body", top, _keys(), el("div", _context(facets), id="v-context"),
+    splits = pick("set", "Split", "", [("", "any"), *((s, s) for s in facets.splits)])
+    context = el("form", splits, step_range(), class_="go v v-form v-context",
+                 data_drop="at source split step group rollout", aria_label="On both pages")
+    body = el("body", top, key_dialog(_KEYS), el("div", context, id="v-context"),
               el("noscript", note("Lists and groups need scripts, which are off. `vlrl report` without --bundle writes "
                                   "one page that needs none.", kind="warn")),
               el("main", el("div", *_overview(name, library, hide, remarks, left_out), class_="v v-page"),
@@ -93,28 +97,6 @@ def _versions(library: Library) -> list[Html]:
     rows = [("python", env.get("python")), *(packages.items() if isinstance(packages, dict) else ())]
     rows = [(key, value) for key, value in rows if isinstance(value, str) and re.fullmatch(r"[\w.+ -]{1,60}", value)]
     return [el("details", el("summary", "Versions"), table(("package", "version"), rows))] if rows else []
-
-
-def _context(facets: Facets) -> Html:
-    shared = {"type": "number", "step": 1, "min": 0, "autocomplete": "off"}
-    steps = el("fieldset", el("legend", "Steps"),
-               el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
-               el("input", name="to", placeholder="to", aria_label="Steps to", **shared), class_="v-range")
-    return el("form", pick("set", "Split", "", [("", "any"), *((s, s) for s in facets.splits)]), steps,
-              class_="go v v-form v-context", data_drop="at source split step group rollout",
-              aria_label="On both pages")
-
-
-def _without_notes(form: Html) -> Html:
-    """Removes the filter for notes from the filter form, because a bundle contains no notes."""
-    return Html(re.sub(r'<label class="v-field"><span>Notes</span>.*?</label>', "", form, flags=re.S))
-
-
-def _keys() -> Html:
-    lines = [el("tr", el("td", join([el("kbd", key) for key in keys.split()], " ")), el("td", words))
-             for keys, words in _KEYS]
-    close = el("form", el("button", "Close"), method="dialog")
-    return el("dialog", el("h3", "Keys"), el("table", *lines), close, id="v-keys", class_="v", aria_label="Keys")
 
 
 def readme(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -206,11 +207,6 @@ def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
     return el("div", *rows, class_="v-parts") if rows else el("p", "no reward parts", class_="v-dim")
 
 
-def part_chips(rollout: RolloutView) -> list[Html]:
-    """The reward parts of an answer as small labels."""
-    return [chip(f"{name} {number(value)}") for name, value in rollout.parts.items()]
-
-
 def _said(form: forms.Form, tools: Html | None) -> Html:
     if tools is None:
         return _text(form)
@@ -247,3 +243,46 @@ def _parsed(view: GroupView, rollout: RolloutView) -> Html:
         el("div", el("h5", "Kept by its method"), folded(as_json(rollout.extra, 40), 600, "pre")),)
     return el("div", el("div", el("h5", "Read ", mark), read), el("div", el("h5", "Target"),
               folded(as_json(view.target, 40), 600, "pre")), *kept, class_="v-pair")
+
+
+ORDERS = {"": "as drawn", "best": "best first", "worst": "worst first"}
+"""Order of a group's answers -> its label."""
+
+
+def ordered(view: GroupView, first: str) -> GroupView:
+    """The group with its answers sorted by `first`, one of ORDERS; answers without a reward come last."""
+    if first not in ("best", "worst"):
+        return view
+    sign = -1.0 if first == "best" else 1.0
+    return dataclasses.replace(view, rollouts=tuple(sorted(
+        view.rollouts, key=lambda r: (r.reward is None, sign * (r.reward or 0.0), r.index))))
+
+
+def view_links(where: Mapping[str, Any]) -> list[Html]:
+    """Links that change the view: one answer or all answers, and the order of the answers."""
+    first = where.get("first", "") if where.get("first", "") in ORDERS else ""
+    after = list(ORDERS)[(list(ORDERS).index(first) + 1) % len(ORDERS)]
+    reads = where.get("read") == "yes"
+    return [link({**where, "first": after}, f"order: {ORDERS[first]}", data_key="o", data_replace=True,
+                 title=f"order of the answers; then {ORDERS[after]} (o)"),
+            link({**where, "read": "" if reads else "yes"}, "all answers" if reads else "read", data_key="r",
+                 data_replace=True, title="all answers side by side (r)" if reads else
+                 "one answer, as written and as Markdown (r)")]
+
+
+def reading_view(view: GroupView, chosen: int | None, links: Mapping[str, Any], notes: Mapping[int, Html]) -> Html:
+    """The chosen answer (else the first one) at full width, below links to the other answers with their rewards."""
+    one = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
+    if one is None:
+        return strip(view)
+    others = [link({**links, **where(view, rollout=r.index)},
+                   el("i", class_="v-swatch", style=f"background:{color(r.index)}"), f" #{r.index} ",
+                   el("b", number(r.reward)), class_="v-pick", data_replace=True,
+                   aria_current="true" if r is one else None) for r in view.rollouts[:MOST_CARDS]]
+    tools = el("div", el("button", "copy ", el("kbd", "y"), type="button", class_="v-tool v-copy",
+                         data_copy=one.completion),
+               el("button", "to the answer ", el("kbd", "a"), type="button", class_="v-tool v-jump"),
+               el("span", "", role="status"), class_="v-tools")
+    shown = card(view, one, None, True, links, notes.get(one.index, ""), tools=tools)
+    return el("div", el("nav", *others, class_="v-picks", aria_label="Answers of the group"), shown,
+              class_="v-reads")

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
 from . import AppError
-from .html import Html, el
+from .html import Html, el, join
+from .library import Library
+from .notes import MOST_NAME
 from .queries import GroupKey, RolloutKey
 
 
@@ -105,3 +107,45 @@ def decimal(where: Mapping[str, str], name: str) -> float | None:
     if not finite_text(text):
         raise AppError(f"{name}={text!r} in the address must be a number")
     return float(text)
+
+
+NAMES = ("run", "set", "from", "to", "by")
+_OF_OTHERS = "at in source split step group rollout runs a b of a_step a_last b_step b_last"
+"""URL parameters of the pages that become invalid when the selection changes."""
+_MOST_LOOKED_AT = 8  # runs whose splits are offered if no run is selected
+
+
+def selection(where: Mapping[str, str]) -> dict[str, str]:
+    """The URL parameters in `where` that belong to the bar's selection."""
+    run_is_of_group = "group" in where and where.get("in") == "all"
+    return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}
+
+
+def step_range() -> Html:
+    """The two fields for the first and the last step."""
+    shared = {"type": "number", "step": 1, "min": 0, "autocomplete": "off"}
+    return el("fieldset", el("legend", "Steps"),
+              el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
+              el("input", name="to", placeholder="to", aria_label="Steps to", **shared), class_="v-range")
+
+
+def key_dialog(keys: Iterable[tuple[str, str]]) -> Html:
+    """A dialog that explains keyboard shortcuts: (keys separated by spaces, what they do) for each line."""
+    lines = [el("tr", el("td", join([el("kbd", key) for key in names.split()], " ")), el("td", words))
+             for names, words in keys]
+    return el("dialog", el("h3", "Keys"), el("table", *lines), el("form", el("button", "Close"), method="dialog"),
+              id="v-keys", class_="v", aria_label="Keys")
+
+
+def bar(library: Library, archived: Collection[str] = ()) -> Html:
+    """The bar as an HTML form, whose fields app.js fills from the URL. Archived runs are listed last."""
+    runs = sorted((run.id for run in library.runs()), key=lambda run: run in archived)
+    if not runs:
+        return Html("")
+    splits = dict.fromkeys(record["split"] for run in runs[:_MOST_LOOKED_AT] for record in library.evals(run))
+    return el("form", pick("run", "Run", "", [("", "every run"), *(
+        (run, f"{run} (archived)" if run in archived else run) for run in runs)]),
+              pick("set", "Split", "", [("", "any"), *((s, s) for s in ("train", *splits) if s != "")]), step_range(),
+              field("by", "Who flags", title="a name of yours: flags are kept by it, and you see your own alone",
+                    placeholder="no name", maxlength=str(MOST_NAME)),
+              class_="go v v-form v-context", data_drop=_OF_OTHERS, aria_label="On every page")

@@ -220,7 +220,7 @@ def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], m
     places = [(min(max(x, 0.0), max(size[0] - width, 0.0)), min(max(y, 0.0), max(size[1] - height, 0.0)))
               for x, y in _beside(shape, width, height)]
     fields = [(x, y, x + width, y + height) for x, y in places]
-    free = [f for f in fields if not any(_meet(f, other) for other in taken)]
+    free = [f for f in fields if not any(f[0] < t[2] and t[0] < f[2] and f[1] < t[3] and t[1] < f[3] for t in taken)]
     if not free:
         return Html("")
     field = free[int(_covered(free, marks).argmin())]
@@ -241,10 +241,6 @@ def _beside(shape: Shape, width: float, height: float) -> list[tuple[float, floa
     near = [(x1, y1 - height), (x1, y2), (x2, y1), (x1 - width, y1)]
     return near + [place for k in range(1, 12) for place in (
         (x1, y1 - (k + 1) * height), (x1, y2 + k * height), (x2, y1 + k * height), (x1 - width, y1 + k * height))]
-
-
-def _meet(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _covered(fields: Sequence[Box], marks: Sequence[Box]) -> np.ndarray:

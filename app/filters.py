@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import context
+from . import controls
 from .controls import decimal, field, pick
 from .html import Html, el, link
 from .index import ORDERS, SORTS, Facets, GroupKey, Query, RolloutKey
@@ -83,15 +83,11 @@ def site_query(site: Site, where: Mapping[str, str]) -> Query:
 
     If a filter concerns notes, the rollouts with notes are read. If no run is named, archived runs are excluded. Raises
     AppError for an invalid number."""
-    query = query_of(where, site.notes.flagged(where.get("by", "")) if needs_notes(where) else None)
+    by_notes = where.get("flag") in ("yes", "no")
+    query = query_of(where, site.notes.flagged(where.get("by", "")) if by_notes else None)
     archived = site.archived() if not query.runs else set()
     left = tuple(run.id for run in site.library.runs() if run.id not in archived) if archived else ()
     return replace(query, runs=left) if left else query
-
-
-def needs_notes(where: Mapping[str, str]) -> bool:
-    """Whether the URL parameters filter by notes, so that `query_of` needs the rollouts with notes."""
-    return where.get("flag") in ("yes", "no")
 
 
 def set_filters(where: Mapping[str, str]) -> int:
@@ -113,7 +109,7 @@ def chips(where: Mapping[str, str]) -> list[Html]:
 
 def presets(where: Mapping[str, str]) -> Html:
     """Links to common queries. The link of the active query removes its filters."""
-    base = context.selection(where) | {k: where[k] for k in ("kind", "sort", "dir") if k in where}
+    base = controls.selection(where) | {k: where[k] for k in ("kind", "sort", "dir") if k in where}
     links = []
     for words, wanted in PRESETS.items():
         on = all(where.get(k) == v for k, v in wanted.items())

@@ -83,13 +83,10 @@ def _plain(value: Any) -> str:
 
 def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
     """A link to another view of the app, `?page=rollouts&run=...`; app.js handles clicks on it."""
-    href = "?" + urlencode({k: _utf8(str(v)) for k, v in query.items() if v not in (None, "")}, quote_via=quote)
+    values = {k: str(v).encode("utf-8", "replace").decode() for k, v in query.items() if v not in (None, "")}
+    href = "?" + urlencode(values, quote_via=quote)
     classes = f"go {attributes.pop('class_', '')}".strip()
     return el("a", *children, class_=classes, href=href, **attributes)
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 def number(value: Any, form: str = "", sign: bool = False) -> str:

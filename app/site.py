@@ -31,7 +31,7 @@ import gradio as gr
 
 from vlrl.errors import VlrlError
 
-from . import AppError, context
+from . import AppError, controls
 from .html import note
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Site:
         results are sent to `outputs`."""
         def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
             results = fn(location(query), *values)
-            bar = same([before], [context.bar(self.library, self.archived())])
+            bar = same([before], [controls.bar(self.library, self.archived())])
             return *bar, *(results if len(outputs) > 1 else (results,))
 
         shown = _shown(with_context, len(outputs) + 2)

@@ -17,6 +17,8 @@ from vlrl.rewards.detection import coco_map
 from vlrl.task.recipes import pixels
 from vlrl.types import Answer, Sample
 
+from ._grounding import first_box
+
 Rule = Callable[[Any, Sample, Answer], dict[str, float]]
 Detections = list[dict[str, Any]]
 _QWEN = re.compile(r"\((.*?)\),\((.*?)\)")
@@ -27,11 +29,11 @@ _LONGEST = 2000  # characters of an answer in which Qwen-VL's box is searched
 # --- one box ----------------------------------------------------------------------------------------------------------
 
 
-def _qwen_vl(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
+def _qwen_vl(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
     """RefCOCO as scored by Qwen-VL (2308.12966, evaluate_grounding.py): the first `(x1,y1),(x2,y2)` in 0..999 is right
     if its IoU, in single precision, is at least .5. An answer that cannot be parsed is a box of zero area."""
     import numpy as np
-    truth = _first(sample)
+    truth = first_box(task, sample)
     if truth is None:
         return {}
     true = np.array(truth, np.float32)
@@ -59,7 +61,7 @@ def _vlm_r1(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
     """RefCOCO as scored by VLM-R1 (2504.07615, test_rec_r1.py): the last box of integers in braces in the first
     <answer>, else [0, 0, 0, 0], is right if its IoU is above .5. An overlap of at most one pixel counts as no
     overlap."""
-    truth = _first(sample)
+    truth = first_box(task, sample)
     if truth is None:
         return {}
     body, closed, _ = answer.text.partition("<answer>")[2].partition("</answer>")
@@ -74,10 +76,6 @@ def _inclusive_iou(a: Sequence[float], b: Sequence[float]) -> float:
     shared = (right - left + 1) * (bottom - top + 1) if left < right and top < bottom else 0.0
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared
     return shared / union if union else 0.0
-
-
-def _first(sample: Sample) -> list[float] | None:
-    return sample["boxes"][0]["box"] if sample.get("boxes") else None
 
 
 # --- all boxes --------------------------------------------------------------------------------------------------------

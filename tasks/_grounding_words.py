@@ -48,10 +48,6 @@ def _is_there(_task: Any, sample: Sample) -> str:
     return "yes" if sample.get("boxes") else "no"
 
 
-def binary_question(row: Mapping[str, Any], name: str) -> str:
-    return row.get("question") or f"Is there any {name} in the image?"
-
-
 CURR_REFT_BINARY = Recipe(
     prompt="{question} Answer yes or no. " + _TAGS.format(kind="yes or no"), rewards=_PARTS,
     read=lambda _task, _sample, answer: yes_no(answer_text(answer.text)), score=_equal, target=_is_there,
@@ -109,10 +105,6 @@ def _count(_task: Any, sample: Sample) -> int:
     if sample.get("answer") is not None:
         return int(number(str(sample["answer"])) or 0)
     return len(sample.get("points") or sample["boxes"])
-
-
-def count_question(row: Mapping[str, Any], name: str) -> str:
-    return row.get("question") or f"How many {name} are in the image?"
 
 
 COUNTING = Recipe(

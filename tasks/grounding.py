@@ -122,8 +122,10 @@ class Grounding(RecipeTask):
         name = boxes.name_of(row)
         told = {} if _asks_itself(row) else {"categories": ", ".join(row.get("labels") or ()) or name,
                                              "expression": name}
-        asks = {"question": words.binary_question(row, name)} if row.get("question") or self.used.asks else {}
-        return {**told, **asks, "how_many": words.count_question(row, name), "choices": words.choice_question(row)}
+        question = row.get("question")
+        asks = {"question": question or f"Is there any {name} in the image?"} if question or self.used.asks else {}
+        return {**told, **asks, "how_many": question or f"How many {name} are in the image?",
+                "choices": words.choice_question(row)}
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
         """A hint for a sample: the row's own hint or, for recipes with one box, which ninth of the image contains the

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import gradio as gr
 
-from ..html import Html, empty
+from ..html import Html, empty, note, visible
+from ..marks import color
 from ..site import Site, chart_value, charts, same
 
 PlotPage = tuple[Html, str, Html]
@@ -27,3 +29,37 @@ def no_runs() -> PlotPage:
     """The content of a page if the folder contains no runs."""
     return empty("There are no runs yet.", "Start one with `vlrl train CONFIG`, or open the folder that has them: "
                  "`vlrl app RUNS_DIR`."), chart_value([]), Html("")
+
+
+MOST = 5
+"""Largest number of skipped files listed by name."""
+
+
+def remarks_on(site: Site, runs: Sequence[str], notes: Sequence[str]) -> list[Html]:
+    """Remarks on rollout files that are still being read, and on those that were skipped."""
+    pending = site.index.refresh(list(dict.fromkeys(runs)), 0.0).pending
+    lines = [note(f"Still reading {pending:,} files; what is below grows until then.")] if pending else []
+    lines += [note(words, kind="warn") for words in notes[:MOST]]
+    return lines + ([note(f"{len(notes) - MOST:,} more files were skipped.", kind="warn")] if len(notes) > MOST else [])
+
+
+def figure(id: str, title: str, traces: Sequence[dict[str, Any]], unit: str = "", x: str = "step",
+           **axis: Any) -> dict[str, Any]:
+    """One plot from its traces; `axis` holds options of the vertical axis. A plot of several traces has a legend above
+    it."""
+    named = sum(trace.get("showlegend", True) for trace in traces) > 1
+    return {"id": id, "title": title, "data": list(traces),
+            "layout": {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": unit}, **axis}, "height": 300,
+                       "showlegend": named}}
+
+
+def label(text: str, most: int = 32) -> str:
+    """Shortens a text for a legend or an axis."""
+    words = visible(text)
+    return words if len(words) <= most else words[:most - 1] + "…"
+
+
+def line(name: str, x: Sequence[Any], y: Sequence[float | None], place: int, **more: Any) -> dict[str, Any]:
+    """A line with a small marker at each value; `place` is the index of its colour."""
+    return {"mode": "lines+markers", "name": label(name), "x": list(x), "y": list(y),
+            "line": {"color": color(place), "width": 2}, "marker": {"size": 4, "color": color(place)}, **more}

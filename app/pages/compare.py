@@ -8,16 +8,15 @@ from typing import Any
 
 from vlrl.evaluation.stats import Interval
 
-from .. import AppError, context, controls
+from .. import AppError, controls
 from ..analysis import Comparison, Side, compare
-from ..figures import figure
-from ..file_notes import remarks_on
 from ..html import Html, el, empty, link, note, number, table
 from ..index import Index
 from ..marks import color
 from ..rows import Span, compare_spans, part_gains
 from ..site import Site, chart_value, query
 from . import charted, sides
+from .charted import figure, remarks_on
 
 MOST_LISTED = 20
 """Largest number of samples listed as gains, and of samples listed as losses."""
@@ -126,7 +125,7 @@ def _form(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Html:
         usual = "the split above" if where.get("set") else "first of both"
         fields.append(controls.pick("split", "Split", where.get("split"), [("", usual),
                                                                         *((split, split) for split in splits)]))
-    return controls.form({"page": "compare", **context.selection(where)}, *fields, label="What is compared")
+    return controls.form({"page": "compare", **controls.selection(where)}, *fields, label="What is compared")
 
 
 def _splits(site: Site, run: str) -> set[str]:

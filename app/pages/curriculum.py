@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import AppError, context, controls
+from .. import AppError, controls
 from ..analysis import Curriculum, curriculum
-from ..figures import figure, label, line
-from ..file_notes import remarks_on
 from ..html import Html, el, empty, note, number, table
 from ..marks import color
 from ..site import Site, chart_value, query
 from . import charted
+from .charted import figure, label, line, remarks_on
 
 MOST_LINES = 12
 """Largest number of categories in a plot; the most frequent ones are plotted. The table lists more."""
@@ -30,7 +29,7 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
     if not runs:
         return charted.no_runs()
     form = controls.form(
-        {"page": "curriculum", **context.selection(where)},
+        {"page": "curriculum", **controls.selection(where)},
         controls.field("threshold", "An answer passes from reward", where.get("threshold"), "number", step="any",
                        placeholder="what is correct"), label="What passes")
     try:
@@ -82,7 +81,8 @@ def figures(summary: Curriculum) -> list[dict[str, Any]]:
                          range=[0, 1]),
                   figure("curriculum-passes", "Pass rate of each category", passes, "share of answers",
                          range=[-0.04, 1.04])]
-    plots = [_with_step_ranges(spans, plot) for plot in plots]
+    for plot in plots if any("–" in span for span in spans) else ():
+        plot["layout"]["xaxis"]["type"] = "category"  # step ranges as labels
     epoch = {name: points for name, points in summary.weights.items() if name == "curriculum/epoch"}
     others = {name: points for name, points in summary.weights.items() if name not in epoch}
     for id, title, series in (("curriculum-weights", "Numbers of the curriculum", others),
@@ -119,12 +119,6 @@ def _wasted(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
     plot = figure("curriculum-wasted", "Rollouts that teach nothing or little", traces, "share of rollouts",
                   rangemode="tozero")
     return plot | {"layout": plot["layout"] | ({"yaxis2": right} if any(summary.dropped) else {})}
-
-
-def _with_step_ranges(spans: Sequence[str], plot: dict[str, Any]) -> dict[str, Any]:
-    if any("–" in span for span in spans):
-        plot["layout"]["xaxis"]["type"] = "category"
-    return plot
 
 
 def _categories(summary: Curriculum) -> Html:

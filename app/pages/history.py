@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import AppError, context, controls
+from .. import AppError, controls
 from ..analysis import History, Visit, history
-from ..figures import figure, label
-from ..file_notes import remarks_on
 from ..html import Html, el, empty, link, note, number, table
 from ..index import RolloutRow
 from ..marks import color
@@ -18,6 +16,7 @@ from ..queries import GroupKey, Query, RolloutKey
 from ..rows import every_rollout
 from ..site import Site, chart_value, query
 from . import charted, sides
+from .charted import figure, label, remarks_on
 
 MOST_ANSWERS = 5_000
 """Largest number of answers plotted."""
@@ -39,7 +38,7 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
         return charted.no_runs()
     searched = tuple([run] if run else [])
     form = controls.form(
-        {"page": "history", **context.selection(where)}, controls.field("sample", "Sample id", sample, "search"),
+        {"page": "history", **controls.selection(where)}, controls.field("sample", "Sample id", sample, "search"),
         label="Whose history")
     try:
         if not sample:
@@ -153,7 +152,7 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
         return note("This sample has only one answer: there is no second one to compare it with.")
     shown = {row.key for row in _best(rows)} | {a, b} if len(rows) > _OFFERED else {row.key for row in rows}
     offered = {row.key: row for row in rows if row.key in shown}
-    keep = {"page": "history", "sample": where.get("sample"), **context.selection(where)}
+    keep = {"page": "history", "sample": where.get("sample"), **controls.selection(where)}
     options = [(controls.packed(key), f"{key.run}, {_when(key)}, #{key.index}: {number(row.reward)}")
                for key, row in offered.items()]
     form = controls.form(keep, controls.pick("a", "First answer", controls.packed(a), options),

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 from gradio.utils import get_upload_folder
 
-from .. import AppError, agreement, context, controls, exports, filters, flagging
+from .. import AppError, controls, exports, filters, flagging, notes
 from ..html import Html, chip, el, empty, folded, join, link, note, number, table
 from ..notes import FLAGS, MOST_TEXT, Note
 from ..queries import RolloutKey
@@ -46,9 +46,11 @@ def build(site: Site) -> None:
     def show(where: dict[str, str], last: dict[str, str]) -> tuple[Any, ...]:
         editing = opened_note(site, where)
         words, remark = editing or (Html(""), None)
+        problem = site.notes.problem()
         loaded_values = (remark.flag, remark.comment) if remark else ("", "")
         head, rows, *new = same([""] * 2, form_and_list(site, where))
-        return (gr.update(visible=editing is not None), words, *loaded_values, "", _fixed(site), head, rows,
+        return (gr.update(visible=editing is not None), words, *loaded_values, "",
+                note(problem, kind="bad") if problem else Html(""), head, rows,
                 *_opened(where.get("pick"), last.get("pick")), where, loaded_values, *new)
 
     def tick(where: dict[str, str], *before: str) -> tuple[Any, ...]:
@@ -75,11 +77,6 @@ def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
         return gr.skip(), gr.skip()
     filtered = pick == "filter"
     return gr.update(open=filtered), gr.update(value="filter" if filtered else "notes")
-
-
-def _fixed(site: Site) -> Html:
-    words = site.notes.problem()
-    return note(words, kind="bad") if words else Html("")
 
 
 def opened_note(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
@@ -131,7 +128,7 @@ def form_and_list(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
     except AppError:
         return Html(""), Html("")
     form = controls.form(
-        {"page": "notes", **context.selection(where)}, controls.field("find", "Find in comments or samples",
+        {"page": "notes", **controls.selection(where)}, controls.field("find", "Find in comments or samples",
                                                                   where.get("find"), "search"),
         controls.pick("mark", "Flag", where.get("mark"), [("", "any"), *((name, name) for name in FLAGS)]),
         label="Which notes")
@@ -148,7 +145,7 @@ def form_and_list(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 
 def _agreement(site: Site) -> Html:
-    pairs = agreement.pairs(site.notes.verdicts().values())
+    pairs = notes.pairs(site.notes.verdicts().values())
     if not pairs:
         return Html("")
     rows = [(pair.a or "no name", pair.b or "no name", pair.n, f"{pair.same / pair.n:.0%}",

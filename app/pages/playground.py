@@ -16,9 +16,8 @@ from vlrl.errors import VlrlError
 from .. import cards, draw, in_memory, models, tokens
 from ..asking import IMAGES, MOST_ANSWERS, MOST_TOKENS, SPLITS, VIDEOS, Ask, tasks_of, title_of
 from ..html import Html, el, folded, join, note
-from ..jobs import Job, Progress
 from ..marks import color
-from ..playground import AnsweredGroup, Playground
+from ..playground import AnsweredGroup, Job, Playground, Progress
 from ..site import Site
 
 _PHASES = {"waiting": "Waiting", "loading": "Loading", "preparing": "Reading the question", "writing": "Writing",

@@ -10,7 +10,7 @@ from typing import Any
 
 import gradio as gr
 
-from .. import AppError, cards, details, film, filters, flagging, reading, tokens, turns
+from .. import AppError, cards, details, film, filters, flagging, tokens, turns
 from ..controls import integer, target
 from ..details import GroupView, RolloutView
 from ..html import Html, chip, el, empty, join, link, note, number, visible
@@ -186,7 +186,7 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
         return Html("")
     try:
         stored = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
-        view = reading.ordered(details.with_marks(site.library, stored, site.trust_tasks), where.get("first", ""))
+        view = cards.ordered(details.with_marks(site.library, stored, site.trust_tasks), where.get("first", ""))
     except AppError as error:
         back = link({**filters.list_query(where), "page": "rollouts"}, "‹ to the list", data_key="u")
         return el("div", el("nav", back, class_="v-bar"), note(str(error), kind="bad"), class_="v")
@@ -196,7 +196,7 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
     neighbours = _neighbours(site, view.key, where)
     flags = flagging.on_cards(site, view, chosen, _after(present, chosen, view.key, neighbours[1], where),
                               where.get("by", ""))
-    one = reading.answer(view, chosen, filters.list_query(where), flags) if where.get("read") == "yes" else None
+    one = cards.reading_view(view, chosen, filters.list_query(where), flags) if where.get("read") == "yes" else None
     shown = cards.group(view, MediaUrls(), chosen, filters.list_query(where), notes=flags, answers=one)
     return el("div", _bar(site, view, chosen, where, neighbours), shown,
               _turns(site, view, chosen), _tokens(site, view, chosen, where), class_="v")
@@ -245,7 +245,7 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
               to("↓ group", after, None, "j", "the next group", False),
               to("← answer", view.key if left is not None else None, left, "h", "the answer before", True),
               to("→ answer", view.key if right is not None else None, right, "l", "the next answer", True),
-              *reading.view_links(where),
+              *cards.view_links(where),
               link(target(shown, "notes"), "note", title="flag or comment on it") if shown else "",
               class_="v-bar", aria_label="Beside this group")
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from .. import cards, controls, details, diffs, draw, flagging
-from ..html import Html, el, join, link, number
+from ..html import Html, chip, el, join, link, number
 from ..queries import GroupKey, RolloutKey
 from ..site import Site
 from .rollouts import MediaUrls
@@ -18,7 +18,8 @@ def two_answers(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] =
     Raises AppError if one of the answers does not exist."""
     sides = [_answer(site, key) for key in (a, b)]
     halves = [el("article", _head(name, view, rollout), draw.media(view, MediaUrls(), rollout.index),
-                 el("div", *(cards.part_chips(rollout)), class_="v-chips"), class_="v-side")
+                 el("div", *(chip(f"{part} {number(value)}") for part, value in rollout.parts.items()),
+                    class_="v-chips"), class_="v-side")
               for name, (view, rollout) in zip(names, sides, strict=True)]
     texts = [rollout.whole for _, rollout in sides]
     legend = el("p", el("del", f"only in {names[0]}"), " ", el("ins", f"only in {names[1]}"), class_="v-dim")

@@ -3,7 +3,7 @@
 
 window.vlrl = (() => {
   const PAGES = document.currentScript.dataset.pages.split(" ");
-  const CONTEXT = ["run", "set", "from", "to", "by"];  // kept from page to page: vlrl.app.context
+  const CONTEXT = ["run", "set", "from", "to", "by"];  // kept from page to page: vlrl.app.controls
   const POLL_MS = 3000, TYPING_MS = 350, PATIENCE_MS = 10_000;
   const pages = {};  // name -> {props, trigger} of the page's location component
   let turn = 0, answered = 0;  // number of the location requested last, and of the one shown

@@ -11,8 +11,7 @@ from starlette.testclient import TestClient
 
 from tests.tables import each
 from vlrl.app import guard as guards
-from vlrl.app.address import Address, parsed
-from vlrl.app.guard import Guard
+from vlrl.app.guard import Address, Guard, parsed
 from vlrl.errors import ConfigError
 
 PAGE = "<html><head><script>one()</script><script src='/a.js'></script></head><body>page</body></html>"

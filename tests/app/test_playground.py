@@ -18,11 +18,10 @@ import torch
 from PIL import Image, ImageDraw
 
 from vlrl import config
-from vlrl.app import AppError, in_memory, jobs, models
+from vlrl.app import AppError, in_memory, models, playground
 from vlrl.app.asking import Ask, own_code
-from vlrl.app.jobs import Job
 from vlrl.app.library import Library
-from vlrl.app.playground import Playground
+from vlrl.app.playground import Job, Playground
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.models.model_config import embedded
@@ -71,7 +70,7 @@ def ask(**changes) -> Ask:
     return dataclasses.replace(Ask(model=TINY, task="run:quickstart", sample="#3", max_new_tokens=24), **changes)
 
 
-def end(play: Playground, asked: Ask) -> jobs.Progress:
+def end(play: Playground, asked: Ask) -> playground.Progress:
     return list(play.answer(asked).follow())[-1]
 
 
@@ -221,7 +220,7 @@ def test_a_job_stops_and_another_waits_for_it(play):
 
 
 def test_a_page_that_leaves_stops_its_job(monkeypatch):
-    monkeypatch.setattr(jobs, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(playground, "PATIENCE_S", 0.2)
     ended = []
 
     def work(job):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -150,7 +150,9 @@ def _show_findings(file: str, findings: DataReport, most: int, labels: bool) -> 
         typer.echo("bad rows by kind of problem: " + ", ".join(f"{kind} {n:,}" for kind, n in kinds.most_common()))
     show_types(findings.types)
     for name, values in findings.counts.items():
-        _show_counts(name, values)
+        shown = ", ".join(f"{value} {count:,}" for value, count in list(values.items())[:_VALUES])
+        more = f", and {len(values) - _VALUES:,} more values" if len(values) > _VALUES else ""
+        typer.echo(f"{name}: {shown}{more}")
     if findings.pixels:
         _show_pixels(findings.pixels)
     if labels and findings.unlabelled:
@@ -176,9 +178,3 @@ def _show_pixels(budget: PixelBudget) -> None:
     if budget.few:
         typer.echo(f"warning: {budget.few:,} targets are less than 8 pixels wide or high once the image is resized; to "
                    f"see each of them needs model.max_pixels={budget.needed}, or cropped images")
-
-
-def _show_counts(name: str, values: Mapping[str, int]) -> None:
-    shown = ", ".join(f"{value} {count:,}" for value, count in list(values.items())[:_VALUES])
-    more = f", and {len(values) - _VALUES:,} more values" if len(values) > _VALUES else ""
-    typer.echo(f"{name}: {shown}{more}")

@@ -121,7 +121,9 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
-    _silence_transformers()
+    if not comm.is_main():
+        transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     seed_everything(config.seed)
     data = _read(config, algorithm, generates)
     with contextlib.ExitStack() as opened:
@@ -178,12 +180,6 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
         raise ConfigError(f"algo.loss={config.algo.loss.name} trains on pairs of answers from the data: start the "
                           "run with vlrl sft, or use a stage of kind sft")
     return algorithm
-
-
-def _silence_transformers() -> None:
-    if not comm.is_main():
-        transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
 
 
 def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
