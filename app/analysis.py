@@ -198,7 +198,6 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
     """Compares two evaluations on their common samples; with `split` None, on the first split that both runs evaluated.
-
     Raises AppError if a run has no such evaluation, or if the two have no sample in common."""
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
@@ -281,9 +280,8 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 
 
 def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
-    """Returns the rows of the most frequent sample with this id, and notes on the other rows.
-
-    Different samples share an id if runs use it for different images, or ask about the same image in other words."""
+    """Returns the rows of the most frequent sample with this id, and notes on the other rows. Different samples share
+    an id if runs use it for different images, or ask about the same image in other words."""
     counts = Counter(item(row)._replace(value=None) for row in rows)
     if len(counts) < 2:
         return list(rows), []
@@ -344,20 +342,16 @@ def item(row: _Row) -> Item:
 
 def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
     """Pairs the rows of two runs or evaluations that belong to the same sample; returns the pairs and a note on
-    unmatched rows.
-
-    Two rows belong to the same sample if their media, prompt and target are equal (see vlrl.tools.experiments.pairs).
-    """
+    unmatched rows. Two rows belong to the same sample if their media, prompt and target are equal (see
+    vlrl.tools.experiments.pairs)."""
     pairing = pair([item(row) for row in first], [item(row) for row in second])
     return [(one.value, other.value) for one, other in pairing.pairs], " ".join(
         f"{words.rstrip('.')}." for words in pairing.notes("A", "B"))
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
-    """Looks up one evaluation; returns its Side with the step filled in, and a row for each sample.
-
-    A row has the mean reward, category, group and content of the sample. Raises AppError if there is no such
-    evaluation."""
+    """Looks up one evaluation; returns its Side with the step filled in, and a row for each sample. A row has the mean
+    reward, category, group and content of the sample. Raises AppError if there is no such evaluation."""
     records = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
                                 "ORDER BY step", [side.run, split])
     steps = [row["step"] for row in records]

@@ -133,10 +133,8 @@ class Tasks:
 
     def config(self, ask: Ask, name: str, model_run: str | None = None) -> Config:
         """Builds the Config for prompting and scoring, from the settings of the task's run, the model's run, or the
-        defaults.
-
-        `name` becomes model.name. Raises AppError if the settings name untrusted code or data, and ConfigError if they
-        are invalid."""
+        defaults. `name` becomes model.name. Raises AppError if the settings name untrusted code or data, and
+        ConfigError if they are invalid."""
         run = run_of(ask.task)
         if not (run or ask.task in builtin_names() or self.trust):
             raise AppError(f"Task {ask.task[:200]!r}: choose one from the list; tasks from a file or module are loaded "
@@ -179,9 +177,7 @@ class Tasks:
 
     def find(self, config: Config, ask: Ask) -> tuple[Task, int, Sequence[Sample]]:
         """Loads the task of a config; returns the task, the index of the requested sample in its split, and all samples
-        of the split.
-
-        Raises AppError for an unknown sample, and VlrlError for an invalid task or data set."""
+        of the split. Raises AppError for an unknown sample, and VlrlError for an invalid task or data set."""
         task, splits = self._task(config)
         if ask.split not in splits:
             splits[ask.split] = task_samples(task, ask.split)

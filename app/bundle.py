@@ -90,10 +90,8 @@ class BundleImages:
 
 def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool = True) -> BundleSummary:
     """Writes a run as a bundle to `folder`: at most `groups` groups, with images if `media`. The run may still be in
-    progress.
-
-    Raises RunError if `run` is not a run or `folder` contains files that do not belong to a bundle, and ConfigError if
-    duckdb is not installed."""
+    progress. Raises RunError if `run` is not a run or `folder` contains files that do not belong to a bundle, and
+    ConfigError if duckdb is not installed."""
     if importlib.util.find_spec("duckdb") is None:
         raise ConfigError("`vlrl report --bundle` needs duckdb, which is not installed: pip install 'vlrl[app]'")
     path = run_folder(Path(run))
@@ -115,9 +113,8 @@ def _hidden(path: Path) -> Redactor:
 
 
 def _emptied(folder: Path) -> Path:
-    """Creates the folder if necessary and deletes an earlier bundle in it; returns the folder.
-
-    Raises RunError if it holds anything except a bundle, hidden files, and the README.md that a new Space contains."""
+    """Creates the folder if necessary and deletes an earlier bundle in it; returns the folder. Raises RunError if it
+    holds anything except a bundle, hidden files, and the README.md that a new Space contains."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--bundle {folder} is a file: name a folder for the bundle, e.g. {folder.with_suffix('')}-page")
     others = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name not in ("README.md", MARK)

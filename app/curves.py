@@ -125,9 +125,8 @@ _MOST_PARTS = 8
 
 
 def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> list[Html]:
-    """Plots of a run: reward and reward parts, lengths, entropy, KL, sampler mismatch and times.
-
-    Evaluations of the same metric are drawn into its plot."""
+    """Plots of a run: reward and reward parts, lengths, entropy, KL, sampler mismatch and times. Evaluations of the
+    same metric are drawn into its plot."""
     names = [name for record in metrics[-3:] for name in record if name.startswith("reward/")]
     parts = [n for n in dict.fromkeys(names) if n not in ("reward/mean", "reward/std")][:_MOST_PARTS]
     wanted = {"reward/mean": _SHOWN["reward/mean"], **{n: f"Part {n.removeprefix('reward/')}" for n in parts}, **_SHOWN}

@@ -162,9 +162,8 @@ class GroupView:
 
 
 def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:
-    """Reads one group. Raises AppError if it does not exist.
-
-    An empty `split` selects the first split that contains the group."""
+    """Reads one group. Raises AppError if it does not exist. An empty `split` selects the first split that contains the
+    group."""
     if source not in SOURCES:
         raise AppError(f"source {str(source)[:100]!r} is unknown: choose one of {', '.join(SOURCES)}")
     folder, group_id = library.folder(run), utf8(str(group_id))  # as the writer encodes it
@@ -190,10 +189,9 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
 
 
 def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupView:
-    """Adds marks to the answers of a group if the rollout file stores none, by running the group's task.
-
-    If the task fails, the group is returned unchanged except for a note. Only built-in tasks with default settings are
-    used. With `trust`, a task that config.yaml names by path or module is used as well, which executes its code."""
+    """Adds marks to the answers of a group if the rollout file stores none, by running the group's task. If the task
+    fails, the group is returned unchanged except for a note. Only built-in tasks with default settings are used. With
+    `trust`, a task that config.yaml names by path or module is used as well, which executes its code."""
     if all(rollout.marks is not None for rollout in view.rollouts):
         return view
     name = _of_task(library.settings(view.key.run), view.task, "name")
@@ -254,9 +252,8 @@ def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> 
 
 
 def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.ndarray:
-    """[rows] bool mask of the rows that belong to the group.
-
-    Rows without a step belong to the first step of the file, and rows without a group id to the group ""."""
+    """[rows] bool mask of the rows that belong to the group. Rows without a step belong to the first step of the file,
+    and rows without a group id to the group ""."""
     size = keys.num_rows
     steps = pc.fill_null(keys["step"].cast(pa.int64()), first_step) if "step" in keys.column_names else None
     ids = pc.fill_null(keys["group_id"].cast(pa.string()), "") if "group_id" in keys.column_names else None

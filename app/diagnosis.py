@@ -286,7 +286,6 @@ _MOST_PARTS = 12
 
 def within_groups(values: Sequence[tuple[Any, float, float]]) -> float | None:
     """The correlation in [-1, 1] between x and y of (group, x, y) triples, after subtracting the mean of each group.
-
     None if fewer than 20 triples belong to groups in which both x and y vary."""
     by_group: dict[Any, list[tuple[float, float]]] = {}
     for group, x, y in values:

@@ -47,7 +47,6 @@ class Addresses(Protocol):
 
 def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most_frames: int = FRAMES) -> Html:
     """Every image and video of the prompt with the marks of all answers; the marks of answer `chosen` are highlighted.
-
     At most `most_frames` sampled frames of a video are shown, evenly spaced."""
     drawable, bad = shapes(view)
     drawn = [_one(view, place, [s for s in drawable if s.media == place], addresses, chosen, most_frames)
@@ -154,9 +153,7 @@ def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[
 
 def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
     """Boxes, points and paths as SVG in the pixel coordinates of the image area `size`; targets are dashed, and labels
-    do not overlap.
-
-    With `small`, labels are omitted."""
+    do not overlap. With `small`, labels are omitted."""
     unit = max(size) / (20 if small else 38)
     shown = [shape for shape in all_shapes if shape.kind in _DRAWN]
     marks, taken, drawn = [f for s in shown for f in ([] if small else _fields(s, unit))], list[Box](), []
@@ -212,9 +209,8 @@ def _fields(shape: Shape, unit: float) -> list[Box]:
 
 
 def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], marks: Sequence[Box]) -> Html:
-    """The SVG label of a mark, placed so that it overlaps no other label and as few marks as possible.
-
-    Empty if every candidate position overlaps another label; the mark's colour and title still identify it."""
+    """The SVG label of a mark, placed so that it overlaps no other label and as few marks as possible. Empty if every
+    candidate position overlaps another label; the mark's colour and title still identify it."""
     words = words if len(words) <= 40 else words[:39] + "…"
     width, height = 0.58 * unit * len(words) + 0.9 * unit, 1.3 * unit
     places = [(min(max(x, 0.0), max(size[0] - width, 0.0)), min(max(y, 0.0), max(size[1] - height, 0.0)))
@@ -267,10 +263,9 @@ def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], source:
 
 
 def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestamps: Sequence[float]) -> Html:
-    """The boxes of tracks on top of a clip, at most 200 boxes per track, evenly spaced.
-
-    clips.js moves a track's box during playback. It hides the box while the track has no position within half the
-    interval between two sampled frames."""
+    """The boxes of tracks on top of a clip, at most 200 boxes per track, evenly spaced. clips.js moves a track's box
+    during playback. It hides the box while the track has no position within half the interval between two sampled
+    frames."""
     times = [t for t in timestamps if finite(t) is not None]
     tracks = [s for s in all_shapes if s.kind == "track"]
     if not tracks or len(times) < 2:
@@ -290,9 +285,7 @@ def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestam
 def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses,
            chosen: int | None = None, most: int = FRAMES, plays: bool = False) -> Html:
     """The sampled frames of a video next to each other, with their times and the boxes of tracks. Other marks are drawn
-    on the first frame.
-
-    If the page shows a player (`plays`), the times are buttons that make the player seek."""
+    on the first frame. If the page shows a player (`plays`), the times are buttons that make the player seek."""
     times = [t for t in one.timestamps if finite(t) is not None]
     if not times:
         return Html("")
@@ -330,9 +323,7 @@ def _duration(view: GroupView, one: MediaView | None) -> float | None:
 
 def timeline(all_shapes: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
     """The time spans of the target and of each answer as rows of bars over the duration of a clip, with the IoU of each
-    answer.
-
-    `ticks` are the times of the sampled frames."""
+    answer. `ticks` are the times of the sampled frames."""
     ends = [max(s.at) for s in all_shapes if s.kind == "span"]
     if not ends:
         return Html("")

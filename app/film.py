@@ -32,19 +32,16 @@ _making = threading.Semaphore(1)
 
 
 def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
-    """The file names of an episode's stored images in display order, beginning with those of the prompt.
-
-    A video contributes its first frame."""
+    """The file names of an episode's stored images in display order, beginning with those of the prompt. A video
+    contributes its first frame."""
     return [one.name for turn in turns.read(view, rollout) for one in turn.media if one and one.name]
 
 
 def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
              most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
     """Renders a film of one of KINDS with at most `size` pixels on the longer side, `most_frames` images and
-    `most_bytes` bytes.
-
-    From a longer episode, evenly spaced images are taken, including the first and the last. Raises AppError for an
-    episode without images, and for an unknown kind."""
+    `most_bytes` bytes. From a longer episode, evenly spaced images are taken, including the first and the last. Raises
+    AppError for an episode without images, and for an unknown kind."""
     if kind not in _ENCODERS:
         raise AppError(f"film kind {kind[:20]!r} is unknown: choose one of {', '.join(KINDS)}")
     with _making:
@@ -102,9 +99,8 @@ def _gif(frames: Sequence[Image.Image]) -> bytes:
 
 
 def _mp4(frames: Sequence[Image.Image]) -> bytes:
-    """Encodes the frames as H.264 in 4:2:0, which every browser plays.
-
-    4:2:0 stores one colour value for 2 x 2 pixels, so odd sides are padded by one pixel."""
+    """Encodes the frames as H.264 in 4:2:0, which every browser plays. 4:2:0 stores one colour value for 2 x 2 pixels,
+    so odd sides are padded by one pixel."""
     import av
     from av.video.frame import VideoFrame
     out = io.BytesIO()

@@ -40,9 +40,8 @@ _SORT_WORDS = {"index": "number in the group", "sample_id": "sample", "part": "r
 
 
 def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = None) -> Query:
-    """Converts URL parameters to a Query. Raises AppError for an invalid number.
-
-    `flagged` are the rollouts with notes, which `flag=yes` selects and `flag=no` excludes."""
+    """Converts URL parameters to a Query. Raises AppError for an invalid number. `flagged` are the rollouts with notes,
+    which `flag=yes` selects and `flag=no` excludes."""
     ranges = {name: (decimal(where, low), decimal(where, high)) for name, (low, high) in RANGES.items()}
     open_group = "group" in where
     runs = () if where.get("in") == "all" or not where.get("run") else (where["run"],)
@@ -79,10 +78,9 @@ def open_query(where: Mapping[str, str], key: GroupKey, rollout: int | None = No
 
 
 def site_query(site: Site, where: Mapping[str, str]) -> Query:
-    """Converts URL parameters to a Query as `query_of` does, for the current state of the site.
-
-    If a filter concerns notes, the rollouts with notes are read. If no run is named, archived runs are excluded. Raises
-    AppError for an invalid number."""
+    """Converts URL parameters to a Query as `query_of` does, for the current state of the site. If a filter concerns
+    notes, the rollouts with notes are read. If no run is named, archived runs are excluded. Raises AppError for an
+    invalid number."""
     by_notes = where.get("flag") in ("yes", "no")
     query = query_of(where, site.notes.flagged(where.get("by", "")) if by_notes else None)
     archived = site.archived() if not query.runs else set()

@@ -146,10 +146,9 @@ class Guard:
         return HTMLResponse(_FORM.format(action=html.escape(action), wrong=wrong))
 
     def _cookie_text(self, request: Request) -> str:
-        """The Set-Cookie header of the login cookie.
-
-        Browsers do not send a SameSite=Lax cookie from a frame on another site, so framing needs SameSite=None, which
-        requires TLS. Partitioned limits the cookie to frames of that site. The origin is checked in any case."""
+        """The Set-Cookie header of the login cookie. Browsers do not send a SameSite=Lax cookie from a frame on another
+        site, so framing needs SameSite=None, which requires TLS. Partitioned limits the cookie to frames of that site.
+        The origin is checked in any case."""
         said = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip() or request.url.scheme
         secure = "; Secure" if said == "https" else ""
         site = "None; Partitioned" if secure and self.address.frames else "Lax"
@@ -292,9 +291,8 @@ def _host(text: str) -> str:
 
 
 def _origin(text: str) -> str:
-    """Validates an origin SCHEME://HOST[:PORT] and returns it in lower case.
-
-    The result becomes part of a response header, so any other text raises ConfigError."""
+    """Validates an origin SCHEME://HOST[:PORT] and returns it in lower case. The result becomes part of a response
+    header, so any other text raises ConfigError."""
     origin = text.strip().lower().rstrip("/")
     match = _ORIGIN.fullmatch(origin)
     if match is None or ".." in origin or not 0 < int(match[1] or 80) < 65536:

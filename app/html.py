@@ -64,10 +64,9 @@ def join(pieces: Iterable[Any], between: str = "") -> Html:
 
 
 def el(tag: str, *children: Any, **attributes: Any) -> Html:
-    """Builds one HTML element.
-
-    A trailing underscore of an attribute name is dropped (`class_`), and other underscores become dashes (data_at ->
-    data-at). An attribute that is None or False is omitted; True is written without a value."""
+    """Builds one HTML element. A trailing underscore of an attribute name is dropped (`class_`), and other underscores
+    become dashes (data_at -> data-at). An attribute that is None or False is omitted; True is written without a value.
+    """
     words = [tag]
     for key, value in attributes.items():
         name = _BAD_NAME.sub("", key.rstrip("_").replace("_", "-"))
@@ -91,7 +90,6 @@ def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
 
 def number(value: Any, form: str = "", sign: bool = False) -> str:
     """Formats a number as a short text with a true minus sign; "–" for None, NaN and values that are not numbers.
-
     `form` is a Python format specification. By default numbers have three significant digits, and are rounded to
     integers from 1,000 on."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

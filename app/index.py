@@ -143,9 +143,8 @@ class Scope(NamedTuple):
 
 
 class Index:
-    """The rollouts of all runs in a library; each rollout file is read when it is first needed. Thread-safe.
-
-    A call reads new files for at most `budget_s` seconds; `Page.pending` counts the files that remain."""
+    """The rollouts of all runs in a library; each rollout file is read when it is first needed. Thread-safe. A call
+    reads new files for at most `budget_s` seconds; `Page.pending` counts the files that remain."""
 
     def __init__(self, library: Library, budget_s: float = 0.8):
         self.library = library
@@ -162,9 +161,7 @@ class Index:
 
     def groups(self, query: Query, page: int = 0, size: int = 50) -> Page[GroupRow]:
         """One page of the groups with at least one answer that passes the filters. A page number past the end returns
-        the last page.
-
-        Raises AppError for an invalid query."""
+        the last page. Raises AppError for an invalid query."""
         scope = self.refresh(query.runs)
         source, values = _groups(query, scope.runs)
         order = group_order(query)
@@ -177,9 +174,8 @@ class Index:
         return self._page(query, scope, sql, values, page, size, _group_row)
 
     def rollouts(self, query: Query, page: int = 0, size: int = 50) -> Page[RolloutRow]:
-        """One page of the answers that pass the filters. A page number past the end returns the last page.
-
-        Raises AppError for an invalid query."""
+        """One page of the answers that pass the filters. A page number past the end returns the last page. Raises
+        AppError for an invalid query."""
         scope = self.refresh(query.runs)
         groups, rollouts = group_conditions(query, scope.runs), rollout_conditions(query)
         order, order_values = rollout_order(query, scope.runs)
@@ -193,10 +189,8 @@ class Index:
                           _rollout_row)
 
     def neighbours(self, query: Query, key: GroupKey) -> tuple[GroupKey | None, GroupKey | None]:
-        """The groups before and after `key` in the order of `groups(query)`.
-
-        The group before the first and the group after the last are None. Both are None if the list does not contain
-        `key`."""
+        """The groups before and after `key` in the order of `groups(query)`. The group before the first and the group
+        after the last are None. Both are None if the list does not contain `key`."""
         scope = self.refresh(query.runs)
         source, values = _groups(query, scope.runs)
         sql = f"""

@@ -83,9 +83,8 @@ class Library:
         self._lines: dict[tuple[str, str], JsonLines] = {}
 
     def runs(self) -> list[RunInfo]:
-        """Lists every run, latest start first; each multi-stage run is followed by its stages in order.
-
-        Fast enough to be called every two seconds."""
+        """Lists every run, latest start first; each multi-stage run is followed by its stages in order. Fast enough to
+        be called every two seconds."""
         with self._lock:
             paths = self._scan()
             for cache in (self._infos, self._settings):
@@ -145,9 +144,8 @@ class Library:
         return dict(self._config(id, self.path(id))[0])
 
     def diff(self, a: str, b: str) -> list[tuple[str, Any, Any]]:
-        """(name, value in run a, value in run b) for each setting that differs; a value is None if it is not set.
-
-        The setting run.dir is ignored."""
+        """(name, value in run a, value in run b) for each setting that differs; a value is None if it is not set. The
+        setting run.dir is ignored."""
         first, second = self.settings(a), self.settings(b)
         names = [*first, *(name for name in second if name not in first)]
         return [(name, first.get(name), second.get(name)) for name in names
@@ -164,9 +162,7 @@ class Library:
 
     def file(self, id: str, name: str) -> Path | None:
         """The path of a regular file of a run, such as "checkpoints/step-000050/tokenizer.json"; None unless it lies
-        inside the root.
-
-        Raises AppError for an unknown id."""
+        inside the root. Raises AppError for an unknown id."""
         return inside(self.path(id) / name, self.root)
 
     def _read_lines(self, id: str, name: str) -> list[dict[str, Any]]:

@@ -124,11 +124,10 @@ def ordered(box: Sequence[float]) -> tuple[float, ...]:
 
 
 def scored(answers: Iterable[Shape], targets: Sequence[Shape]) -> list[Shape]:
-    """Returns the marks of answers with their scores against the targets on the same image.
-
-    A box gets the best IoU with a target box. A span gets the IoU of all spans of its answer with the target's spans. A
-    track gets the mean IoU over the target's boxes. A point gets the distance to the nearest target point, or whether
-    it lies in a target box."""
+    """Returns the marks of answers with their scores against the targets on the same image. A box gets the best IoU
+    with a target box. A span gets the IoU of all spans of its answer with the target's spans. A track gets the mean IoU
+    over the target's boxes. A point gets the distance to the nearest target point, or whether it lies in a target box.
+    """
     answers = list(answers)
     return [Shape(a.kind, a.at, a.label, a.rollout, a.media,
                   _score(a, answers, [t for t in targets if t.media == a.media])) for a in answers]
@@ -159,9 +158,7 @@ def _iou(value: float) -> str:
 
 def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
     """Mean IoU of a track over the boxes of `truth` [(seconds or None, box), ...]; a box missing from `track` counts as
-    0.
-
-    Boxes are matched by time, or by their position in the list if they have no time."""
+    0. Boxes are matched by time, or by their position in the list if they have no time."""
     if not truth:
         return 0.0
     own = {round(t, 3) if t is not None else i: box for i, (t, box) in enumerate(track)}
@@ -171,10 +168,8 @@ def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
 
 def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[float, ...] | None:
     """The box of a track at the frame with index `frame`; None if the track has no box at that time. `times` are the
-    times of all frames.
-
-    A box with a time matches a frame within half the interval between two frames. Boxes without times are matched by
-    their position in the list."""
+    times of all frames. A box with a time matches a frame within half the interval between two frames. Boxes without
+    times are matched by their position in the list."""
     if all(t is None for t, _ in track):
         place = round(frame * (len(track) - 1) / max(len(times) - 1, 1))
         return track[place][1]

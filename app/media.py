@@ -69,17 +69,15 @@ class MediaStore:
         return real
 
     def thumbnail(self, run: str, name: str, size: int = 256) -> bytes:
-        """An image, or the first frame of a video, as a JPEG of at most `size` x `size` pixels.
-
-        Raises AppError if the file may not be served or is unreadable."""
+        """An image, or the first frame of a video, as a JPEG of at most `size` x `size` pixels. Raises AppError if the
+        file may not be served or is unreadable."""
         path, size = self.resolve(run, name), _side(size)
         return self._cached(path, size, None, lambda: [_first(path)])[0]
 
     def frames(self, run: str, name: str, timestamps: Sequence[float], size: int = 256) -> list[bytes]:
         """The video frames shown at `timestamps` (seconds from the start of the file), each as a JPEG of at most `size`
-        x `size` pixels.
-
-        Only the first 64 times are used. Raises AppError if the file may not be served or is unreadable."""
+        x `size` pixels. Only the first 64 times are used. Raises AppError if the file may not be served or is
+        unreadable."""
         path, size = self.resolve(run, name), _side(size)
         times = tuple(_seconds(t) for t in list(timestamps)[:_MOST_FRAMES])
         return self._cached(path, size, times, lambda: _frames(path, times)) if times else []
@@ -129,9 +127,8 @@ class _Cache:
 
 
 def url(run: str, name: str, size: int | None = None) -> str:
-    """The URL of a media file, or of its thumbnail of `size` pixels.
-
-    The URL is relative to the page, because a proxy may serve the page below a path of its own."""
+    """The URL of a media file, or of its thumbnail of `size` pixels. The URL is relative to the page, because a proxy
+    may serve the page below a path of its own."""
     words = {"run": run, "name": name} | ({"size": size} if size else {})
     return "vlrl/media?" + urlencode(words, errors="backslashreplace")
 

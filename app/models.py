@@ -59,9 +59,8 @@ def run_of(library: Library, model: str) -> str | None:
 
 
 def choose(library: Library, model: str) -> ModelChoice:
-    """Finds the model for a value returned by `listed`, a folder, or a hub name in the local cache.
-
-    Raises AppError if the model is not on this machine."""
+    """Finds the model for a value returned by `listed`, a folder, or a hub name in the local cache. Raises AppError if
+    the model is not on this machine."""
     run = run_of(library, model)
     if run is not None:
         path = _checkpoints(library, run) / model.rpartition(_BETWEEN)[2]
@@ -139,10 +138,8 @@ def _cached(name: str) -> Path | None:
 
 
 def check_memory(config: Config, loaded: bool) -> int:
-    """Checks that the model fits in the free memory; returns the size of its weights in bytes.
-
-    A model that is already `loaded` needs memory only for generation. Raises AppError if the memory does not suffice.
-    """
+    """Checks that the model fits in the free memory; returns the size of its weights in bytes. A model that is already
+    `loaded` needs memory only for generation. Raises AppError if the memory does not suffice."""
     import psutil
     import torch
 
@@ -167,9 +164,8 @@ def check_memory(config: Config, loaded: bool) -> int:
 
 
 def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
-    """Loads the policy of a config. During loading, calls `tell` with the loaded share in [0, 1].
-
-    The share is estimated from the growth of this process relative to `weights`, the size of the model in bytes."""
+    """Loads the policy of a config. During loading, calls `tell` with the loaded share in [0, 1]. The share is
+    estimated from the growth of this process relative to `weights`, the size of the model in bytes."""
     import psutil
     import transformers
 

@@ -97,9 +97,7 @@ class Notes:
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "", by: str = "") -> list[Note]:
         """The notes, latest first: optionally those on one run, with one flag, or with `text` in the comment or sample
-        id.
-
-        With `by`, only the notes on rollouts that this annotator flagged, each with the flag of this annotator."""
+        id. With `by`, only the notes on rollouts that this annotator flagged, each with the flag of this annotator."""
         if by:
             own = self.verdicts(run)
             notes = [replace(note, flag=own[note.key][by]) for note in self.all(run, text=text)
@@ -135,10 +133,8 @@ class Notes:
 
     def label(self, run: str, *, tags: Sequence[str] | None = None, archived: bool | None = None) -> Label:
         """Sets the tags of a run, its archived state, or both; None leaves a value unchanged. Returns the resulting
-        label.
-
-        Raises AppError for a tag of more than MOST_NAME characters, for more than MOST_TAGS tags, and for a read-only
-        folder."""
+        label. Raises AppError for a tag of more than MOST_NAME characters, for more than MOST_TAGS tags, and for a
+        read-only folder."""
         words = None if tags is None else list(dict.fromkeys(
             utf8(" ".join(tag.split())) for tag in tags if tag.strip()))
         if words and (len(words) > MOST_TAGS or max(map(len, words)) > MOST_NAME):
@@ -154,11 +150,9 @@ class Notes:
 
     def put(self, key: RolloutKey, *, flag: str | None = None, comment: str | None = None, sample: str = "",
             reward: float | None = None, by: str = "") -> Note | None:
-        """Sets the flag by annotator `by`, the comment, or both; None leaves a value unchanged.
-
-        Returns the resulting note. A note without flag and comment is deleted, and None is returned. Raises AppError
-        for an unknown flag, a comment of more than MOST_TEXT characters, a name of more than MOST_NAME characters, and
-        a read-only folder."""
+        """Sets the flag by annotator `by`, the comment, or both; None leaves a value unchanged. Returns the resulting
+        note. A note without flag and comment is deleted, and None is returned. Raises AppError for an unknown flag, a
+        comment of more than MOST_TEXT characters, a name of more than MOST_NAME characters, and a read-only folder."""
         if len(by) > MOST_NAME:
             raise AppError(f"the annotator's name has {len(by)} characters; the limit is {MOST_NAME}")
         if flag is not None and flag not in ("", *FLAGS):
@@ -311,9 +305,8 @@ class Pair:
 
 
 def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
-    """Cohen's kappa of (flag by the first annotator, flag by the second annotator) for each answer.
-
-    This is (observed - expected) / (1 - expected) agreement. None for no answers, or if the expected agreement is 1."""
+    """Cohen's kappa of (flag by the first annotator, flag by the second annotator) for each answer. This is (observed -
+    expected) / (1 - expected) agreement. None for no answers, or if the expected agreement is 1."""
     if not flags:
         return None
     n, first, second = len(flags), Counter(a for a, _ in flags), Counter(b for _, b in flags)
@@ -324,9 +317,7 @@ def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
 
 def pairs(verdicts: Iterable[Mapping[str, str]]) -> list[Pair]:
     """Compares every two annotators who flagged at least one common answer; sorted by the number of common answers,
-    largest first.
-
-    `verdicts` holds {annotator: flag} for each answer."""
+    largest first. `verdicts` holds {annotator: flag} for each answer."""
     common: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for flags in verdicts:
         for a, b in combinations(sorted(flags), 2):

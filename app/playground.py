@@ -192,9 +192,8 @@ class _Unscored(Task):
 
 def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], ask: Ask,
             step: int) -> Group:
-    """Builds the scored group, as in training. For an upload, answers are only parsed and their marks drawn.
-
-    `task` may be modified, so it must be a copy."""
+    """Builds the scored group, as in training. For an upload, answers are only parsed and their marks drawn. `task` may
+    be modified, so it must be a copy."""
     from vlrl.rollout.generate import make_group
     if not ask.upload:
         return make_group(task, sample, prompt, completions, group_id="playground", split=ask.split, step=step)

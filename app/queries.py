@@ -160,9 +160,8 @@ def group_conditions(query: Query, runs: list[str]) -> Where:
 
 
 def rollout_conditions(query: Query) -> Where:
-    """The conditions that a query sets on single answers. Raises AppError for an invalid value.
-
-    Flagged rollouts are looked up in a table named "flagged", see flagged_table."""
+    """The conditions that a query sets on single answers. Raises AppError for an invalid value. Flagged rollouts are
+    looked up in a table named "flagged", see flagged_table."""
     where = Where()
     for column in ("reward", "advantage", "length", "turns"):
         where.within(column, column, getattr(query, column))

@@ -32,10 +32,9 @@ _MOST_DEPTH = 50
 
 
 class Redactor:
-    """Replaces texts that identify the machine or are secret.
-
-    These are the run folder, `folders` and their parents, the home folder, host names, and the values of environment
-    variables whose name contains key, token, password or secret."""
+    """Replaces texts that identify the machine or are secret. These are the run folder, `folders` and their parents,
+    the home folder, host names, and the values of environment variables whose name contains key, token, password or
+    secret."""
 
     def __init__(self, run: Path, hosts: Iterable[str] = (), folders: Iterable[Path] = (),
                  environment: Mapping[str, str] = os.environ):
@@ -88,9 +87,8 @@ def _named(text: str) -> str:
 
 
 def _any_of(texts: Iterable[str], bounded: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that matches any of `texts`, longest first, also in the forms in which HTML and JSON escape them.
-
-    The texts in `bounded` match only as whole words."""
+    """A pattern that matches any of `texts`, longest first, also in the forms in which HTML and JSON escape them. The
+    texts in `bounded` match only as whole words."""
     written = {form for text in texts for form in (text, html.escape(text), json.dumps(text)[1:-1],
                                                    json.dumps(html.escape(text))[1:-1])}
     pieces = [re.escape(form) for form in sorted(written, key=len, reverse=True)]

@@ -79,9 +79,7 @@ def as_data(picture: bytes, media_type: str = "") -> str:
 
 def write(run: str | Path, to: str | Path | None = None) -> Path:
     """Writes the report of a run folder to the file `to`, by default RUN/report.html; returns its path. The run may
-    still be in progress.
-
-    Raises RunError if the folder is not a run, or the file cannot be written."""
+    still be in progress. Raises RunError if the folder is not a run, or the file cannot be written."""
     path = run_folder(Path(run))
     target = Path(to) if to else path / "report.html"
     if target.is_dir():
@@ -152,9 +150,8 @@ def _changed(settings: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def before_after(run: RunFolder, notes: list[str]) -> Html:
-    """A table of the first and the last evaluation of each split, and the gain on the same samples.
-
-    Problems with the files are added to `notes`."""
+    """A table of the first and the last evaluation of each split, and the gain on the same samples. Problems with the
+    files are added to `notes`."""
     changes = attempted(lambda: gains(run), [], "the evaluations", notes)
     rows = [_gain_row(gain) for gain in changes if "completion/" not in gain.metric]
     steps = f", steps {changes[0].steps[0]} to {changes[0].steps[1]}" if changes else ""

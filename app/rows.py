@@ -45,10 +45,9 @@ def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
 
 
 def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
-    """Compares two ranges of training steps on their common samples, by the mean reward of each sample.
-
-    Samples are paired by content (see analysis.matched). A Pair names the last group of its sample. Raises AppError if
-    the ranges have no sample in common."""
+    """Compares two ranges of training steps on their common samples, by the mean reward of each sample. Samples are
+    paired by content (see analysis.matched). A Pair names the last group of its sample. Raises AppError if the ranges
+    have no sample in common."""
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     first, second = (_samples(index, span) for span in (a, b))
     both, others = matched(first, second)

@@ -62,10 +62,8 @@ _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" vie
 
 def create(root: str | Path, *, address: Address | None = None, password: str | None = None,
            trust_tasks: bool = False) -> tuple[FastAPI, gr.Blocks]:
-    """Builds the ASGI app for a folder of runs; returns the app and its Gradio part.
-
-    `address` describes how browsers reach the app, by default only from this machine. Raises RunError if the folder is
-    missing."""
+    """Builds the ASGI app for a folder of runs; returns the app and its Gradio part. `address` describes how browsers
+    reach the app, by default only from this machine. Raises RunError if the folder is missing."""
     from .index import Index
     from .library import Library
     from .media import MediaStore
@@ -88,11 +86,10 @@ def create(root: str | Path, *, address: Address | None = None, password: str | 
 def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None, password: str | None = None,
           trust_tasks: bool = False, root_path: str = "", allow_hosts: Sequence[str] = (),
           allow_frames: Sequence[str] = (), started: Callable[[str, int], None] | None = None) -> None:
-    """Serves the inspector until Ctrl-C, on `port` or by default on the first free port from 7860 on.
-
-    Calls `started(url, port)` once the port is open. For `root_path`, `allow_hosts` and `allow_frames` see
-    `address.parsed`. Raises ConfigError for an invalid address, for one that is not of this machine, and for remote
-    access without a password; RunError if no port is free; and KeyboardInterrupt on Ctrl-C."""
+    """Serves the inspector until Ctrl-C, on `port` or by default on the first free port from 7860 on. Calls
+    `started(url, port)` once the port is open. For `root_path`, `allow_hosts` and `allow_frames` see `address.parsed`.
+    Raises ConfigError for an invalid address, for one that is not of this machine, and for remote access without a
+    password; RunError if no port is free; and KeyboardInterrupt on Ctrl-C."""
     address = parsed(host, root_path, tuple(allow_hosts), tuple(allow_frames))
     if (option := exposing_option(address)) and not password:
         raise ConfigError(f"{option} allows remote access: set a password in the environment variable "
@@ -109,10 +106,8 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
 
 
 class _Compression:
-    """ASGI middleware that compresses pages, data and scripts.
-
-    Event streams are not compressed, because they must not be buffered; nor are clips, which are requested by byte
-    range."""
+    """ASGI middleware that compresses pages, data and scripts. Event streams are not compressed, because they must not
+    be buffered; nor are clips, which are requested by byte range."""
 
     def __init__(self, app: ASGIApp):
         self.app, self.zipped = app, GZipMiddleware(app, minimum_size=2000, compresslevel=6)
@@ -240,10 +235,9 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
 
 
 class Pages(gr.Blocks):
-    """Gradio blocks that reject file arguments which are not uploads.
-
-    Gradio only checks file arguments in an app that it launches itself. Otherwise a request could make it copy any file
-    of this machine, or of a web address, into its cache and serve that copy."""
+    """Gradio blocks that reject file arguments which are not uploads. Gradio only checks file arguments in an app that
+    it launches itself. Otherwise a request could make it copy any file of this machine, or of a web address, into its
+    cache and serve that copy."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **options: Any) -> Any:
         traverse(inputs, _uploaded, is_file_obj_with_meta)

@@ -49,10 +49,8 @@ _log = logging.getLogger("vlrl.app")
 
 @dataclass
 class Site:
-    """One inspector for one folder of runs, shared by all pages.
-
-    `trust_tasks` permits loading tasks that a run's config names by path or module. `page` is the name of the page
-    being built."""
+    """One inspector for one folder of runs, shared by all pages. `trust_tasks` permits loading tasks that a run's
+    config names by path or module. `page` is the name of the page being built."""
 
     library: Library
     index: Index
@@ -93,7 +91,6 @@ class Site:
 
     def end(self, page: str, column: gr.Column) -> None:
         """Ends a page. The browser fetches the Gradio files that its column needs only when the page is first visited.
-
         Until then the visible components inside the column are set invisible, because Gradio does not fetch the files
         of invisible components."""
         later = [b for b in _within(column) if b.visible is True and not isinstance(b, gr.HTML | gr.Column | gr.State)]
@@ -136,10 +133,8 @@ class Site:
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
            **options: Any) -> Any:
         """Registers `fn(inputs) -> outputs` for an event of a component, such as `button.click`; errors are shown on
-        the page.
-
-        `fn` may be a generator. `options` are passed to Gradio. Returns what Gradio returns, to which `.then` can be
-        applied."""
+        the page. `fn` may be a generator. `options` are passed to Gradio. Returns what Gradio returns, to which `.then`
+        can be applied."""
         message = self._message()
         return event(_shown(fn, len(outputs)), [*inputs], [*outputs, message],
                      **{**_PRIVATE, **options})
@@ -251,7 +246,6 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
 
 def same(digests: Sequence[str], values: Sequence[str]) -> tuple[Any, ...]:
     """Returns the values followed by their digests, with gr.skip() for each value that the browser already has.
-
     `digests` are the values of the components of `Site.digests`; with a digest of "" the value is always sent. The
     browser keeps a digest together with the value that it describes, since a tick and a change of the URL may be
     answered concurrently."""

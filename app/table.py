@@ -140,7 +140,6 @@ class Table:
     def fetch(self, sql: str, values: Sequence[Any] = (), tables: Mapping[str, pa.Table] | None = None,
               pattern: str | None = None) -> list[dict[str, Any]]:
         """Runs a query and returns its rows as dictionaries. `tables` are Arrow tables that the query may use, by name.
-
         Raises AppError if the query takes too long or needs too much memory, or if the search `pattern` is invalid."""
         with self._lock:
             cursor = self._duckdb.cursor()
@@ -166,7 +165,6 @@ class Table:
 
     def refresh(self, runs: Iterable[str], budget_s: float | None = None) -> tuple[int, tuple[str, ...]]:
         """Reads new files of the given runs; returns the number of files left to read, and notes on skipped files.
-
         Files with the newest steps are read first. Reading stops after `budget_s` seconds; the next call continues."""
         runs = list(dict.fromkeys(runs))
         paths = {run: self.library.path(run) for run in runs}
@@ -307,9 +305,8 @@ def _read_light(path: Path) -> pa.Table:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Merges successive batches into lists of up to a limit of rows or bytes.
-
-    The size is limited because texts are not truncated yet, and even a small file may hold long ones."""
+    """Merges successive batches into lists of up to a limit of rows or bytes. The size is limited because texts are not
+    truncated yet, and even a small file may hold long ones."""
     some, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         some, rows, size = [*some, batch], rows + batch.num_rows, size + batch.nbytes
@@ -388,10 +385,9 @@ def _light(batch: _Batch) -> pa.Table:
 
 
 def is_malformed(answers: Any, prompts: Any, episodes: Any, opened: Any) -> Any:
-    """[N] whether the tags of an answer are malformed: missing, unpaired, repeated, or with text outside of them.
-
-    A fast version of forms.read that sees only the stored beginning of the text, and expects the tags found in the
-    answer or its prompt. It is false for episodes."""
+    """[N] whether the tags of an answer are malformed: missing, unpaired, repeated, or with text outside of them. A
+    fast version of forms.read that sees only the stored beginning of the text, and expects the tags found in the answer
+    or its prompt. It is false for episodes."""
     if opened.null_count < len(opened):
         rows = [[text or "" for text in row] for row in zip(*map(pa.Array.to_pylist, (answers, prompts, opened)),
                                                             strict=True)]

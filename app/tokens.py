@@ -76,10 +76,8 @@ class Texts:
         return piece.replace("▁", " ").encode("utf-8", "replace")
 
     def show(self, tokens: Sequence[int] | np.ndarray) -> list[str]:
-        """The display text of each token.
-
-        A token that ends within a character is shown as its bytes, such as ⟨E2 96⟩, and the token that completes the
-        character shows the character. An unknown id is shown as ⟨#id⟩."""
+        """The display text of each token. A token that ends within a character is shown as its bytes, such as ⟨E2 96⟩,
+        and the token that completes the character shows the character. An unknown id is shown as ⟨#id⟩."""
         out: list[str] = []
         pending = b""
         for token in tokens:
@@ -230,9 +228,8 @@ def _largest(values: np.ndarray, least: float) -> float:
 
 
 def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None) -> Html:
-    """The tokens of an answer, coloured by one of VIEWS, with a legend.
-
-    Hovering or the arrow keys show a token's values and, if stored, its most likely alternatives."""
+    """The tokens of an answer, coloured by one of VIEWS, with a legend. Hovering or the arrow keys show a token's
+    values and, if stored, its most likely alternatives."""
     n = numbers(rollout)
     if not len(n):
         return el("p", "The answer has no tokens.", class_="v-dim")

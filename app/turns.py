@@ -67,9 +67,8 @@ def is_episode(rollout: RolloutView) -> bool:
 
 
 def read(view: GroupView, rollout: RolloutView, convention: str = "original") -> list[TurnView]:
-    """Reads the turns of an episode; the first one is the prompt.
-
-    `convention` is the coordinate convention in which the model writes boxes."""
+    """Reads the turns of an episode; the first one is the prompt. `convention` is the coordinate convention in which
+    the model writes boxes."""
     known = {m.hash: m for m in rollout.media}
     out = [TurnView(None, media=view.media)]
     actions = 0

@@ -84,10 +84,9 @@ def names_of(row: Record, label: str) -> list[str]:
 
 
 def accuracy(task: Any, sample: Sample, given: str | None) -> float:
-    """The accuracy of the class names in an answer, in [0, 1].
-
-    For a row with one label: 1 if the answer names the right class, else 0. For a row with several labels: the score
-    `task.multi_score` of the set of named classes against the set of right classes."""
+    """The accuracy of the class names in an answer, in [0, 1]. For a row with one label: 1 if the answer names the
+    right class, else 0. For a row with several labels: the score `task.multi_score` of the set of named classes against
+    the set of right classes."""
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
@@ -108,10 +107,8 @@ def names_in(given: str) -> list[str]:
 
 
 def _names(form: AnswerFormat, row: Record, given: str, label: str, negations: bool) -> bool:
-    """Whether an answer's text names the class `label`.
-
-    With `negations`, a text that starts with a negation matches only class names that also start with a negation, and a
-    clause that denies the class does not count."""
+    """Whether an answer's text names the class `label`. With `negations`, a text that starts with a negation matches
+    only class names that also start with a negation, and a clause that denies the class does not count."""
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
     own = [name for name in own if denies(name)] if negations and denies(given) else own
@@ -140,11 +137,9 @@ def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
 
 def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
     """Whether a text names a class: it equals the class name, contains it, or makes up at least half of it. Case is
-    ignored, and underscores count as spaces.
-
-    Visual-RFT (2503.01785) accepts any containment, even of an empty text, so that a single letter or a list of all
-    names is right. Here only whole words count, and the text must not match any of the `others`. If `others` is empty,
-    the class name may only be surrounded by words such as "it is a"."""
+    ignored, and underscores count as spaces. Visual-RFT (2503.01785) accepts any containment, even of an empty text, so
+    that a single letter or a list of all names is right. Here only whole words count, and the text must not match any
+    of the `others`. If `others` is empty, the class name may only be surrounded by words such as "it is a"."""
     if len(given) > _LONGEST:
         return False
     words, wanted = _words(given), _words(name)
@@ -260,11 +255,9 @@ RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_think
 
 def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
     """Selects `shots` samples per class, from the (id, classes) of each sample; returns their indices. A class with
-    fewer samples is taken completely.
-
-    The samples are taken in an order that depends only on their ids and on `seed`. Smaller selections are therefore
-    subsets of larger ones, and the order of the rows does not matter. A sample with several classes is taken if at
-    least one of its classes still needs samples."""
+    fewer samples is taken completely. The samples are taken in an order that depends only on their ids and on `seed`.
+    Smaller selections are therefore subsets of larger ones, and the order of the rows does not matter. A sample with
+    several classes is taken if at least one of its classes still needs samples."""
     def drawn(place: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{samples[place][0]}".encode("utf-8", "backslashreplace")).digest()
     taken: Counter[str] = Counter()
@@ -277,12 +270,10 @@ def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, se
 
 
 def all_classes(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
-    """All classes of the rows, in a fixed order.
-
-    The order is `given`, if it is not empty. Else classes are ordered by the number (`class_id`) of the rows with a
-    single label, as in CoOp (2109.01134); a name with several numbers appears once per number. If no row has a number,
-    classes are ordered by name. Raises DataError for a class that is missing in `given`, or that has no number although
-    other classes have one."""
+    """All classes of the rows, in a fixed order. The order is `given`, if it is not empty. Else classes are ordered by
+    the number (`class_id`) of the rows with a single label, as in CoOp (2109.01134); a name with several numbers
+    appears once per number. If no row has a number, classes are ordered by name. Raises DataError for a class that is
+    missing in `given`, or that has no number although other classes have one."""
     names: set[str] = set()
     numbers: set[tuple[Any, str]] = set()
     for row in rows:

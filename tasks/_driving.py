@@ -128,10 +128,8 @@ PLAN = Recipe(
 
 
 def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
-    """Makes a group reward function with the parts `speed` and `path`.
-
-    Each part is `pay(F1 of the words, mean weight of the words, novelty)`, where `novelty` compares the words with
-    those of the other answers in the group."""
+    """Makes a group reward function with the parts `speed` and `path`. Each part is `pay(F1 of the words, mean weight
+    of the words, novelty)`, where `novelty` compares the words with those of the other answers in the group."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
         plans = [_plan_of(task, answer) for answer in answers]
@@ -246,10 +244,9 @@ def needs_outcomes(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
-    """Makes a group reward function with the part `goal`, from the image of each plan's outcome.
-
-    The part is `pay(task, cosines)`, with the cosine similarities of the image to task.goal_negative and
-    task.goal_positive. It is 0 for a plan that the row has no image for."""
+    """Makes a group reward function with the part `goal`, from the image of each plan's outcome. The part is `pay(task,
+    cosines)`, with the cosine similarities of the image to task.goal_negative and task.goal_positive. It is 0 for a
+    plan that the row has no image for."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # looked up first, so that no image is read if the service is absent
         plans = [plan_text(_plan_of(task, answer)) for answer in answers]

@@ -31,7 +31,6 @@ def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 def _unless_read(read: Callable[[str], Any], wanted: str) -> Callable[[Any, Mapping[str, Any]], str | None]:
     """Returns a row check: a function that returns a problem if `read` cannot parse the row's answer, else None.
-
     `wanted` describes a valid answer for the message."""
     def problem(_task: Any, row: Mapping[str, Any]) -> str | None:
         unread = row.get("answer") is not None and read(str(row["answer"])) is None

@@ -33,9 +33,8 @@ _BOX_START, _BOX_END = "<|begin_of_box|>", "<|end_of_box|>"
 
 
 def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action of a row: its type, and its box, point and text where the row has them.
-
-    For a row with only a box, the action is a click on that box."""
+    """The right action of a row: its type, and its box, point and text where the row has them. For a row with only a
+    box, the action is a click on that box."""
     action = sample.get("action") or {"type": "click"}
     point = next((action[k] for k in ("point", "coordinate") if action.get(k)), None)
     if point is None and is_number(action.get("x")) and is_number(action.get("y")):
@@ -123,10 +122,8 @@ def _tagged(answer: str) -> str:
 
 def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
     """The metrics of an answer: `type_acc` and `step_success` for a row with an action, `click_acc` for a row with only
-    an element.
-
-    If the row has a point and no box, a click within 14 % of the screen size of that point is right, as OS-Atlas
-    (2410.23218) and GUI-R1 (2504.10458) evaluate AndroidControl."""
+    an element. If the row has a point and no box, a click within 14 % of the screen size of that point is right, as
+    OS-Atlas (2410.23218) and GUI-R1 (2504.10458) evaluate AndroidControl."""
     right, action = wanted(task, sample), in_pixels(task, sample, given)
     if isinstance(action, list):  # a bare place
         return {"click_acc": float(_is_hit(right, middle(action)))}

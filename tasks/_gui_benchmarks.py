@@ -128,12 +128,10 @@ RULES: Mapping[str, Rule] = {"screenspot": _screenspot,
 
 
 def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Metrics of whole episodes, for rows with an `episode`.
-
-    `gui_odyssey_sr` is the share of complete episodes in which every step is right. An episode is complete if as many
-    of its steps were evaluated as its `steps` says. If all rows have a category, there are also
-    `gui_odyssey_step/categories` and `gui_odyssey_sr/categories`: means over the categories, as the authors report
-    their random split."""
+    """Metrics of whole episodes, for rows with an `episode`. `gui_odyssey_sr` is the share of complete episodes in
+    which every step is right. An episode is complete if as many of its steps were evaluated as its `steps` says. If all
+    rows have a category, there are also `gui_odyssey_step/categories` and `gui_odyssey_sr/categories`: means over the
+    categories, as the authors report their random split."""
     known = [r for r in records if "gui_odyssey_step" in r["metrics"]]
     by_category: dict[str, list[Mapping[str, Any]]] = {}
     for record in known:

@@ -114,10 +114,8 @@ EASY_R1 = _recipe(
 
 
 def glm_answer(text: str) -> str | None:
-    r"""The boxed answer of a text that passes GLM-4.1V's format check (2507.01006), else None.
-
-    The check requires thinking and answer in tags and nothing else, exactly one box, no nested tags, no \boxed and no
-    mix of languages."""
+    r"""The boxed answer of a text that passes GLM-4.1V's format check (2507.01006), else None. The check requires
+    thinking and answer in tags and nothing else, exactly one box, no nested tags, no \boxed and no mix of languages."""
     lowered, text = text.lower(), text.strip()
     framed = _GATE.fullmatch(text) if all(lowered.count(tag) == 1 for tag in _FOUR_TAGS) else None
     if not framed:
@@ -179,10 +177,9 @@ GLM_V = _recipe(
 
 
 def length_rewards(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
-    """Kimi k1.5's length reward (2501.12599, section 2.3.3) of each answer in a group, in [-0.5, 0.5].
-
-    The value is .5 - (length - min) / (max - min), with the shortest and the longest length of the group. For a wrong
-    answer, positive values become 0. All values are 0 if all lengths are equal."""
+    """Kimi k1.5's length reward (2501.12599, section 2.3.3) of each answer in a group, in [-0.5, 0.5]. The value is .5
+    - (length - min) / (max - min), with the shortest and the longest length of the group. For a wrong answer, positive
+    values become 0. All values are 0 if all lengths are equal."""
     low, high = min(lengths), max(lengths)
     if low == high:
         return [0.0] * len(lengths)

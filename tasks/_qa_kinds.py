@@ -61,10 +61,9 @@ def right_answers(row: Record) -> list[str]:
 
 
 def read(text: str, row: Record, negations: bool = True) -> Any:
-    """Parses the answer in a text to a JSON value; None if the text has no answer or more than one.
-
-    With `negations`, also None if the text retracts its answer ("3 is wrong"). A right answer that cannot be parsed
-    still counts: a text equal to such an answer gets the value of the first right answer that can be parsed."""
+    """Parses the answer in a text to a JSON value; None if the text has no answer or more than one. With `negations`,
+    also None if the text retracts its answer ("3 is wrong"). A right answer that cannot be parsed still counts: a text
+    equal to such an answer gets the value of the first right answer that can be parsed."""
     kind = kind_of(row)
     if not any(same_label(text, right) for right in right_answers(row)):
         text = math.unwrapped(text)
@@ -79,10 +78,9 @@ def read(text: str, row: Record, negations: bool = True) -> Any:
 
 
 def kind_of(row: Record) -> AnswerKind:
-    """The AnswerKind by which a row's answers are parsed, usually that of the row's answer_type.
-
-    If the type is a number or a formula but a right answer is neither (a phone number, a score of 3-2), answers are
-    compared as written."""
+    """The AnswerKind by which a row's answers are parsed, usually that of the row's answer_type. If the type is a
+    number or a formula but a right answer is neither (a phone number, a score of 3-2), answers are compared as written.
+    """
     name = row["answer_type"]
     asked = row["question"] if name == "math" else ""
     if name in _WORKED_OUT and not _RATIO.search(asked) and any(
@@ -124,10 +122,9 @@ def options_of(row: Record) -> list[str]:
 
 
 def read_choice(text: str, row: Record) -> str | None:
-    """The letter of the only option that a text names, or "A,C" if it lists several; None if it names none.
-
-    A text names an option by its letter, by its text, or by containing the text of exactly one option (View-R1). A text
-    of more than 2,000 characters names none."""
+    """The letter of the only option that a text names, or "A,C" if it lists several; None if it names none. A text
+    names an option by its letter, by its text, or by containing the text of exactly one option (View-R1). A text of
+    more than 2,000 characters names none."""
     if len(text) > _LONGEST_CHOICE:
         return None
     options = options_of(row)

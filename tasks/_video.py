@@ -184,7 +184,6 @@ BY_TYPE = {
 
 def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
     """A prompt variant with half as many completions as the group has, for the same clip with its frames shuffled.
-
     There is no variant for a sample without a video."""
     if n < 2 or all(media.kind != "video" for media in sample.media):
         return ()

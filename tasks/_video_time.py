@@ -142,10 +142,8 @@ _LONG_THOUGHT = 500
 
 
 def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Time-R1's reward parts, and its optional parts for the thinking.
-
-    `timestep` is 1 if the thinking has a time range. `length` grows up to 500 characters, `keywords` up to two
-    keywords, and `paragraphs` up to two lines."""
+    """Time-R1's reward parts, and its optional parts for the thinking. `timestep` is 1 if the thinking has a time
+    range. `length` grows up to 500 characters, `keywords` up to two keywords, and `paragraphs` up to two lines."""
     thought = (extract_tag(answer.text, "think", "last") or "").strip()
     lowered = thought.lower()
     return {**_time_r1(task, sample, answer), "timestep": float(_STEP.search(thought) is not None),

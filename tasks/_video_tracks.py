@@ -102,10 +102,9 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
-    """The metrics of one answer; {} for a row without spans and tracks.
-
-    For spans, the metrics of times.span_measures. For a track, `overlap` and `sr@0.5` over all frames (counting the
-    first frame, as in VideoChat-R1, 2504.06958), and `ao` and `sr` as in GOT-10k."""
+    """The metrics of one answer; {} for a row without spans and tracks. For spans, the metrics of times.span_measures.
+    For a track, `overlap` and `sr@0.5` over all frames (counting the first frame, as in VideoChat-R1, 2504.06958), and
+    `ao` and `sr` as in GOT-10k."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)

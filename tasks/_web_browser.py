@@ -144,10 +144,8 @@ class PagePool:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def take(self) -> Tab:
-        """Opens an empty page.
-
-        Raises ConfigError if the browser cannot be started, BrowserLost if the browser ends in the meantime, and
-        PageFailed if no page can be opened."""
+        """Opens an empty page. Raises ConfigError if the browser cannot be started, BrowserLost if the browser ends in
+        the meantime, and PageFailed if no page can be opened."""
         return self.run(self._take())
 
     def use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:

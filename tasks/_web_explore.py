@@ -40,11 +40,9 @@ ANY = StepPattern()
 
 
 def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: random.Random) -> list[Goal] | None:
-    """Takes a walk over a page according to `plan`; returns the sub-goals that it reached.
-
-    The sub-goals are tested by repeating the walk's actions on a fresh page. Returns None if the page has no elements
-    that fit the plan, or if the second walk does not reach the same sub-goals. Raises PageFailed if the page cannot be
-    used."""
+    """Takes a walk over a page according to `plan`; returns the sub-goals that it reached. The sub-goals are tested by
+    repeating the walk's actions on a fresh page. Returns None if the page has no elements that fit the plan, or if the
+    second walk does not reach the same sub-goals. Raises PageFailed if the page cannot be used."""
     state = rng.getstate()
     for _ in range(_LOST):
         rng.setstate(state)
@@ -164,9 +162,8 @@ def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) ->
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
     """Returns (kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`; None if no
-    variation leads to a different goal.
-
-    For a row without sub-goals, the new sub-goals come from a walk over its page."""
+    variation leads to a different goal. For a row without sub-goals, the new sub-goals come from a walk over its page.
+    """
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
         goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)

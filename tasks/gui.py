@@ -88,10 +88,9 @@ class Gui(RecipeTask):
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Metrics of a split: the mean of each metric by platform, by kind of element, and by category (the group of
-        ScreenSpot-Pro), e.g. `click_acc/web` and `click_acc/icon`.
-
-        In addition, the means by platform (or category) and kind of element, e.g. `click_acc/web/icon`, and the mean of
-        these means, `click_acc/macro`, which is SeeClick's average on ScreenSpot (2401.10935)."""
+        ScreenSpot-Pro), e.g. `click_acc/web` and `click_acc/icon`. In addition, the means by platform (or category) and
+        kind of element, e.g. `click_acc/web/icon`, and the mean of these means, `click_acc/macro`, which is SeeClick's
+        average on ScreenSpot (2401.10935)."""
         values: list[tuple[str, float]] = []
         cells: dict[str, set[str]] = {}
         for record in records:

@@ -71,11 +71,10 @@ def _recipe(prompt: str, rewards: Mapping[str, float], form: Callable[[Answer], 
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """The part `consistency` of each answer in a group.
-
-    For a right answer it is the verdict of a judge on the end of the thinking: 1 if it prefers the same response as the
-    answer, -1 if it prefers the other response, 0 if the judge cannot tell, None if the judge failed. For a wrong
-    answer it is 0, so that the judge cannot make wrong answers profitable."""
+    """The part `consistency` of each answer in a group. For a right answer it is the verdict of a judge on the end of
+    the thinking: 1 if it prefers the same response as the answer, -1 if it prefers the other response, 0 if the judge
+    cannot tell, None if the judge failed. For a wrong answer it is 0, so that the judge cannot make wrong answers
+    profitable."""
     judge = services.judge
     right = [i for i, answer in enumerate(answers) if _accuracy(task, sample, answer)]
     replies = judge([_choice_question(answers[i]) for i in right]) if right else ()

@@ -77,10 +77,8 @@ class Video(RecipeTask):
         return {**typed.placeholders(self, row), **onethinker.placeholders(row)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Metrics of an answer, and the metrics of `benchmark`.
-
-        For rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7` and, with options, `gqa_acc`. For rows with
-        tracks: `overlap`, `sr@0.5`, `ao` and `sr`."""
+        """Metrics of an answer, and the metrics of `benchmark`. For rows with spans: `miou`, `miop`, `r1@0.3`,
+        `r1@0.5`, `r1@0.7` and, with options, `gqa_acc`. For rows with tracks: `overlap`, `sr@0.5`, `ao` and `sr`."""
         theirs = self._rule(self, sample, answer) if self._rule else {}
         return {**tracks.measures(self, sample, self.parse(sample, answer)), **theirs}
 

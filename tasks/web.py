@@ -223,9 +223,8 @@ class Web(Task):
 
 
 def _placed(sample: Sample) -> Sample:
-    """Adds `processed_size`, the assumed size of the screenshot after image processing, to the sample.
-
-    Models that write points in pixels of the processed image are scored with this size (models/families.py)."""
+    """Adds `processed_size`, the assumed size of the screenshot after image processing, to the sample. Models that
+    write points in pixels of the processed image are scored with this size (models/families.py)."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})
 

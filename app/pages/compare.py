@@ -58,10 +58,9 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
 
 
 def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Request:
-    """Converts URL parameters to a Request.
-
-    By default the first and the last evaluation are compared, of the newest run that has two. For two different runs
-    the default is the last evaluation of each. Raises AppError for invalid steps."""
+    """Converts URL parameters to a Request. By default the first and the last evaluation are compared, of the newest
+    run that has two. For two different runs the default is the last evaluation of each. Raises AppError for invalid
+    steps."""
     source = "train" if where.get("source") == "train" else "eval"
     a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
     b = where.get("b") or a

@@ -166,10 +166,9 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
 
 def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | None
            ) -> tuple[RolloutKey, RolloutKey | None]:
-    """Chooses two different answers to compare, if there are two. An `a` or `b` that is not None is kept.
-
-    By default, these are the best answers of the first and of the last visit, in the run with the most visits. For a
-    single visit, they are its best and its worst answer."""
+    """Chooses two different answers to compare, if there are two. An `a` or `b` that is not None is kept. By default,
+    these are the best answers of the first and of the last visit, in the run with the most visits. For a single visit,
+    they are its best and its worst answer."""
     best = _best(rows)
     run = Counter(row.key.run for row in best).most_common(1)[0][0]
     keys = [row.key for row in best if row.key.run == run]

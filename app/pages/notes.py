@@ -80,9 +80,8 @@ def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
 
 
 def opened_note(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
-    """The heading for the rollout in the URL parameters, and its note; None if they name no rollout.
-
-    Raises AppError if the rollout does not exist."""
+    """The heading for the rollout in the URL parameters, and its note; None if they name no rollout. Raises AppError if
+    the rollout does not exist."""
     key = controls.rollout_of(where)
     if key is None:
         return None
@@ -105,7 +104,6 @@ def _readable(site: Site, key: RolloutKey) -> Note | None:
 def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
                loaded: tuple[str, str]) -> tuple[Html, tuple[str, str]]:
     """Saves the flag and the comment if they differ from `loaded`; returns a message and the new (flag, comment).
-
     `loaded` holds the (flag, comment) that the page showed first. A field that was not edited is not saved, so that a
     change made in another browser tab survives."""
     key = controls.rollout_of(where)

@@ -27,10 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorator for a command function whose parameters include a request dataclass (tools/request.py).
-
-    Each request parameter is replaced by one command-line option per field with a help text. A flag that is off by
-    default gets no --no- form. Empty defaults are not shown in the help."""
+    """Decorator for a command function whose parameters include a request dataclass (tools/request.py). Each request
+    parameter is replaced by one command-line option per field with a help text. A flag that is off by default gets no
+    --no- form. Empty defaults are not shown in the help."""
     shown: list[inspect.Parameter] = []
     requests: dict[str, tuple[type, list[str]]] = {}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
@@ -88,9 +87,8 @@ def flowing(function: Any) -> str:
 
 
 def load(path: str | None, words: Sequence[str] | None) -> Config:
-    """Loads the config named on the command line and applies the settings `words` (key=value).
-
-    Raises ConfigError if no config is named."""
+    """Loads the config named on the command line and applies the settings `words` (key=value). Raises ConfigError if no
+    config is named."""
     from vlrl import config
     if not path:
         raise ConfigError("name a config, e.g. quickstart.yaml")

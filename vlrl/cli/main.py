@@ -137,9 +137,8 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _prepare_terminal() -> None:
-    """Prepares standard output. Characters that its encoding lacks are printed as "?".
-
-    Tables are at least LEAST_WIDTH columns wide, even if the terminal, or COLUMNS, is narrower."""
+    """Prepares standard output. Characters that its encoding lacks are printed as "?". Tables are at least LEAST_WIDTH
+    columns wide, even if the terminal, or COLUMNS, is narrower."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
     if isinstance(sys.stdout, io.TextIOWrapper):

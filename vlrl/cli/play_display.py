@@ -19,9 +19,7 @@ _COMMANDS = (":next", ":oracle", ":again", ":quit", ":help")
 
 def read_answer() -> str | None:
     """Reads one answer from the terminal: the lines up to an empty line or the end of input, or a command such as
-    ":next".
-
-    Returns None if the first line is empty. Raises EOFError at the end of the input."""
+    ":next". Returns None if the first line is empty. Raises EOFError at the end of the input."""
     lines: list[str] = []
     while True:
         try:

@@ -73,9 +73,8 @@ def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
 
 @contextmanager
 def delayed_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
-    """Yields `update(done, total)`, which shows a progress bar labelled `what` on stderr after `after` seconds.
-
-    `total` is None if it is unknown. Nothing is shown if stderr is not a terminal."""
+    """Yields `update(done, total)`, which shows a progress bar labelled `what` on stderr after `after` seconds. `total`
+    is None if it is unknown. Nothing is shown if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     console = Console(stderr=True)
@@ -102,10 +101,8 @@ _LINE_S = 60
 @contextmanager
 def progress_bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
     """Yields a Progress function that draws bars with the remaining time on standard error; with `show=False` nothing
-    is drawn.
-
-    If standard error is not a terminal, nothing is shown unless `lines` is set. Then a line is printed at the start,
-    after each tenth, and once a minute during the work."""
+    is drawn. If standard error is not a terminal, nothing is shown unless `lines` is set. Then a line is printed at the
+    start, after each tenth, and once a minute during the work."""
     from rich import progress as rich
     from rich.console import Console
 

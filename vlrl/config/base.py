@@ -98,7 +98,6 @@ Names = Annotated[tuple[Named, ...], BeforeValidator(lambda value: [value] if is
 
 def refuse_bool(kind: Any, value: Any) -> Any:
     """Returns the value. Raises ValueError if it is or contains a bool where the annotation `kind` expects numbers.
-
     Pydantic would read true as 1, but `steps=true` or `betas: [true, false]` are mistakes."""
     kinds = _kinds(kind)
     values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]

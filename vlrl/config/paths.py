@@ -21,9 +21,7 @@ _folders: dict[str, Path] = {}
 
 def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The settings of a config file in `folder`, in which each path that exists relative to that folder is joined with
-    it.
-
-    The settings in _SETTINGS are paths, also inside `tasks`, and so is every `path/file.py:name`."""
+    it. The settings in _SETTINGS are paths, also inside `tasks`, and so is every `path/file.py:name`."""
     return {key: _resolved(value, folder, ("", str(key))) for key, value in tree.items()}
 
 

@@ -15,9 +15,8 @@ from vlrl.errors import ConfigError
 
 
 def plain(value: Any, name: str = "") -> Any:
-    """Nested settings as values that YAML can hold: paths become strings, NumPy numbers become Python numbers.
-
-    Raises ConfigError naming the setting for a value of any other type."""
+    """Nested settings as values that YAML can hold: paths become strings, NumPy numbers become Python numbers. Raises
+    ConfigError naming the setting for a value of any other type."""
     if isinstance(value, BaseModel):
         return plain(value.model_dump(), name)
     if isinstance(value, Mapping):

@@ -35,9 +35,7 @@ class MissingFile(ConfigError):
 
 class Table(MutableMapping[str, Any]):
     """Functions or classes by name. An entry may be a string "module:name", which is imported when the entry is looked
-    up.
-
-    So a run imports only what it uses, and a package can name modules of higher layers without importing them."""
+    up. So a run imports only what it uses, and a package can name modules of higher layers without importing them."""
 
     def __init__(self, entries: Mapping[str, Any]):
         self._entries = dict(entries)
@@ -105,7 +103,6 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 def file_module(path: Path) -> ModuleType:
     """The module of a Python file, executed once per process. Raises MissingFile, or any error that the file raises.
-
     The file can import modules in its folder, which is appended to sys.path so that these do not shadow other modules.
     """
     if not os.path.isfile(path):
@@ -132,18 +129,16 @@ def file_module(path: Path) -> ModuleType:
 
 
 def failure(error: BaseException) -> str:
-    """Formats an error as text, with its location in user code: `path/file.py:3: SyntaxError: invalid syntax`.
-
-    The location is the last stack frame outside of vlrl and installed packages; without such a frame it is omitted."""
+    """Formats an error as text, with its location in user code: `path/file.py:3: SyntaxError: invalid syntax`. The
+    location is the last stack frame outside of vlrl and installed packages; without such a frame it is omitted."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
     return f"{place(error)}{type(error).__name__}: {error}"[:500]
 
 
 def place(error: BaseException) -> str:
-    """The location of an error in user code, as `path/file.py:3: `; "" for an error outside of user code.
-
-    The location is the last stack frame outside of vlrl and installed packages."""
+    """The location of an error in user code, as `path/file.py:3: `; "" for an error outside of user code. The location
+    is the last stack frame outside of vlrl and installed packages."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
     return own[-1] if own else ""

@@ -21,7 +21,6 @@ _ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|
 @cache
 def parse_entry(entry: str) -> dict[str, Any]:
     """Parses an entry of data.urls to a dictionary with scheme, host, port and `any`, whether every subdomain matches.
-
     Raises ConfigError for an invalid entry."""
     match = _ENTRY.match(entry)
     host = normalised_host(match["host"]) if match else None

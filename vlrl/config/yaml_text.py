@@ -16,17 +16,15 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys and limits the number of merged keys (`<<`).
-
-    PyYAML's own loader silently keeps the last of duplicate keys, and merged keys can grow along a chain of merges."""
+    """A YAML loader that refuses duplicate keys and limits the number of merged keys (`<<`). PyYAML's own loader
+    silently keeps the last of duplicate keys, and merged keys can grow along a chain of merges."""
 
     merged = 0
 
     def flatten_mapping(self, node: Any) -> None:
         """Adds merged keys to a mapping. The mapping's own keys win over merged keys, and earlier merged mappings over
-        later ones.
-
-        In PyYAML 6.0.4, keys that a merged mapping inherited by a merge would win over that mapping's direct keys."""
+        later ones. In PyYAML 6.0.4, keys that a merged mapping inherited by a merge would win over that mapping's
+        direct keys."""
         merged = next((value for key, value in node.value if key.tag == _MERGE), None)
         node.value = [pair for pair in node.value if pair[0].tag != _MERGE]
         named = {str(key.value): (key, value) for key, value in node.value}

@@ -42,9 +42,7 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
 
 def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> float | None:
     """Scores a text, and calls every other method of the task that training calls with an answer. Returns the reward,
-    or None if the answer could not be scored.
-
-    Training catches errors of these methods; here they become findings."""
+    or None if the answer could not be scored. Training catches errors of these methods; here they become findings."""
     findings.scoring()
     answer, before = answer_of(text), json.dumps(sample.row, sort_keys=True, default=repr)
     try:

@@ -145,9 +145,7 @@ NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], findings: Findings,
                  template: str = "") -> list[CheatRow]:
     """Tries every cheat on samples with the same prompt template. Returns the rewards of the perfect answers, then of
-    each cheat.
-
-    `oracles` holds (perfect answer, its reward) for each sample."""
+    each cheat. `oracles` holds (perfect answer, its reward) for each sample."""
     finals = [answer_of(text).final for text, _ in oracles]
     candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
     cases = [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)

@@ -95,9 +95,8 @@ class TooSlow(BaseException):
 
 
 def timed(call: Callable[[], Any], limit: float) -> tuple[Any, float]:
-    """Calls a function; returns its result and the CPU seconds used.
-
-    Raises TooSlow after `limit` CPU seconds, which is only possible in the main thread and on Unix."""
+    """Calls a function; returns its result and the CPU seconds used. Raises TooSlow after `limit` CPU seconds, which is
+    only possible in the main thread and on Unix."""
     started = time.process_time()
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         return call(), time.process_time() - started

@@ -65,10 +65,8 @@ class Verdict:
 @prints_aside()
 def judge(task: Task, file: Path) -> Verdict:
     """Scores every labelled answer of a file and compares the result with the label. A reward part of at least 0.5
-    means "correct".
-
-    The reward part is named by the row's `part`, else it is the part with the largest weight. Raises DataError, which
-    names the file and the row."""
+    means "correct". The reward part is named by the row's `part`, else it is the part with the largest weight. Raises
+    DataError, which names the file and the row."""
     rows = read_rows(file)
     if not rows:
         raise DataError(f"{file} has no rows; write one for each answer, "

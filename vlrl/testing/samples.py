@@ -42,9 +42,8 @@ _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['
 
 def check_samples(task: Task, findings: Findings, count: int, processes: int) -> list[Sample]:
     """Checks the samples of both splits. Returns up to `count` training samples, evenly spaced, and some samples
-    generated with difficulty knobs.
-
-    Raises ConfigError or DataError for faults of the user's data, which are not faults of the task's code."""
+    generated with difficulty knobs. Raises ConfigError or DataError for faults of the user's data, which are not faults
+    of the task's code."""
     train = _split(task, findings, "train")
     if train is None:
         return []

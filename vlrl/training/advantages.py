@@ -34,10 +34,8 @@ Plan = Callable[[np.ndarray], tuple[int, int]]
 
 
 class Credit:
-    """Computes the advantage of every rollout of a step.
-
-    The stored reward remains the reward of the task; shaping and KL enter only the advantage. Raises ConfigError if an
-    option names a reward part that the task does not have."""
+    """Computes the advantage of every rollout of a step. The stored reward remains the reward of the task; shaping and
+    KL enter only the advantage. Raises ConfigError if an option names a reward part that the task does not have."""
 
     def __init__(self, algorithm: Algorithm, config: Config, policy: Policy | None = None,
                  task: Task | None = None):
@@ -74,11 +72,9 @@ class Credit:
 
     def has_signal(self, group: Group) -> bool | None:
         """Whether the shaped rewards of a group give any of its rollouts a nonzero advantage; None if this is unknown
-        so far.
-
-        For an advantage computed over all groups of the step, it tells whether the rewards (or reward parts) used
-        differ within the group. It is unknown before the step is complete if a method processes the groups first or a
-        shaping covers the whole step."""
+        so far. For an advantage computed over all groups of the step, it tells whether the rewards (or reward parts)
+        used differ within the group. It is unknown before the step is complete if a method processes the groups first
+        or a shaping covers the whole step."""
         shaping, advantage = self.algorithm.shaping, self.algorithm.advantage
         needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
         if any(m.overrides("read") for m in self.algorithm.methods) or not all("local" in f.requires for f in shaping):
@@ -142,11 +138,9 @@ class Credit:
         return [*zip([0, *ends], ends, (value for _, value in rollout.steps), strict=False)]
 
     def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
-        """For each group and rollout, [T] log p(sampler) - log p(reference) at the sampling temperature.
-
-        Tokens without a log-probability from the engine (NaN) have the value 0. For a rollout that is trained under
-        another prompt than it was sampled with, the policy computes log p under the training prompt, as does the
-        reference."""
+        """For each group and rollout, [T] log p(sampler) - log p(reference) at the sampling temperature. Tokens without
+        a log-probability from the engine (NaN) have the value 0. For a rollout that is trained under another prompt
+        than it was sampled with, the policy computes log p under the training prompt, as does the reference."""
         assert self.reference
         at, rollouts = self.algorithm.temperature, [(g, r) for g in groups for r in g.rollouts]
         prompts = [r.train_prompt or g.prompt for g, r in rollouts]
@@ -183,9 +177,8 @@ def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) ->
 
 def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: int, section: str) -> Group:
     """One group with advantages that are computed without the other groups of a step. Rollouts that `batch` excludes
-    are marked as not trained.
-
-    Raises ConfigError, naming the settings of `section`, if a function fails or returns per-token advantages."""
+    are marked as not trained. Raises ConfigError, naming the settings of `section`, if a function fails or returns
+    per-token advantages."""
     s = _scores([_group_values(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
     credited = _applied(f"{section}.advantage", advantage, s)
     if not isinstance(credited, torch.Tensor):

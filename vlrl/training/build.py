@@ -78,10 +78,8 @@ class Parts:
 
 def make_accelerator(config: Config) -> Accelerator:
     """The accelerator, with device and trackers. Starts the process group if the process was launched by torchrun or
-    accelerate.
-
-    NCCL kills its process without a message to the other processes, so its timeout is longer than that of the rank
-    monitor."""
+    accelerate. NCCL kills its process without a message to the other processes, so its timeout is longer than that of
+    the rank monitor."""
     check_trackers(config)
     check_launcher(os.environ)
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -115,9 +113,8 @@ def check_launcher(environ: Mapping[str, str]) -> None:
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
              progress: Progress = no_progress) -> Parts:
-    """Builds all objects of a run. `checkpoint` is the folder whose weights replace those of model.name, or None.
-
-    If `algorithm` is None, it is made from the config. `progress` is called to report slow work within a step."""
+    """Builds all objects of a run. `checkpoint` is the folder whose weights replace those of model.name, or None. If
+    `algorithm` is None, it is made from the config. `progress` is called to report slow work within a step."""
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
@@ -165,9 +162,8 @@ class _RunData:
     """Sampler of the prompts, on the main process only."""
 
     def served(self) -> Task:
-        """The task without the reward parts that have weight 0 and need a missing service.
-
-        Raises ConfigError if a part with another weight needs a missing service."""
+        """The task without the reward parts that have weight 0 and need a missing service. Raises ConfigError if a part
+        with another weight needs a missing service."""
         return drop_unserved_parts(self.task, self.offered, self.samples)
 
 
@@ -275,7 +271,6 @@ def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Meas
 
 def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> SubprocessScorer | None:
     """A scorer that runs in a separate process; None if limits.score_s is not set, or if the system cannot fork safely.
-
     `ready` returns the task with its services."""
     if not config.limits.score_s or sys.platform != "linux":
         return None
@@ -284,7 +279,6 @@ def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> Subpro
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
     """The object that runs the environments of the task in separate processes; None if the task has no environments.
-
     `ready` returns the task with its services."""
     return _EPISODES["host"](_task_maker(config, task, ready), config.environment) if has_environment(task) else None
 
@@ -303,9 +297,8 @@ def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callab
 
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
-    """Shards the policy with FSDP2 if train.sharding=fsdp2 and there are several processes.
-
-    For every kind of sharding, the idle prompt of the policy is prepared as well."""
+    """Shards the policy with FSDP2 if train.sharding=fsdp2 and there are several processes. For every kind of sharding,
+    the idle prompt of the policy is prepared as well."""
     if shards.is_sharded(config):
         model.idle = encode(_Idle(), _Idle.sample)
     if shards.is_sharded(config, "fsdp2"):  # DeepSpeed shards the model in optimizer_of
@@ -326,9 +319,8 @@ class _Idle(Task):
 
 
 def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Any:
-    """The service that gives a task the log-probabilities of answers; None if the task does not need it.
-
-    Copies the policy as the reference policy if the task uses the log-probabilities of the reference."""
+    """The service that gives a task the log-probabilities of answers; None if the task does not need it. Copies the
+    policy as the reference policy if the task uses the log-probabilities of the reference."""
     if not {*LOGPROBS} & {*task.needs}:
         return None
     likelihoods = _SERVICES["logprobs"](Reference(model, config), encode, task)

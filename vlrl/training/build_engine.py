@@ -29,9 +29,8 @@ or a copy."""
 
 
 def check_engine(config: Config) -> None:
-    """Raises ConfigError if the engine cannot run on this machine.
-
-    The package of an in-process engine may be missing, or the engine would span several training processes."""
+    """Raises ConfigError if the engine cannot run on this machine. The package of an in-process engine may be missing,
+    or the engine would span several training processes."""
     each = config.engine.tensor_parallel
     if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
@@ -46,10 +45,9 @@ def check_engine(config: Config) -> None:
 
 def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,
                 episodes: bool = False) -> Engine:
-    """Makes the engine of `engine.name`. The caller must close it.
-
-    `folder` belongs to this process, and is emptied by engines that write files. `apart`: whether the engine generates
-    during the update, with a copy of the weights. `episodes`: whether prompts grow turn by turn."""
+    """Makes the engine of `engine.name`. The caller must close it. `folder` belongs to this process, and is emptied by
+    engines that write files. `apart`: whether the engine generates during the update, with a copy of the weights.
+    `episodes`: whether prompts grow turn by turn."""
     settings = config.engine
     if settings.name == "hf":
         kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine

@@ -25,9 +25,8 @@ it."""
 
 @prints_aside()
 def make_task(config: Config) -> Task:
-    """Makes the task of a config, or the mixture of its `tasks`.
-
-    With task.coordinates=auto, the model family is looked up when coordinates are first converted."""
+    """Makes the task of a config, or the mixture of its `tasks`. With task.coordinates=auto, the model family is looked
+    up when coordinates are first converted."""
     if not config.tasks:
         task = _single_task(config, config.task, RowFiles.of(_pinned(config.data, config)))
         _attach(task, config.environment)

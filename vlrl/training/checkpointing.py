@@ -56,9 +56,7 @@ class Saver:
     def begin(self, step: int, policy: Policy, state: Mapping[str, Any],
               weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Saves a checkpoint. With save.background, returns as soon as everything is copied. Raises the error of an
-        earlier save.
-
-        If the model is sharded, `weights` are the weights gathered by shards.weights."""
+        earlier save. If the model is sharded, `weights` are the weights gathered by shards.weights."""
         self.wait()
         self.last = step
         if not (self.settings.background and fits_in_memory(policy, state)):
@@ -68,10 +66,9 @@ class Saver:
 
     def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: trainer_state.State,
                       ready: Callable[[], bool]) -> bool:
-        """Starts a save from within a signal handler. `state` is copied now; `frozen` was copied earlier.
-
-        The thread writes the checkpoint only if `ready()` returns True in the thread. Returns False and does nothing if
-        memory is short, a save is running or save.background is off."""
+        """Starts a save from within a signal handler. `state` is copied now; `frozen` was copied earlier. The thread
+        writes the checkpoint only if `ready()` returns True in the thread. Returns False and does nothing if memory is
+        short, a save is running or save.background is off."""
         if self.busy or not self.settings.background or not fits_in_memory(policy, state):
             return False
         self.last = step
@@ -81,9 +78,8 @@ class Saver:
 
     def save_last(self, step: int, policy: Policy, state: trainer_state.State,
                   weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves weights and state without copying them, so nothing may be trained until the method returns.
-
-        Meanwhile the watchdog gets signs of life. Raises the error of the save."""
+        """Saves weights and state without copying them, so nothing may be trained until the method returns. Meanwhile
+        the watchdog gets signs of life. Raises the error of the save."""
         self.last = step
         self._submit(partial(self._save, step, partial(policy.save, weights=weights), state))
         self._live()
@@ -187,7 +183,6 @@ def fits_in_memory(policy: Policy, state: Mapping[str, Any]) -> bool:
 
 def estimate(folder: Path, size: int) -> str:
     """Size and time of a save as text, such as `1.2 GB, about 9 s`, at the write speed of the newest checkpoint.
-
     Without such a checkpoint only the size is given."""
     pace = checkpoint.write_speed(folder)
     known = max(size, pace[0]) if pace else size

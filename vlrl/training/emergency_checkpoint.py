@@ -37,9 +37,8 @@ class NotSaved(Exception):
 
 
 class EmergencyCheckpoint:
-    """Saves the completed steps when an error ends the run, if weights and optimizer still belong to these steps.
-
-    The main process saves; the other ranks contribute their shards."""
+    """Saves the completed steps when an error ends the run, if weights and optimizer still belong to these steps. The
+    main process saves; the other ranks contribute their shards."""
 
     def __init__(self, parts: Parts, path: Path, lock: Lock, saver: Saver, done: int):
         self.parts, self.path, self.lock, self.saver = parts, path, lock, saver
@@ -101,9 +100,8 @@ class EmergencyCheckpoint:
         return ""
 
     def _gathered(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """The gathered (weights, optimizer state) of a sharded model; (None, {}) if the model is not sharded.
-
-        Raises NotSaved unless all ranks ended at the same point."""
+        """The gathered (weights, optimizer state) of a sharded model; (None, {}) if the model is not sharded. Raises
+        NotSaved unless all ranks ended at the same point."""
         policy = self.parts.policy
         if not policy.shards:
             return None, {}

@@ -28,9 +28,7 @@ _CHUNK = 64
 
 def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
     """Metric `loss` with its 95 % interval: the mean over samples of the mean -log p per token of the data set's
-    answer.
-
-    {} if no sample has an answer. Called on every rank."""
+    answer. {} if no sample has an answer. Called on every rank."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     known: dict[str, float] = {}
     with torch.no_grad(), parts.policy.evaluating():

@@ -50,9 +50,7 @@ class Run:
 
 def find(config: Config, task: Task | None = None) -> list[Inert]:
     """Finds settings without effect, each listed once; empty for supervised fine-tuning. Without a task, reward parts
-    are not inspected.
-
-    Raises ConfigError if no algorithm can be made from the settings."""
+    are not inspected. Raises ConfigError if no algorithm can be made from the settings."""
     if config.algo.loss.name in SUPERVISED:
         return []
     run = Run(config, task)

@@ -64,9 +64,7 @@ class TrainingRow:
 
     def from_rollout(self, values: np.ndarray | None) -> np.ndarray | float:
         """The part of an array over the rollout's tokens that belongs to this row, with 0 for the history before the
-        row's tokens.
-
-        Filled with NaN if `values` is None."""
+        row's tokens. Filled with NaN if `values` is None."""
         if values is None:
             return math.nan
         return np.pad(values[self.span], (len(self.mask) - (self.span.stop - self.span.start), 0))
@@ -77,9 +75,8 @@ class TrainingRow:
         return self.from_rollout(self.rollout.per_token.get(name))
 
     def into_rollout(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-        """Writes the row's values [T, ...] into `whole`, an array over the rollout's tokens, and returns `whole`.
-
-        If `whole` is None, a new array of zeros is used."""
+        """Writes the row's values [T, ...] into `whole`, an array over the rollout's tokens, and returns `whole`. If
+        `whole` is None, a new array of zeros is used."""
         if self.row is self.rollout.completion:
             return values
         if whole is None:
@@ -165,10 +162,8 @@ def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
 
 def make_minibatch(policy: Policy, part: Sequence[NumberedRollout], config: Config, texts: bool = False,
                    together: bool = False) -> Minibatch:
-    """Packs the rollouts of one optimizer step; called on every rank.
-
-    `texts`: whether rows need their decoded tokens. `together`: whether all rollouts of a group must be in one
-    micro-batch."""
+    """Packs the rollouts of one optimizer step; called on every rank. `texts`: whether rows need their decoded tokens.
+    `together`: whether all rollouts of a group must be in one micro-batch."""
     drop, read = config.algo.mask_truncated, policy.processor.tokenizer.batch_decode
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
     rollouts = [TrainingRow(i, unit, places[g.id], g, r, row, own,
@@ -194,7 +189,6 @@ def _number(value: Any) -> float:
 def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, several: bool,
                    more: Mapping[str, Statistic] | None = None) -> int:
     """Computes old and reference log-probabilities if the objective needs them, in one loop over the micro-batches.
-
     Media are encoded once if the vision tower is the same in both passes. `several`: whether there are several
     optimizer steps, so that the old weights differ from the current weights. `more`: further statistics to compute at
     the old weights. Returns how many micro-batches were halved for lack of memory."""
@@ -231,10 +225,9 @@ def _take_old(part: Minibatch) -> bool:
 
 
 def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorithm, step: int) -> int:
-    """Runs the functions of the objective that need all rollouts of the optimizer step, at the current weights.
-
-    Called on every rank. Does nothing if every function needs only its micro-batch, and runs no pass if no function
-    needs the current weights. Returns how many micro-batches were halved for lack of memory."""
+    """Runs the functions of the objective that need all rollouts of the optimizer step, at the current weights. Called
+    on every rank. Does nothing if every function needs only its micro-batch, and runs no pass if no function needs the
+    current weights. Returns how many micro-batches were halved for lack of memory."""
     if not algorithm.objective.prepares:
         return 0
     stats: list[TokenStats] = []

@@ -21,9 +21,8 @@ _WAY = "choose another run.dir, or start over with resume=never (the old run is 
 
 
 def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
-    """Finds the checkpoint to resume from, with warnings about the checkpoint and the folder. Changes no file.
-
-    Raises RunError if the folder belongs to a run with other settings, or if completed steps have no checkpoint."""
+    """Finds the checkpoint to resume from, with warnings about the checkpoint and the folder. Changes no file. Raises
+    RunError if the folder belongs to a run with other settings, or if completed steps have no checkpoint."""
     latest = checkpoint.latest(folder.checkpoints, full=True)
     if latest.path is not None:
         before = refuse_other_settings(folder, settings)

@@ -21,10 +21,8 @@ from vlrl.types import Sample
 
 
 class RunCheckpoints:
-    """Restores and saves the state of a run. Its methods are called on every rank at the same time.
-
-    `flush` waits until the rollouts of earlier steps are written, so a checkpoint never has more steps than the run
-    folder."""
+    """Restores and saves the state of a run. Its methods are called on every rank at the same time. `flush` waits until
+    the rollouts of earlier steps are written, so a checkpoint never has more steps than the run folder."""
 
     def __init__(self, parts: Parts, folder: RunFolder, saver: Saver, flush: Callable[[], None],
                  say: Callable[[str], None]):
@@ -43,9 +41,8 @@ class RunCheckpoints:
             self._warn_of_new_weights(done - 1)
 
     def try_saving(self) -> None:
-        """Writes and removes a trial checkpoint without weights and optimizer.
-
-        Raises RunError if the state cannot be saved, so that this is known before the first step."""
+        """Writes and removes a trial checkpoint without weights and optimizer. Raises RunError if the state cannot be
+        saved, so that this is known before the first step."""
         parts = self.parts
         state = {"source": parts.source.state_dict(), "scaler": parts.policy.scaler.state_dict(),
                  "algorithm": parts.algorithm.state_dict(parts.policy)}
@@ -94,9 +91,8 @@ class RunCheckpoints:
                 self.saver.mark_best(done, {"metric": metric, "value": best[metric], "split": best["split"]})
 
     def _warn_of_new_weights(self, step: int) -> None:
-        """Warns if the task's code gives its reward parts other weights than in an earlier step.
-
-        The settings of the run do not reveal such a change."""
+        """Warns if the task's code gives its reward parts other weights than in an earlier step. The settings of the
+        run do not reveal such a change."""
         last = self.folder.rollouts(step, columns=["task", "weights"]).to_pylist()
         changed: list[str] = []
         for row in {row["task"]: row for row in last}.values():

@@ -29,10 +29,8 @@ _SHOWN = 20
 
 
 class RunLog:
-    """Writes and shows the metrics of steps and evaluations.
-
-    Made on every rank, with its trackers; `append`, `show` and `check_evaluations` are called only on the main process.
-    """
+    """Writes and shows the metrics of steps and evaluations. Made on every rank, with its trackers; `append`, `show`
+    and `check_evaluations` are called only on the main process."""
 
     def __init__(self, parts: Parts, folder: RunFolder, accelerator: Accelerator, progress: Progress, start: int):
         self.parts, self.config, self.folder = parts, parts.config, folder
@@ -92,7 +90,6 @@ class RunLog:
 
     def track_groups(self, groups: Sequence[Group], step: int, split: str = "") -> None:
         """Sends images, completions and histograms of this rank's groups to the trackers, if log.pictures is set.
-
         `split` is the split of an evaluation; empty for a training step."""
         most, every = self.config.log.pictures, self.config.log.pictures_every
         if not most or not groups or not comm.is_main() or (not split and step % every):

@@ -53,10 +53,9 @@ _HUB = Table({"pin": "vlrl.data.sources.hub:pin"})
 
 
 class Session:
-    """One run in one folder, as a context manager around the training loop.
-
-    After entering it, `folder` is the run folder with `start` completed steps, and `checkpoint` is the folder to load
-    weights from, or None. Raises RunError if the folder is in use or belongs to a run with other settings."""
+    """One run in one folder, as a context manager around the training loop. After entering it, `folder` is the run
+    folder with `start` completed steps, and `checkpoint` is the folder to load weights from, or None. Raises RunError
+    if the folder is in use or belongs to a run with other settings."""
 
     def __init__(self, settings: Config, accelerator: Accelerator):
         self.config, self.accelerator = settings, accelerator
@@ -208,9 +207,8 @@ class Session:
         return done == 0 or (every > 0 and done % every == 0)
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the rollouts of a step in the background.
-
-        Rollouts that were not trained on come last and have no per-token values."""
+        """Writes the rollouts of a step in the background. Rollouts that were not trained on come last and have no
+        per-token values."""
         if self.config.store.rollouts:
             count = sum(len(g.rollouts) for g in groups)
             padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}

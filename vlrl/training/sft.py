@@ -49,9 +49,8 @@ def train(config: Config) -> Session:
 
 
 def supervised_config(config: Config) -> Config:
-    """The settings of a supervised run: the settings of the RL run, with cross-entropy as the loss.
-
-    A pairwise loss in algo.loss is kept."""
+    """The settings of a supervised run: the settings of the RL run, with cross-entropy as the loss. A pairwise loss in
+    algo.loss is kept."""
     pairs = config.algo.loss.name == PAIRS
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), aggregation=config.algo.aggregation,
                         loss=config.algo.loss if pairs else Named(name="supervised"))

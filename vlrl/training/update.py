@@ -92,11 +92,9 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters, with weight decay on matrices only.
-
-    Each model part has one parameter group with weight decay and one without; the group of a head is the last. The
-    fused kernel would create its state even in a step that the loss scaler skips, so it is not used with a loss scaler.
-    """
+    """AdamW over the trainable parameters, with weight decay on matrices only. Each model part has one parameter group
+    with weight decay and one without; the group of a head is the last. The fused kernel would create its state even in
+    a step that the loss scaler skips, so it is not used with a loss scaler."""
     groups: dict[tuple[Part, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
@@ -127,10 +125,9 @@ class NonFinite(TrainingError):
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter, also: Sequence[Pass] = ()) -> None:
-    """Runs forward and backward of every micro-batch, then the methods' passes; their gradients accumulate.
-
-    When a micro-batch runs out of memory, it is halved and the accumulation restarts. While only the head is trained,
-    only separate passes are run. In a step with only demonstrations the objective is computed without a gradient."""
+    """Runs forward and backward of every micro-batch, then the methods' passes; their gradients accumulate. When a
+    micro-batch runs out of memory, it is halved and the accumulation restarts. While only the head is trained, only
+    separate passes are run. In a step with only demonstrations the objective is computed without a gradient."""
     draws, head = _random_state(policy.device), policy.head
     alone, share = head is not None and head.warming_up(step), algorithm.share(step)
 
@@ -176,9 +173,7 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
 def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
     """Runs the pass of a method, which adds its gradient to the gradient of the objective; returns how many
-    micro-batches were halved.
-
-    When a micro-batch is halved, `anew` recomputes the gradient of the objective."""
+    micro-batches were halved. When a micro-batch is halved, `anew` recomputes the gradient of the objective."""
     def again() -> None:
         one.begin()
         anew()
@@ -202,9 +197,7 @@ def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: t
 def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, algorithm: Algorithm, rate: float,
            config: Config, step: int, meter: _Meter, summed: bool = False) -> bool:
     """Sums gradients over ranks unless `summed`, clips them and takes the optimizer step; returns whether its metrics
-    count.
-
-    After an overflow in float16 only the loss scale changes; after NaN or infinity nothing changes."""
+    count. After an overflow in float16 only the loss scale changes; after NaN or infinity nothing changes."""
     scaler, engine = policy.scaler, engine_of(policy.shards)
     if engine:
         _set_rates(optimizer, rate)
