@@ -4,8 +4,6 @@ torch.
 Of a run's config only the settings for prompting and scoring are used. Code named by the config, and data outside of
 RUNS_DIR and the current folder, require `Tasks(..., trust=True)`."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ app (cards.py). Filters run in the browser (static/bundle.js) on the light colum
 that contain JSON, because a page opened from disk cannot load other files. Every text passes the `Redactor`, since
 bundles are meant to be published."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The index.html of a bundle (bundle.py), and the README.md for its static Space."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

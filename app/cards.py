@@ -1,7 +1,5 @@
 """HTML of one group: prompt, media with all marks, and the answers side by side. All functions are pure."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@
 When a field of a `form.go` changes, app.js adds the values of the fields to the query in `data-keep` and navigates to
 the result."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping

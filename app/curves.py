@@ -1,7 +1,5 @@
 """Curves over training steps as small SVG images, so that a report needs no plotting library."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

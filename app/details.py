@@ -1,7 +1,5 @@
 """Reads one group in full from its rollout file. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@
 Each finding states an observation, a remedy, and links to the groups concerned. Checks that need more steps than the
 run has are skipped. Records are untrusted: values that are not numbers are ignored."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

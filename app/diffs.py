@@ -1,7 +1,5 @@
 """Word-level diff of two answers. Pure functions to HTML."""
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 

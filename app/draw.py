@@ -3,8 +3,6 @@
 Marks are SVG in pixels of the original image, so they scale with it. A click (or the space key) enlarges an image, and
 check boxes hide the marks of single answers. Neither needs a script."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, Protocol

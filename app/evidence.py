@@ -1,8 +1,6 @@
 """Reads the records of a run that `vlrl.app.diagnosis` needs: metrics, evaluations, alerts, and the answers of its last
 steps."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from typing import Any

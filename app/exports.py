@@ -5,8 +5,6 @@
 
 Texts of a run are data: none is executed, and no name from a run folder becomes a file name of the export."""
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

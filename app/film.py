@@ -3,8 +3,6 @@
 names = film.pictures(view, rollout)                    # fewer than two: there is nothing to animate
 data = film.rendered(site.media, view, rollout, "mp4")  # rendered at each request, not cached"""
 
-from __future__ import annotations
-
 import io
 import re
 import threading

@@ -1,7 +1,5 @@
 """Flags and comments as shown on answer cards and in the list, and the requests of app.js that save them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

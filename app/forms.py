@@ -1,8 +1,6 @@
 """The format of an answer: its reasoning and answer sections, and its misuse of the expected tags (<think>, <answer>,
 <glue>)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

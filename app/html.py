@@ -5,8 +5,6 @@
 Characters that could hide or reorder text are made visible: control characters, bidirectional overrides, invisible
 spaces."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

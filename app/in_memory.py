@@ -1,7 +1,5 @@
 """Converts groups in memory to views for the pages, without a run folder and with inlined images. No torch."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 index = Index(Library("runs"))
 page = index.groups(Query(runs=("quickstart",), order="mixed"), page=0, size=50)"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar

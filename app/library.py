@@ -3,8 +3,6 @@
 A run's id is its path relative to the root folder, with "/": "quickstart", "sweep/a1". If the root is itself a run
 folder, its only run has the id ".". No file outside the root is read, not even through a link. Thread-safe."""
 
-from __future__ import annotations
-
 import math
 import os
 import stat

@@ -2,8 +2,6 @@
 
 Marks come from files and may have any content; invalid marks are dropped and counted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A file is served only if it lies in the media/ folder of a run, and both its nam
 image or video. A symbolic link in media/ (store.media=link) is followed only if its target has the sha256 in the name
 of the link. So a link cannot expose a file whose content its creator did not have."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Selects a run's most informative groups, each with the reason. Reads light columns only."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence

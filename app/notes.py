@@ -11,8 +11,6 @@ last.
 The file is created with the first note. Every call opens and closes it, so threads, browser tabs and other programs may
 share it. It is in WAL mode, and a call waits up to five seconds if the file is locked."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

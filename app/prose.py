@@ -4,8 +4,6 @@ Markdown (CommonMark and tables) is parsed into tokens; only the elements in _TA
 HTML, links and images remain text, so nothing can be loaded or followed. Formulas become MathML, which browsers draw
 without a script; only known MathML elements and attributes are kept. A formula that cannot be parsed remains text."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence

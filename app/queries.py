@@ -1,7 +1,5 @@
 """Queries of the lists, and their translation to SQL. Every value is an SQL parameter, never part of the SQL text."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

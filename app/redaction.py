@@ -6,8 +6,6 @@
 Prompts and answers are content: only names specific to this machine are removed from them. Messages, settings and data
 rows also lose every absolute path."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

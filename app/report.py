@@ -2,8 +2,6 @@
 
 Curves are SVG images drawn by curves.py, with a total size of about 100 kB."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Reads all rollouts that match a query, and compares ranges of training steps and their reward parts."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from vlrl.evaluation.stats import Interval, paired_gain

@@ -7,8 +7,6 @@ keep a page from running scripts in its content or contacting other servers.
 Media come only from /vlrl/media, resolved by `vlrl.app.media`, with a type from a fixed table. /vlrl/film renders an
 episode as GIF or MP4."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import importlib

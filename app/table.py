@@ -2,8 +2,6 @@
 
 Token lists are not read into the table. Texts are kept for the search, up to SEARCHED characters each."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Reads untrusted .jsonl and YAML files, also while they grow."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ return HTML.
 
 Everything comes from files: texts, JSON and numbers may have any content."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Recipes of the classification task, matching of class names, and selection of training samples."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

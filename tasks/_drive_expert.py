@@ -4,8 +4,6 @@ first safe one.
 An action is safe if the vehicle can come to a stop afterwards without an infraction. The driver knows what the other
 vehicles will do, which no model knows, so its success does not show what can be inferred from the images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import lru_cache

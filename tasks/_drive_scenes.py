@@ -1,7 +1,5 @@
 """Initial states of drives on four kinds of road: the driven vehicle, the other vehicles, and the goal."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

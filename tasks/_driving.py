@@ -1,8 +1,6 @@
 """Recipes of the driving task. They answer with a plan in words, are rewarded by images of the plan's outcome, or
 answer with a trajectory of waypoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

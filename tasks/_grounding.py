@@ -1,7 +1,5 @@
 """Recipes of the grounding task whose answers are boxes: referring expressions and detection."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ own metrics.
 There are two kinds of benchmark functions: one computes metrics of a single answer, the other parses the detections
 from which a split's mAP is computed."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

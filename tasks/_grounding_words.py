@@ -1,7 +1,5 @@
 """Recipes of the grounding task whose answers are yes or no, option letters, a number or points."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Recipes of the gui task that locate one element by a box or a point, including two recipes for rows without labels.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial

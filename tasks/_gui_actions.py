@@ -1,7 +1,5 @@
 """Recipes of the gui task whose answer is an action: its type, its position, and its text or direction."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ metrics.
 Each benchmark function takes (task, sample, answer, parsed action or None) and returns metrics; {} for rows that it
 does not apply to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

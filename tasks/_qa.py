@@ -1,7 +1,5 @@
 """Recipes of the qa task: prompts, answer formats, and reward parts in addition to accuracy."""
 
-from __future__ import annotations
-
 import math as floats
 import re
 import zlib

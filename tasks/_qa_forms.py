@@ -4,8 +4,6 @@
 Each form function converts a row to the row that asks in this form. Random choices (the order of options, whether the
 proposed answer is right) depend only on the row's id and question, so a question is the same every time it is asked."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Callable

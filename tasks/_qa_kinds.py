@@ -1,7 +1,5 @@
 """Answer types of the qa task: how an answer is described in prompts, parsed, and compared with the right answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ any scene can be drawn again without the others:
 
 `generated_scene` draws a scene with chosen knobs: the number of objects, and the size of the object to find."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 

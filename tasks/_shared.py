@@ -1,7 +1,5 @@
 """Functions that several tasks use: lists of generated samples, means of metrics, and perfect answers with thinking."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recipes of the video task whose answers have a type: an option, a number, a transcript, or free text."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ metrics.
 Each benchmark function takes (task, sample, answer) and returns metrics. It returns {} for rows that it does not apply
 to, and for answers that the authors do not count."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

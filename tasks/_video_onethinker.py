@@ -1,7 +1,5 @@
 """OneThinker's recipe of the video task: one prompt and one reward for all answer types (2512.03043)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

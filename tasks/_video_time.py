@@ -2,8 +2,6 @@
 
 Rows have `spans` [[start, end], ...], and for some recipes the `duration` of the clip, or `options` and `answer`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

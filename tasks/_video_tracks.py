@@ -4,8 +4,6 @@ placeholders, metrics, cheating answers, and marks for the inspector.
 Rows have `tracks` [{"label", "boxes": [box or null per frame], "times": [seconds per box]}], and the `width` and
 `height` of the frames. The prompt asks for the first track."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

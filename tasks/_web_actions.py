@@ -4,8 +4,6 @@ Each format describes its actions to the model, parses an action from a text, ch
 action in this format, and writes actions for demonstrations. Points are in the coordinate convention of the model
 family. No text of a model causes another exception than UnreadableAction."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

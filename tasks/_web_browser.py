@@ -8,8 +8,6 @@ Episodes are isolated from each other: each page has its own browser context, an
 again. Pages cannot reach any network address: their files are served under a host name that does not exist, and the
 context and the browser refuse every other request."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import contextlib

@@ -6,8 +6,6 @@
 An element is identified by its role and its name, as a person would do in an instruction. A check is therefore as
 readable as the instruction, and it holds at every visit to the page even if other elements have moved."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any

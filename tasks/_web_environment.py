@@ -1,8 +1,6 @@
 """The environment of the task `web`. Each episode has one page, which is opened again if the browser was lost; then all
 actions are repeated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

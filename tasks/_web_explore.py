@@ -7,8 +7,6 @@ A walk clicks or types, and each change of the page becomes a sub-goal with a ch
 walks at random and lets a model write the instruction; here a rule writes the instruction, so that a rule can check it.
 `vary` makes new goals from a goal that a model fails; WebRL (arXiv 2411.02337) lets a model write such goals."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ A sub-goal is reached as soon as its check holds after an action, and stays reac
 tested. The last sub-goal completes the episode. If the sample has the field `subgoals`, the prompt asks only for that
 many of the first sub-goals: Learning to Navigate the Web (arXiv 1812.09195) increases this number during training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Each function plays one kind of page through a `PageDriver`. The driver looks up positions in the document, acts by
 coordinates like a model, and records the actions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

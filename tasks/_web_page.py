@@ -3,8 +3,6 @@
 Pages follow the conventions of MiniWoB: WOB_DONE_GLOBAL and WOB_RAW_REWARD_GLOBAL give the state of the episode, and
 the element #query has the instruction. The object `core` is used if the page has one."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -9,8 +9,6 @@ answer.
     row["expression"], row["answer"]    # "red circle", "4"
     row["boxes"]                        # its box in pixels of the overview"""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ if several are right. Optional fields are `labels` (the names to choose from), `
 {label: [names]}), `question`, and `class_id` (the number of the class in its data set). `task.shots` selects a few
 training samples per class, `task.classes` the samples of half of the classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

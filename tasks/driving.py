@@ -8,8 +8,6 @@ Rows have `image` or `images` (oldest first), and `plan` (`speed`, `path`). Opti
 y, t], ...], with `obstacles`, `drivable` and `ego_size` as in vlrl/rewards/driving.py; `to_pixels`, a 3x3 or 3x4 matrix
 that projects the ground onto the first current image; `outcomes`, an image for each plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

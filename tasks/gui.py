@@ -7,8 +7,6 @@ an action (ui_r1, gui_r1, infigui_r1, glm_v_androidworld), or agreement within t
 Rows have `image`, `width`, `height`, `instruction`, and either `box` (the target element) or `action` (`type` and,
 depending on it, `point`, `text`, `direction`). Optional fields: `history`, `platform` and `element_type`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 

@@ -5,8 +5,6 @@ of judges: a model that writes which response is better, by `vlrl sft` or RL, an
 that scores one response. Rows have `question`, `responses` (two strings) and `answer` (1 or 2, the better response).
 Optional fields: `image`, `images` or `video`, and `category`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

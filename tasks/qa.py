@@ -9,8 +9,6 @@ decimals that count), and `image` or `images`; an `<image>` in the question mark
 type math need math-verify. If a right answer has digits but is neither a number nor a formula, such as a phone number,
 answers are compared as written, whatever the answer_type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -3,8 +3,6 @@
 The smallest environment with images: the right answer depends only on earlier turns. A quarter of all sequences are
 held out and never used for training."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Annotated, Any

@@ -4,8 +4,6 @@
 (choice, number, text, ocr, regression, span, track, span+choice). Depending on the type they also have `answer`,
 `options`, `spans` or `tracks`. Times are in seconds from the start of the clip."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

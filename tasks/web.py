@@ -9,8 +9,6 @@ successful. Pages come from the package miniwob (Farama Foundation, MIT; "World 
 Rows of `data.train` (with data.own_samples=false) ask for other goals on these pages. `vlrl data synthesize` finds such
 goals by exploring pages, and makes variations of goals that a model fails."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import zlib

@@ -6,8 +6,6 @@ The splits have disjoint seeds, so held-out worlds are never used for training. 
 data.heldout) each row has an `instruction`, and optionally a `seed` and an `answer`. If a row has an `answer`, an
 episode is successful if its last action is that answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar

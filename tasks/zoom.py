@@ -5,8 +5,6 @@ shows the square around a box in full detail; with `task.media=clip`, the tool `
 reward is for the right answer and its format. With `task.rewards.tool`, a right answer after a tool call that showed an
 image earns this reward once, as in DeepEyes (arXiv 2505.14362); otherwise tool calls earn nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The common layout of pages that show plots between two parts of HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

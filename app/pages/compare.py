@@ -1,7 +1,5 @@
 """The Compare page: two runs, checkpoints or ranges of training steps, compared on their common samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

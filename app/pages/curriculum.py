@@ -1,7 +1,5 @@
 """The Curriculum page: difficulty of the drawn prompts over time, categories drawn, and groups without a gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The History page of a prompt: rewards of one sample over steps and runs, how often it is drawn, and how its answers
 change."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

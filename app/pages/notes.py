@@ -1,7 +1,5 @@
 """The Notes page: flag and comment on a rollout, the list of all notes, and exports of selected rollouts."""
 
-from __future__ import annotations
-
 import datetime
 import tempfile
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The Playground page: asks a model about a sample or an upload, and streams the answers."""
 
-from __future__ import annotations
-
 import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence

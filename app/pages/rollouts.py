@@ -1,8 +1,6 @@
 """The Rollouts page: a filtered and sorted list of groups or answers, and next to it one group with media and tokens.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

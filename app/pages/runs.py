@@ -1,7 +1,5 @@
 """The Runs page: diagnosis, state, curves, and the settings in which two runs differ."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

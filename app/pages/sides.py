@@ -1,7 +1,5 @@
 """Two answers to one prompt side by side: the prompt, the image with the marks of each answer, and a word diff."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

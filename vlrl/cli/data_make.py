@@ -1,7 +1,5 @@
 """`vlrl data make`: generates data sets by code, from web pages, a driving simulator and video clips."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

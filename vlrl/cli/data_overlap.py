@@ -1,7 +1,5 @@
 """`vlrl data overlap`: finds content that held-out rows share with training rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Annotated

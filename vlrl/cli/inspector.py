@@ -1,7 +1,5 @@
 """`vlrl app`: starts the inspector."""
 
-from __future__ import annotations
-
 import importlib.util
 import signal
 import webbrowser

@@ -1,7 +1,5 @@
 """Makes Ctrl-C during the imports end the command without a traceback, with exit code 130."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import TracebackType

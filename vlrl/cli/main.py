@@ -3,8 +3,6 @@
 Exit codes: 0 on success only; 1 for an error that the message explains, or a failed check; 2 for a wrong command line;
 130 if stopped, after saving, by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """`vlrl extrapolate` and `vlrl tiny`: write models without a training run."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

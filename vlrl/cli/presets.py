@@ -1,7 +1,5 @@
 """`vlrl presets`: lists the presets that `extends=` can add to a config."""
 
-from __future__ import annotations
-
 from pathlib import PurePosixPath
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The settings `alerts.*`; see monitoring/alerts.py."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Literal

@@ -1,7 +1,5 @@
 """The settings `algo.*`: how rewards become a loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 

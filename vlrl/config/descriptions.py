@@ -1,8 +1,6 @@
 """Formats names, types, bounds, defaults and descriptions of settings as text, for `--settings` and
 docs/configuration.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin

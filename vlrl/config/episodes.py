@@ -1,7 +1,5 @@
 """The settings `episode.*` and `environment.*`: limits of episodes, and where environments run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Turns validation errors into messages: what is wrong with a setting, and the remedy."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Sequence
 from typing import Any, get_args

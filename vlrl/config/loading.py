@@ -8,8 +8,6 @@ files, too. In a config with several `tasks`, `task=LABEL` selects one task.
 `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
 with a suggestion. The resolved config is saved in the run folder."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import os

@@ -1,7 +1,5 @@
 """Merges settings: a config file over the file that it extends, overrides over a file, a stage over its run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args

@@ -2,8 +2,6 @@
 
 docs/coming-from.md lists the same names, with differences in meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Paths on the command line, and `run.dir`, are relative to the working directory only. A pattern (`rows-*.jsonl`) exists
 if it matches a file."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -1,7 +1,5 @@
 """Converts settings to plain values and to YAML. The YAML of a run (config.yaml) is read back as the same settings."""
 
-from __future__ import annotations
-
 import datetime
 import numbers
 import os

@@ -10,8 +10,6 @@
 The loader removes this section from the settings and adds the name of the file to `presets`, so that a run can report
 needs of its presets that its config does not meet (tools/machine/needs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path

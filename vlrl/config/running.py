@@ -1,8 +1,6 @@
 """The settings `run.*`, `eval.*`, `save.*`, `store.*`, `log.*` and `limits.*`: the run folder, evaluations,
 checkpoints, stored rollouts, logging, and limits at which a run stops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

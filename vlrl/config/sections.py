@@ -8,8 +8,6 @@ default is not null, the method if its section is active.
 
 Hooks are called, and gradients added, in the order of SECTIONS."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,8 +1,6 @@
 """Parses the entries of `data.urls`, the hosts that media may be downloaded from, and redacts URLs for messages. No
 torch."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """Hints for values of a wrong type, e.g. a class in place of its name or a number in place of a name."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parses YAML. Error messages name the line, duplicate keys are refused, and aliases and merge keys are limited."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

@@ -14,8 +14,6 @@ Non-answers earn nothing (`testing.cheats`).
 - Episodes, for a task with environments or tools: the same seed and actions give the same episode; no action makes the
 environment fail; the actions of `oracle_actions` earn the most; no process is left running."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle

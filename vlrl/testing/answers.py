@@ -1,8 +1,6 @@
 """Checks of scoring: no text makes it raise, hang or return unbounded rewards, and the perfect answer earns the most.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

@@ -1,8 +1,6 @@
 """Cheats: answers that must not be rewarded. Every task is tried with them, and their rewards are compared with the
 rewards of perfect answers and of constant answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

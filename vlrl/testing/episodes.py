@@ -3,8 +3,6 @@ perfect episode earns the most.
 
 Environments and tools run as in training: in a separate process, with a time limit for each step."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Collects the findings of a check, and computes rewards from reward parts for the checks."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

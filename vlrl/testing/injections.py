@@ -3,8 +3,6 @@ system messages.
 
     for text in injections(200): injected("5", text)        # the answer 5 stays wrong, whatever is appended"""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -5,8 +5,6 @@ and false negatives.
     {"sample": {"id": "7", "image": "7.jpg", "label": "cat"}, "answer": "a cat", "correct": false, "part": "accuracy"}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

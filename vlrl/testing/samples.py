@@ -3,8 +3,6 @@ differ, rows can be stored as JSON, and media can be loaded.
 
 Samples generated with difficulty knobs (Task.generate) are checked and scored like those of the splits."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import inspect

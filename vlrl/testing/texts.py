@@ -1,7 +1,5 @@
 """Unusual texts that a model might write as an answer. Scoring must handle all of them."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

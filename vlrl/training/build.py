@@ -1,8 +1,6 @@
 """Builds the objects of a run from its config: whatever the config selects by name, and whatever is read from disk at
 the start."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Makes the engine of a run or a tool, and its scratch folder."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import logging

@@ -3,8 +3,6 @@
 Only the box convention depends on the model, and only for a task that converts boxes: it is read from the `config.json`
 of the model's folder or of the local hub cache."""
 
-from __future__ import annotations
-
 from vlrl import task as tasks
 from vlrl.config.registry import Table, prints_aside
 from vlrl.config.schema import Config, DataSettings, EnvironmentSettings, TaskSettings

@@ -7,8 +7,6 @@
 
 Used only on rank 0. `begin_at_once` may be called by a signal handler."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """The loss on answers of held-out samples: metric `loss` in the evaluations of a supervised run."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Functions (algo/effect.py) and sections (Settings.inert) report their own settin
 finds settings that cancel each other. The policy term is reported if its ratio is always 1; any other setting only if
 it differs from its default. Nothing is known about functions that a user supplies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """The training loop: select prompts, generate, score, compute advantages, update, store and log; evaluate and save if
 due."""
 
-from __future__ import annotations
-
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config
 from vlrl.distributed import comm

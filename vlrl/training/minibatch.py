@@ -4,8 +4,6 @@ Nothing unused is computed. If each batch of rollouts has one optimizer step, th
 current log-probabilities, so no pass computes them. Without a reference policy there is no reference pass. A pass
 before the optimizer step is needed only by functions that use the whole step."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

@@ -4,8 +4,6 @@ run folder.
 A lost checkpoint is treated differently from a checkpoint that never existed: a folder is started over only if its
 heartbeat says that no step was saved. Used on the main process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Restores the state of a run from a checkpoint, and saves checkpoints when they are due or after the best evaluation.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Reports the steps of a run: metrics.jsonl, rejected.jsonl, progress, alerts and trackers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

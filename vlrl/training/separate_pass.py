@@ -1,8 +1,6 @@
 """Runs a pass with separate gradients, so that their norm is known before they are added to the gradients of the
 objective."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@ cross-entropy of the answer's tokens; algo.loss=bradley_terry trains a reward mo
 ignored. Completions are generated only in evaluations, by the training model; evaluations of a reward model generate
 none."""
 
-from __future__ import annotations
-
 from vlrl.config.base import Named
 from vlrl.config.loading import derived
 from vlrl.config.registry import Table
