@@ -23,7 +23,7 @@ from vlrl.types import Answer, Parts, Sample
 
 from . import _qa as recipes
 from . import _qa_kinds as kinds
-from ._qa_forms import FORMS
+from ._qa_kinds import FORMS
 from ._shared import accuracy_by
 
 IMAGE = "<image>"

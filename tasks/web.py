@@ -12,10 +12,10 @@ goals by exploring pages, and makes variations of goals that a model fails."""
 import importlib.util
 import random
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -26,15 +26,15 @@ from vlrl.environments.chromium import chromium_program
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.task import Task
 from vlrl.task.environment import Environment
-from vlrl.types import Answer, Parts, Sample
+from vlrl.types import Answer, Media, Observation, Parts, Sample, Step
 
 from ._shared import drawn, means
-from ._web_actions import FORMS
-from ._web_browser import SIDES, BrowserSettings, PageFailed, shared
-from ._web_environment import UNREAD, WebEnvironment
+from ._web_actions import FORMS, ActionFormat, UnreadableAction, read
+from ._web_browser import SIDES, BrowserLost, BrowserSettings, PageFailed, PagePool, shared
 from ._web_explore import ANY, explore, new_seed, vary
-from ._web_goals import MOST_GOALS, Goal, episode_goals, instruction, read_goals
+from ._web_goals import MOST_GOALS, Goal, episode_goals, instruction, page_of, read_goals
 from ._web_oracle import ORACLES, perfect_actions
+from ._web_page import Action, PageView
 
 _STEP = 28
 """The side lengths in pixels of a processed image are multiples of this, for models that write points in pixels of the
@@ -232,3 +232,79 @@ def _proposed(page: str, seed: int, goals: Sequence[Goal], generator: str) -> di
     return {"id": f"{page}-{seed}-{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}", "page": page,
             "seed": seed, "category": page, "instruction": text, "goals": [goal.row() for goal in goals],
             "actions": sum(len(goal.actions) for goal in goals), "generator": generator, "verifier": "page state"}
+
+
+T = TypeVar("T")
+UNREAD = "This action cannot be read"
+"""Start of the observation after an action that cannot be parsed."""
+
+
+class WebEnvironment(Environment):
+    """An episode on one page. The page's content depends only on the sample's seed, so all completions of a group and
+    all visits see the same page."""
+
+    def __init__(self, task: Any, sample: Sample, form: ActionFormat, pages: PagePool):
+        self._task, self._sample, self._form, self._pages = task, sample, form, pages
+        self._page = page_of(pages, sample, task.settle_ms)
+        self._done: list[Action] = []
+        """The actions carried out on the page so far."""
+        self._look: PageView | None = None
+
+    def reset(self, seed: int) -> Observation:
+        self._done, self._look = [], None
+        self._look = self._retried(self._page.begin)
+        return self._shown(self._look, f"Task: {self._page.instruction}")
+
+    def step(self, action: str) -> Step:
+        before = self._look
+        if before is None:
+            raise PageFailed("the first action came before the reset of the episode")
+        try:
+            parsed = read(self._form, self._task, self._sample, action)
+        except UnreadableAction as error:
+            return Step(self._shown(before, f"{UNREAD}: {error}."), {"format": 0.0},
+                        state=before.sha256, info={"unread": str(error)})
+        parts = {"format": float(self._form.strict(action))}
+        if parsed.verb == "answer":
+            return Step(Observation(), {**parts, "success": 0.0, "page": 0.0}, done=True, state="answered",
+                        info=_info(parsed, before))
+        now = self._retried(lambda: self._page.act(parsed))
+        self._done.append(parsed)
+        self._look = now
+        if now.done:
+            parts |= {"success": float(now.raw > 0), "page": now.raw}
+        said = f"The page said: {now.dialog}" if now.dialog else ""
+        return Step(self._shown(now, said), parts, done=now.done, state=now.sha256, info=_info(parsed, now))
+
+    def close(self) -> None:
+        self._page.close()
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except BrowserLost:
+            pass
+        try:
+            self._restore()
+            return call()
+        except BrowserLost as error:
+            raise PageFailed(f"{error} twice") from None
+
+    def _restore(self) -> None:
+        """Opens the page again and repeats all actions. Raises PageFailed if the page looks different afterwards."""
+        if self._look is None:
+            return
+        look = self._page.begin()
+        for action in self._done:
+            look = self._page.act(action)
+        if look.sha256 != self._look.sha256:
+            raise PageFailed("the page looks different after the same actions")
+
+    @staticmethod
+    def _shown(look: PageView, text: str) -> Observation:
+        return Observation(text, [Media(source=look.picture)])
+
+
+def _info(action: Action, look: PageView) -> dict[str, Any]:
+    return {"action": action.verb, "point": action.point, "to": action.to, "text": action.text[:200],
+            "raw": look.raw, "screenshot": look.sha256}

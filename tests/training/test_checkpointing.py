@@ -19,8 +19,7 @@ from vlrl.errors import RunError
 from vlrl.monitoring import trackers
 from vlrl.store import checkpoint
 from vlrl.training import loop, session
-from vlrl.training.checkpointing import Saver, estimate, fits_in_memory
-from vlrl.training.run_checkpoints import RunCheckpoints
+from vlrl.training.checkpointing import RunCheckpoints, Saver, estimate, fits_in_memory
 from vlrl.training.update import make_optimizer
 
 QUIET = ("eval.samples=0", "store.media=none")

@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli.common import AsJson, emit, examples, group, load
+from vlrl.cli.common import (
+    AsJson,
+    Boxes,
+    Columns,
+    File,
+    Force,
+    Format,
+    emit,
+    examples,
+    form_of,
+    group,
+    load,
+    pairs_of,
+    show_types,
+)
 from vlrl.cli.data_check import check
 from vlrl.cli.data_difficulty import difficulty
 from vlrl.cli.data_distill import distill
@@ -16,7 +30,6 @@ from vlrl.cli.data_make import make
 from vlrl.cli.data_overlap import overlap
 from vlrl.cli.data_publish import export, push
 from vlrl.cli.data_synthesize import synthesize
-from vlrl.cli.row_options import Boxes, Columns, File, Force, Format, form_of, pairs_of, show_types
 from vlrl.cli.terminal import progress_bars
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli.common import AsJson, emit, examples, load
-from vlrl.cli.row_options import Boxes, Columns, Root, form_of, pairs_of, show_types
+from vlrl.cli.common import AsJson, Boxes, Columns, Root, emit, examples, form_of, load, pairs_of, show_types
 from vlrl.cli.terminal import progress_bars
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vlrl.cli.common import AsJson, emit, examples, group
-from vlrl.cli.row_options import Force
+from vlrl.cli.common import AsJson, Force, emit, examples, group
 from vlrl.cli.terminal import progress_bars
 
 Samples = Annotated[int, typer.Option(help="Total number of rows, including the held-out rows, e.g. 1000.")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, examples, load
-from vlrl.cli.play_display import files, read_answer, show_fields, show_parts, show_question
+from vlrl.cli.play_episodes import files, read_answer, show_fields, show_parts, show_question
 from vlrl.cli.terminal import formatted, printable, show, standard_input
 from vlrl.errors import ConfigError
 

@@ -1,6 +1,6 @@
 """The training loop and its surroundings: building a run, advantages, updates, checkpoints, supervised fine-tuning.
 
-- session.py holds everything around the loop: lock, resume, evaluation, signals. It saves with run_checkpoints.py and
+- session.py holds everything around the loop: lock, resume, evaluation, signals. It saves with checkpointing.py and
   reports with run_log.py. build.py makes the objects of a run from its config. sft.py runs the same loop on answers
   from the data set.
 - The inputs of advantages are gathered in the order of group numbers, so the number of ranks does not change

@@ -34,9 +34,8 @@ from vlrl.task.loading import notebook_warning
 from vlrl.training import checkpointing, inert, resume
 from vlrl.training.build import Parts
 from vlrl.training.build_engine import remove_engine_folder
-from vlrl.training.checkpointing import Saver
+from vlrl.training.checkpointing import RunCheckpoints, Saver
 from vlrl.training.emergency_checkpoint import EmergencyCheckpoint
-from vlrl.training.run_checkpoints import RunCheckpoints
 from vlrl.training.run_log import RunLog, step_line
 from vlrl.training.update import PerToken
 from vlrl.types import Group
