@@ -82,8 +82,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """One sample that both sides of a comparison evaluated; `a` and `b` are the sample's mean rewards on the two sides.
-    """
+    """One sample that both sides of a comparison evaluated; `a` and `b` are its mean rewards on the two sides."""
 
     sample_id: str
     category: str | None

@@ -95,8 +95,7 @@ class Tasks:
         self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
-        """(label, value) of each selectable task: first the tasks of runs, without duplicates, then the built-in tasks.
-        """
+        """(label, value) of each selectable task: the tasks of runs, without duplicates, then built-in tasks."""
         entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():
             tree = self.tree(run.id)
@@ -159,8 +158,7 @@ class Tasks:
         return config.model_copy(update={"model": config.model.model_copy(update={"train": ()})})
 
     def _check_trust(self, run: str | None, task: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Raises AppError if a run's config names code of its own, or data outside of RUNS_DIR and the current folder.
-        """
+        """Raises AppError if a run's config names its own code, or data outside of RUNS_DIR and the current folder."""
         if self.trust or run is None:
             return
         way = "Start the app with --trust-tasks if you trust this run."

@@ -45,8 +45,7 @@ _STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class BundleSummary:
-    """The result of `write`: the folder, the numbers of groups and bytes written, and sentences on what was left out.
-    """
+    """The result of `write`: the folder, numbers of groups and bytes, and sentences on what was left out."""
 
     folder: Path
     groups: int

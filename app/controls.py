@@ -87,8 +87,7 @@ def unpacked(text: str | None) -> RolloutKey | None:
 
 
 def integer(where: Mapping[str, str], name: str) -> int | None:
-    """The URL parameter `name` as an integer of at least 0; None if it is missing. Raises AppError for any other text.
-    """
+    """The URL parameter `name` as an integer of at least 0; None if it is missing. Raises AppError for other texts."""
     text = where.get(name)
     if not text:
         return None

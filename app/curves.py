@@ -94,8 +94,7 @@ def _wide(low: float, high: float, margin: float) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About `count` round values between `low` and `high` for the ticks of an axis; `low` must be smaller than `high`.
-    """
+    """About `count` round values between `low` and `high` for the ticks of an axis; `low` must be below `high`."""
     raw = (high - low) / count
     step = 10.0 ** math.floor(math.log10(raw))
     step *= next((f for f in (1, 2, 5, 10) if f * step >= raw * 0.999), 10)

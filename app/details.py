@@ -353,8 +353,7 @@ def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
 
 
 def decoded(text: str | None) -> Any:
-    """Decodes a JSON column: NaN becomes None, and nesting below depth 50 is cut off. Invalid JSON is returned as text.
-    """
+    """Decodes a JSON column: NaN becomes None, nesting below depth 50 is cut off. Invalid JSON is returned as text."""
     if text is None or len(text) > _LONGEST:
         return text and text[:1000] + "…"
     try:

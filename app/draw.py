@@ -310,8 +310,7 @@ def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], address
 
 
 def _duration(view: GroupView, one: MediaView | None) -> float | None:
-    """Duration of a clip in seconds, from the data row; else the time one frame interval after the last sampled frame.
-    """
+    """Duration of a clip in seconds, from the data row; else one frame interval after the last sampled frame."""
     given = finite(view.sample.get("duration"))
     if given and given > 0:
         return given

@@ -63,8 +63,7 @@ def join(pieces: Iterable[Any], between: str = "") -> Html:
 
 def el(tag: str, *children: Any, **attributes: Any) -> Html:
     """Builds one HTML element. A trailing underscore of an attribute name is dropped (`class_`), and other underscores
-    become dashes (data_at -> data-at). An attribute that is None or False is omitted; True is written without a value.
-    """
+    become dashes (data_at -> data-at). An attribute of None or False is omitted; True is written without a value."""
     words = [tag]
     for key, value in attributes.items():
         name = _BAD_NAME.sub("", key.rstrip("_").replace("_", "-"))

@@ -124,8 +124,7 @@ def ordered(box: Sequence[float]) -> tuple[float, ...]:
 def scored(answers: Iterable[Shape], targets: Sequence[Shape]) -> list[Shape]:
     """Returns the marks of answers with their scores against the targets on the same image. A box gets the best IoU
     with a target box. A span gets the IoU of all spans of its answer with the target's spans. A track gets the mean IoU
-    over the target's boxes. A point gets the distance to the nearest target point, or whether it lies in a target box.
-    """
+    over the target's boxes. A point gets the distance to the nearest target point, or whether it is in a target box."""
     answers = list(answers)
     return [Shape(a.kind, a.at, a.label, a.rollout, a.media,
                   _score(a, answers, [t for t in targets if t.media == a.media])) for a in answers]

@@ -95,8 +95,7 @@ def _known(step: Any, group: Any, reward: Any) -> bool:
 
 
 def _changes(run: RunFolder, split: str) -> list[tuple[float, NotableGroup]]:
-    """(gain in mean reward, group) for each sample that is in both the first and the last stored evaluation of a split.
-    """
+    """(gain in mean reward, group) for each sample in both the first and the last stored evaluation of a split."""
     table = run.rollouts(split=split, columns=["step", "sample_id", "group_id", "reward"])
     means = table.group_by(["step", "sample_id", "group_id"]).aggregate([("reward", "mean")]).to_pylist()
     means = [r for r in means if _known(r["step"], r["group_id"], r["reward_mean"])]

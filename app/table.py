@@ -408,8 +408,7 @@ def _finite(values: Any) -> Any:
 
 
 def _parts(parts: Any) -> tuple[Any, Any]:
-    """Names and values of the reward parts as two list columns, since a map with a repeated name is invalid in duckdb.
-    """
+    """Names and values of the reward parts as two list columns, since duckdb rejects a map with a repeated name."""
     return (pa.ListArray.from_arrays(parts.offsets, parts.keys),
             pa.ListArray.from_arrays(parts.offsets, _finite(parts.items)))
 

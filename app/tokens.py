@@ -118,7 +118,7 @@ def _byte_table() -> dict[str, int]:
 
 
 def _whole(data: bytes) -> tuple[str, bytes]:
-    """Decodes UTF-8; returns the text, and the bytes of an incomplete last character. Invalid bytes are shown as ⟨..⟩.
+    """Decodes UTF-8; returns the text and the bytes of an incomplete last character. Invalid bytes are shown as ⟨..⟩.
     """
     text = ""
     while data:

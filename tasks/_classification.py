@@ -48,7 +48,7 @@ class AnswerFormat:
     find: Callable[[Answer], str | None]
     """Returns the part of an answer that names the class; None if there is no such part."""
     same: Callable[[str, str, Sequence[str]], bool]
-    """(text of the answer, class name, the other class names listed in the row) -> whether the text names this class.
+    """(text of the answer, class name, other class names in the row) -> whether the text names this class.
     """
     say: Callable[[str], str]
     """Writes a text as an answer in this format."""

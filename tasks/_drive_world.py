@@ -116,8 +116,7 @@ class Ego(MDPVehicle):
 
 
 class Route:
-    """The roads from the start of a drive to its goal. It converts between positions and metres driven along the route.
-    """
+    """The roads from the start of a drive to its goal. Converts between positions and metres along the route."""
 
     def __init__(self, road: Road, start: Lane, nodes: Sequence[str], begin: float, length: float):
         self.network: Any = road.network

@@ -1,5 +1,4 @@
-"""Recipes of the gui task that locate one element by a box or a point, including two recipes for rows without labels.
-"""
+"""Recipes of the gui task that locate one element by a box or a point, including two for rows without labels."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -81,8 +81,7 @@ def read(text: str, row: Record, negations: bool = True) -> Any:
 
 def kind_of(row: Record) -> AnswerKind:
     """The AnswerKind by which a row's answers are parsed, usually that of the row's answer_type. If the type is a
-    number or a formula but a right answer is neither (a phone number, a score of 3-2), answers are compared as written.
-    """
+    number or a formula but a right answer is neither (a phone number, a score of 3-2), they are compared as written."""
     name = row["answer_type"]
     asked = row["question"] if name == "math" else ""
     if name in _WORKED_OUT and not _RATIO.search(asked) and any(
@@ -183,8 +182,7 @@ def _option_problem(row: Record) -> str | None:
 
 
 def tolerance(row: Record) -> tuple[float, float]:
-    """The tolerance of a number as (absolute tolerance, relative tolerance); a row may state it as `tolerance: "5%"`.
-    """
+    """The tolerance of a number as (absolute tolerance, relative tolerance); a row may state `tolerance: "5%"`."""
     given = row.get("tolerance") or 0.0
     return (0.0, float(given[:-1]) / 100) if isinstance(given, str) else (float(given), 0.0)
 
@@ -321,8 +319,7 @@ def yes_no(row: Record) -> Record:
 
 
 def choice(row: Record) -> Record:
-    """Converts a row to a choice among options: the row's own options, or generated options if the answer is a number.
-    """
+    """Converts a row to a choice among options: the row's options, or generated options if the answer is a number."""
     if row["answer_type"] == "choice":
         return row
     right = _right(row)

@@ -160,8 +160,7 @@ def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) ->
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
     """Returns (kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`; None if no
-    variation leads to a different goal. For a row without sub-goals, the new sub-goals come from a walk over its page.
-    """
+    variation leads to a different goal. For a row without sub-goals, they come from a walk over its page."""
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
         goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)

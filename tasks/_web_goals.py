@@ -121,8 +121,7 @@ def _text(value: Any) -> str:
 
 
 def episode_goals(sample: Sample) -> tuple[Goal, ...]:
-    """The sub-goals that an episode asks for. Raises ConfigError if the sample's `subgoals` is not a positive integer.
-    """
+    """The sub-goals that an episode asks for. Raises ConfigError if `subgoals` is not a positive integer."""
     goals, most = read_goals(sample.row), sample.get("subgoals")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ConfigError(f"curriculum.stages: fields.subgoals must be a whole number >= 1 (the number of sub-goals to "

@@ -63,8 +63,7 @@ class Video(RecipeTask):
                               "tokens")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """The sample of a row. Its video comes before its images, as SEED-Bench-R1 shows the past before the present.
-        """
+        """The sample of a row. Its video comes before its images, as in SEED-Bench-R1, which shows the past first."""
         sample = super().sample_from_row(times.with_spans(row), root)
         return replace(sample, media=tuple(sorted(sample.media, key=lambda media: media.kind != "video")))
 

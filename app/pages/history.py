@@ -20,7 +20,7 @@ MOST_ANSWERS = 5_000
 """Largest number of answers plotted."""
 _SUGGESTED = 40
 _OFFERED = 200
-"""Largest number of answers offered for comparison. If there are more, only the best answer of each visit is offered.
+"""Largest number of answers offered for comparison. Of more answers, only the best of each visit are offered.
 """
 
 

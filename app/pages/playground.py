@@ -111,8 +111,7 @@ class Page:
         return gr.update(visible=source == _SAMPLE), gr.update(visible=source == _UPLOAD)
 
     def take_task(self, model: str, task: str, split: str, sample: str) -> tuple[Any, ...]:
-        """Updates the page for another task: the default answer length and temperature, and the preview of the sample.
-        """
+        """Updates the page for another task: default answer length and temperature, and preview of the sample."""
         return (*self.play.tasks.usual(task or "", models.run_of(self.site.library, model or "")),
                 *self.look(model, task, split, sample))
 
@@ -132,8 +131,7 @@ class Page:
         return el("section", facts, body, class_="v"), (shown.place, shown.count)
 
     def step(self, move: int, model: str, task: str, split: str, sample: str, place: Sequence[int]) -> tuple[Any, ...]:
-        """Moves to the next sample (`move` 1), the previous one (-1) or a random one (0), and wraps around at the ends.
-        """
+        """Moves to the next sample (`move` 1), the previous one (-1) or a random one (0); wraps around at the ends."""
         at, count = int(place[0]), max(1, int(place[1]))
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")

@@ -15,7 +15,7 @@ from vlrl.task import load
 from vlrl.task.scoring import score_all
 from vlrl.task.services import Services
 from vlrl.tasks import _web_actions as actions  # pyright: ignore[reportMissingImports]
-from vlrl.tasks import _web_environment  # pyright: ignore[reportMissingImports]
+from vlrl.tasks import web as web_module  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_page import Action  # pyright: ignore[reportMissingImports]
 from vlrl.types import PastAction, Sample
 
@@ -183,7 +183,7 @@ def test_what_episodes_earn():
 def test_success_and_unread_actions_are_told():
     # And none of which only the page speaks.
     task = web(pages=("click-test",))
-    shown = [f"{_web_environment.UNREAD}: why.", "", f"The page said: {_web_environment.UNREAD}", ""]
+    shown = [f"{web_module.UNREAD}: why.", "", f"The page said: {web_module.UNREAD}", ""]
     acted = tuple(PastAction(action="x", observation=text) for text in shown)
     found = task.metrics(task.samples("train")[0], replace(parse_answer("x"), turns=acted), {})
     assert found == {"unread": 0.25, "turns": 4.0}

@@ -1,5 +1,4 @@
-"""`vlrl data export` and `vlrl data push`: write a run's rollouts as a data set, and upload it to the Hugging Face Hub.
-"""
+"""`vlrl data export` and `vlrl data push`: write a run's rollouts as a data set and upload it to the Hub."""
 
 from __future__ import annotations
 

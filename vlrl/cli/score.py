@@ -105,8 +105,7 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 
 @contextlib.contextmanager
 def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """Yields the services configured under services.*, or None if none is configured. They are imported only if needed.
-    """
+    """Yields the services configured under services.*, or None. They are imported only if needed."""
     services = config.services
     if not services.given:
         yield None

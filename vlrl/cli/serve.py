@@ -1,5 +1,4 @@
-"""`vlrl serve`: starts vLLM servers for `engine=vllm_server` or `services.judge`, or an endpoint that records episodes.
-"""
+"""`vlrl serve`: starts vLLM servers for `engine=vllm_server` or `services.judge`, or serves and records episodes."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ class Settings(BaseModel):
 
 
 class MethodSettings(Settings):
-    """Base class of a method's settings (config/sections.py), with the properties of the method that the trunk needs.
-    """
+    """Base class of a method's settings (config/sections.py), with properties of the method that the trunk needs."""
 
     @property
     def active(self) -> bool:

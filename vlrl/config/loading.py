@@ -119,8 +119,7 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
 
 
 def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
-    """The value of a setting times a factor, rounded up for integers. Raises ConfigError if the value is not a number.
-    """
+    """The value of a setting times a factor, rounded up for integers. Raises ConfigError if it is not a number."""
     value: Any = tree
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -162,8 +161,7 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Lines `name: old -> new` for each changed setting that prevents a resume (all settings except schema.RESUMABLE).
-    """
+    """Lines `name: old -> new` for each changed setting that prevents a resume (all except schema.RESUMABLE)."""
     a, b = fixed_settings(old), fixed_settings(new)
     return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
 

@@ -58,7 +58,6 @@ def _exists(path: Path) -> bool:
 
 
 def split_of_folder(name: str) -> tuple[str, str] | None:
-    """Splits a name such as folder@train into (folder, split); None for other names, or if the folder does not exist.
-    """
+    """Splits a name such as folder@train into (folder, split); None for other names, or if there is no such folder."""
     match = re.fullmatch(r"(?s)(.+)@(\w[\w-]*)", name)
     return (match[1], match[2]) if match and os.path.isdir(match[1]) else None

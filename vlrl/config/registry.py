@@ -103,8 +103,7 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 def file_module(path: Path) -> ModuleType:
     """The module of a Python file, executed once per process. Raises MissingFile, or any error that the file raises.
-    The file can import modules in its folder, which is appended to sys.path so that these do not shadow other modules.
-    """
+    The file can import modules in its folder, appended to sys.path so that these do not shadow other modules."""
     if not os.path.isfile(path):
         raise MissingFile(f"the file {str(path)!r} does not exist{searched_in(str(path))}")
     path = path.resolve()

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     settings: str
     method: str
     places: tuple[str, ...] = ()
-    """Settings of the section that do not change any result, such as addresses and timeouts. They may differ on resume.
+    """Settings of the section that do not change any result, such as addresses and timeouts; they may differ on resume.
     """
 
 

@@ -58,8 +58,7 @@ class StageEntry(BaseModel):
 
 
 class RoundsSettings(Settings):
-    """Stages of kind `rounds`: sample answers, keep some of the correct ones, and train on them (rejection sampling).
-    """
+    """Stages of kind `rounds`: sample answers, keep some correct ones, and train on them (rejection sampling)."""
 
     count: Positive = Field(default=3, description="Number of rounds.")
     prompts: Positive = Field(default=256, description="Prompts per round, in the order of the training rows; the next "

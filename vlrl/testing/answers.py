@@ -1,5 +1,4 @@
-"""Checks of scoring: no text makes it raise, hang or return unbounded rewards, and the perfect answer earns the most.
-"""
+"""Checks of scoring: no text makes it raise, hang or return unbounded rewards; the perfect answer earns the most."""
 
 import json
 import math
@@ -173,8 +172,7 @@ def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
-    """The perfect answer to a sample; None if the task has none, or if `oracle` fails, which is added to the findings.
-    """
+    """The perfect answer to a sample; None if the task has none, or if `oracle` fails, which becomes a finding."""
     with findings.guard("oracle", "oracle", sample.id):
         text = task_oracle(task, sample)
         if text is None:

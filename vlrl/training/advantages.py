@@ -299,8 +299,7 @@ def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarr
 
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:
-    """The values that a function returns, one per rollout. Raises ConfigError, naming `setting`, if the function fails.
-    """
+    """The values that a function returns, one per rollout. Raises ConfigError, naming `setting`, if it fails."""
     try:
         values = function(s)
         count = len(values)

@@ -136,8 +136,7 @@ class Minibatch:
         return max(micro.batch.tokens for micro in fresh)
 
     def prepared_of(self, micro: MicroBatch) -> Prepared:
-        """The prepared values for one micro-batch: scalars unchanged, and arrays reduced to the micro-batch's tokens.
-        """
+        """The prepared values for one micro-batch: scalars unchanged, arrays reduced to the micro-batch's tokens."""
         if not self.prepared:
             return {}
         ends = np.cumsum([len(t.mask) for t in self.rollouts])
