@@ -98,8 +98,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two evaluations, a and b, compared on their common samples. A win is a sample on which b has the larger mean
-    reward."""
+    """Two evaluations, a and b, compared on their common samples. A win: b has the larger mean reward."""
 
     a: Side
     b: Side

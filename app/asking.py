@@ -192,8 +192,7 @@ class Tasks:
                        "Write #12 for the sample at index 12.")
 
     def shown(self, config: Config, ask: Ask) -> SamplePreview:
-        """Previews the requested sample, with its media loaded. Raises VlrlError if the sample is missing or
-        unreadable."""
+        """Previews the requested sample, with its media loaded. Raises VlrlError if it is missing or unreadable."""
         task, place, samples = self.find(config, ask)
         sample = _with_prompt(task, samples[place])
         own = config.model
@@ -244,8 +243,7 @@ def run_of(task: str) -> str | None:
 
 
 def own_code(task: Mapping[str, Any]) -> str:
-    """The first task setting, as "task.KEY=VALUE", that may name code (`path/file.py:name` or `module:name`); "" if
-    none does."""
+    """The first task setting, as "task.KEY=VALUE", that may name code (`path/file.py:name` or `module:name`); or ""."""
     name, combine = str(task.get("name")), str(task.get("combine", "auto"))
     if name not in builtin_names():
         return f"task.name={name}"

@@ -44,8 +44,7 @@ Keys may be missing, and values are not validated."""
 
 @dataclass(frozen=True)
 class MediaView:
-    """One image or video of a prompt or an episode. Sizes are (width, height) in pixels, or None if the rollout file
-    has no size."""
+    """One image or video of a prompt or an episode. Sizes are (width, height) in pixels; None if unknown."""
 
     name: str | None
     """File name in the run's media/ folder, for MediaStore; None if not stored."""
@@ -124,15 +123,13 @@ class RolloutView:
 
     @property
     def aside(self) -> bool:
-        """Whether the answer belongs to a prompt variant that is not trained on. Such answers do not count in group
-        statistics."""
+        """Whether the answer belongs to a prompt variant that is not trained on; group statistics leave it out."""
         return self.variant is not None and self.advantage is None
 
 
 @dataclass(frozen=True, eq=False)
 class GroupView:
-    """One group. Its statistics cover the scored answers except those whose `aside` is true; they are None without such
-    answers."""
+    """One group. Its statistics cover the scored answers that are not `aside`; they are None without such answers."""
 
     key: GroupKey
     task: str
@@ -160,8 +157,7 @@ class GroupView:
 
 
 def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:
-    """Reads one group. Raises AppError if it does not exist. An empty `split` selects the first split that contains the
-    group."""
+    """Reads one group. Raises AppError if it does not exist. An empty `split` selects the first that contains it."""
     if source not in SOURCES:
         raise AppError(f"source {str(source)[:100]!r} is unknown: choose one of {', '.join(SOURCES)}")
     folder, group_id = library.folder(run), utf8(str(group_id))  # as the writer encodes it

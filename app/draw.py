@@ -32,8 +32,7 @@ class Addresses(Protocol):
     """Returns URLs of a run's media, on a server or as `data:` URLs; None for an unavailable file."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
-        """The URL of an image, reduced to at most `size` pixels on the longer side. With `size` None, the URL of the
-        original file."""
+        """The URL of an image, reduced to at most `size` pixels on the longer side; None: the original file."""
         ...
 
     def video(self, run: str, name: str) -> str | None: ...

@@ -1,5 +1,4 @@
-"""Reads the records of a run that `vlrl.app.diagnosis` needs: metrics, evaluations, alerts, and the answers of its last
-steps."""
+"""Reads the records of a run that `vlrl.app.diagnosis` needs: metrics, evaluations, alerts, and its last answers."""
 
 import threading
 from collections import OrderedDict
@@ -24,8 +23,7 @@ _COLUMNS = ["group_id", "reward", "parts", "loss_mask", "variant", "advantage"]
 
 
 class Reader:
-    """Reads the evidence on the runs of a library. The answers of a run are cached until it finishes another step.
-    Thread-safe."""
+    """Reads the evidence on the runs of a library. Answers are cached until the next step. Thread-safe."""
 
     def __init__(self, library: Library):
         self.library = library

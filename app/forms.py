@@ -1,5 +1,4 @@
-"""The format of an answer: its reasoning and answer sections, and its misuse of the expected tags (<think>, <answer>,
-<glue>)."""
+"""The format of an answer: its sections, and its misuse of the expected tags (<think>, <answer>, <glue>)."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -235,8 +235,7 @@ _ORIGIN = re.compile(rf"https?://{_NAME}(?::([0-9]{{1,5}}))?")
 
 @dataclass(frozen=True)
 class Address:
-    """Where the inspector listens (`host`) and how browsers may reach it. Create it with `parsed`, which validates the
-    fields."""
+    """Where the inspector listens (`host`) and how browsers may reach it. `parsed` makes a valid one."""
 
     host: str = "127.0.0.1"
     root_path: str = ""
@@ -262,8 +261,7 @@ class Address:
 
 
 def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: tuple[str, ...] = ()) -> Address:
-    """Validates these command line values and returns the Address. Raises ConfigError for an invalid path, host name or
-    origin."""
+    """Validates these command line values and returns the Address. Raises ConfigError for an invalid one."""
     path = "/" + root_path.strip("/") if root_path.strip("/") else ""
     if path and (not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/"))):
         raise ConfigError(f"--root-path {root_path}: write only the path under which the proxy serves the "
@@ -275,8 +273,7 @@ def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: 
 
 
 def exposing_option(address: Address) -> str:
-    """The command line option (with its value) that makes the inspector reachable from other machines; "" if no option
-    does."""
+    """The command line option (with its value) that makes the inspector reachable from other machines; "" if none."""
     if address.host not in LOCAL:
         return f"--host {address.host}"
     return next((f"--allow-host {name}" for name in address.hosts if name not in LOCAL), "")

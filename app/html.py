@@ -2,8 +2,7 @@
 
     el("p", "Answer: ", el("b", answer), class_="v-note")      # `answer` cannot become a tag
 
-Characters that could hide or reorder text are made visible: control characters, bidirectional overrides, invisible
-spaces."""
+Characters that could hide or reorder text are made visible: control, bidirectional and zero-width characters."""
 
 import html
 import json
@@ -36,8 +35,7 @@ class Html(str):
 
 
 def visible(text: str) -> str:
-    """Replaces invisible characters by visible symbols or codes, such as ␀, ␍ and ⟨U+202E⟩. Line feeds and tabs are
-    kept."""
+    """Replaces invisible characters by visible symbols or codes (␀, ␍, ⟨U+202E⟩). Line feeds and tabs are kept."""
     return _ODD.sub(lambda match: _shown(ord(match[0])), text)
 
 
@@ -110,8 +108,7 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """Formats a value of a row or an answer as text: a string unchanged, any other value as JSON, one line per entry if
-    it is long."""
+    """Formats a value of a row or an answer as text: a string unchanged, others as JSON, one line per entry if long."""
     if isinstance(value, str):
         return value
     try:
@@ -128,8 +125,7 @@ def as_json(value: Any, width: int = 100) -> str:
 
 
 def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text", most: int = MOST) -> Html:
-    """A text with its line breaks. A text of more than `limit` characters is collapsed, and at most `most` characters
-    are shown."""
+    """A text with its line breaks. Collapsed if longer than `limit` characters; at most `most` are shown."""
     words = text if isinstance(text, str) else as_json(text)
     if len(words) <= limit:
         return el(tag, words, class_=class_)

@@ -201,8 +201,7 @@ class Index:
         return sides.get(-1), sides.get(1)
 
     def facets(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Facets:
-        """The values that the filters can offer for the given runs (() = all runs), at most the 500 most frequent for
-        each filter."""
+        """The values that the filters can offer for the given runs (() = all), at most the 500 most frequent each."""
         scope = self.refresh(runs, budget_s)
 
         def common(value: str) -> tuple[str, ...]:

@@ -125,8 +125,7 @@ class Library:
             return self._paths
 
     def metrics(self, id: str) -> list[dict[str, Any]]:
-        """The records of metrics.jsonl, oldest first: `step` (int), and each metric's value, a finite number or None,
-        by name."""
+        """The records of metrics.jsonl, oldest first: `step` (int), and metrics by name, each finite or None."""
         return self._read_lines(id, "metrics.jsonl")
 
     def evals(self, id: str) -> list[dict[str, Any]]:

@@ -18,8 +18,7 @@ MOST = 20
 
 @dataclass(frozen=True)
 class NotableGroup:
-    """A group worth showing. For a group of the last evaluation, `before` is the group of the same sample in the first
-    evaluation."""
+    """A group worth showing. For one of the last evaluation, `before` is that of the same sample in the first."""
 
     why: str
     source: str

@@ -108,8 +108,7 @@ class Notes:
         return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
 
     def flagged(self, by: str = "") -> tuple[RolloutKey, ...]:
-        """The keys of rollouts with a flag or comment, for `Query.flagged`; with `by`, of rollouts flagged by this
-        annotator."""
+        """The keys of rollouts with a flag or comment, for `Query.flagged`; with `by`, of those of this annotator."""
         return tuple(note.key for note in (self.all(by=by) if by else self._select("", ())))
 
     def verdicts(self, run: str | None = None) -> dict[RolloutKey, dict[str, str]]:

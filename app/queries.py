@@ -211,8 +211,7 @@ def group_order(query: Query) -> str:
 
 
 def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
-    """The ORDER BY terms for rollouts, and their parameters; they define a total order. `runs` must be sorted by start
-    time."""
+    """The ORDER BY terms (a total order) for rollouts, and their parameters. `runs` must be sorted by start time."""
     column = _SORT[_chosen("sort", query.sort, SORTS)]
     if query.sort == "part" and query.part is None:
         raise AppError("to sort by a reward part, select the part in the filters")

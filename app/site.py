@@ -119,8 +119,7 @@ class Site:
                      [*self._context, *outputs, self._message(), self._answers[self.page]], **_IN_PLACE)
 
     def on_tick(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
-        """Registers `fn(URL parameters, *inputs)`, which is called every few seconds (see app.js) while this page is
-        visible."""
+        """Registers `fn(URL parameters, *inputs)`, called every few seconds (see app.js) while this page is visible."""
         place = self._locations[self.page]
         self.on(place.tick, lambda query, *values: fn(location(query), *values), [place, *inputs], outputs,
                 **_IN_PLACE)
@@ -179,8 +178,7 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def location(query: str | None) -> dict[str, str]:
-    """Parses a query string to the dictionary of URL parameters. If a parameter is repeated, its last value counts.
-    Never raises."""
+    """Parses a query string to the dictionary of URL parameters. Of repeated ones the last counts. Never raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
     where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
     if "page" not in where:
@@ -189,8 +187,7 @@ def location(query: str | None) -> dict[str, str]:
 
 
 def query(where: Mapping[str, Any], **changes: Any) -> str:
-    """Formats URL parameters with changes as a query string "?page=..&run=.."; a value of None or "" removes the
-    parameter."""
+    """Formats URL parameters with changes as a query string "?page=..&run=.."; None or "" removes a parameter."""
     merged = {**where, **changes}
     return "?" + urlencode({k: v for k, v in merged.items() if v is not None and v != ""})
 

@@ -115,8 +115,7 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
 
 
 def _check(events: Iterator[Any]) -> None:
-    """Raises BadFile for YAML with aliases, a few lines of which can expand to a tree of any size, and for too many
-    settings."""
+    """Raises BadFile for YAML with aliases, which can expand to a tree of any size, and for too many settings."""
     depth = 0
     for nodes, event in enumerate(events):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -158,8 +158,7 @@ class Numbers:
 
 
 def numbers(rollout: RolloutView) -> Numbers:
-    """Collects the per-token values of an answer. A column whose length differs from the number of tokens counts as
-    unknown."""
+    """Collects the per-token values of an answer. A column of another length than the tokens counts as unknown."""
     ids = np.asarray(rollout.token_ids).reshape(-1)
     count = len(ids)
 

@@ -305,8 +305,7 @@ def halves(all_classes: Sequence[str]) -> dict[str, list[str]]:
 
 
 def validated(row: Record) -> dict[str, Any]:
-    """The row with its label, class names and synonyms converted to strings. Raises DataError naming the first unusable
-    field."""
+    """The row with its label, class names and synonyms converted to strings. Raises DataError if one is unusable."""
     label = row.get("label")
     several = isinstance(label, list) or row.get("multi") is True
     given = label if isinstance(label, list) else [label]

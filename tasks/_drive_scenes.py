@@ -74,8 +74,7 @@ def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """An intersection with four arms. The other vehicles yield according to the right of way, and the driver has to do
-    so, too."""
+    """An intersection with four arms. The other vehicles and the driver yield according to the right of way."""
     road, limit = empty_road("intersection", rng.getrandbits(32)), 10.0
     arm, (turn, words) = rng.randrange(4), rng.choice(
         ((1, "Turn left."), (2, "Go straight."), (3, "Turn right.")))

@@ -184,8 +184,7 @@ class World:
         return min(1.0, self.done / self.route.length)
 
     def drive(self, decision: Decision) -> DrivenSecond:
-        """Carries out a decision for one second; stops earlier if the vehicle reaches the goal or an infraction ends
-        the drive."""
+        """Carries out a decision for one second, or until the goal is reached or an infraction ends the drive."""
         self._decide(decision)
         second = DrivenSecond(self.completion)
         for _ in range(round(1 / STEP)):
@@ -224,8 +223,7 @@ class World:
 
     @property
     def offset(self) -> tuple[float, float]:
-        """The vehicle's distance from the centre of its lane in metres, and its heading relative to the lane in
-        radians."""
+        """The vehicle's distance from the centre of its lane (metres), and its heading in the lane (radians)."""
         along, aside = self.ego.lane.local_coordinates(self.ego.position)
         return float(aside), float(self.ego.lane.local_angle(self.ego.heading, along))
 

@@ -184,8 +184,7 @@ OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] =
 
 
 def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
-    """The name of the reward to use: `task.ovd_reward` if it names one, else the row's accu_reward_method, else
-    odLength."""
+    """The name of the reward: `task.ovd_reward` if it names one, else the row's accu_reward_method, else odLength."""
     meta = row.get("meta")
     method = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
     if task.ovd_reward != "row" or method in (None, "default"):

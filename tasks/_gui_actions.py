@@ -178,8 +178,7 @@ UI_R1 = Recipe(
 
 
 def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of GUI-R1: `accuracy` of the action, and `format`. For opening an app, the name of the app is
-    not compared."""
+    """The reward parts of GUI-R1: `accuracy` of the action, and `format`. The name of an opened app is not compared."""
     given = task.used.read(task, sample, answer)
     return {"accuracy": float(step_success(task, wanted(task, sample), given, strict=True, texts=_GUI_R1_TEXTS)),
             "format": float(bool(think_answer_format(answer.text)) and _gui_r1_form(task, sample, answer))}
@@ -217,8 +216,7 @@ GUI_R1 = Recipe(
 
 
 def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
-    """The action of the answer, or for a row with only an element its position: a box of four numbers or a point of
-    two."""
+    """The action of the answer, or for a row with only an element its position: a box or a point."""
     text = answer_text(answer.text)
     call = between(text, "<tool_call>", "</tool_call>")
     value = read_literal(text if call is None else call)

@@ -94,8 +94,7 @@ def _boxed_thinking(text: str) -> float:
 
 
 def _in_box(answer: Answer) -> str:
-    r"""The content of \boxed{} after the thinking. "" if there are several boxes that differ, or if the thinking never
-    ends."""
+    r"""The content of \boxed{} after the thinking. "" if several boxes differ, or if the thinking never ends."""
     _, closed, rest = answer.text.rpartition("</think>")
     contents = set(boxed(rest)) if closed or "<think>" not in rest else set()
     return contents.pop() if len(contents) == 1 else ""
@@ -155,8 +154,7 @@ def _question(sample: Sample, given: str) -> str:
 
 
 def _safely(task: Any, sample: Sample, answer: Answer) -> float:
-    """The accuracy of an answer. If the verifier raises an error, it is 0, so that the other answers of the group keep
-    their scores."""
+    """The accuracy of an answer. If the verifier fails, it is 0, so that the rest of the group keeps its scores."""
     try:
         return _score(task, sample, answer)["accuracy"] or 0.0
     except VerifierError:

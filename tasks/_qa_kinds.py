@@ -329,8 +329,7 @@ def choice(row: Record) -> Record:
 
 
 def open_question(row: Record) -> Record:
-    """Converts a row to a question without options. The answer is the text of the right option, or the number in that
-    text."""
+    """Converts a row to a question without options. The answer is the text of the right option, or its number."""
     if row["answer_type"] != "choice":
         return row
     right = _right(row)

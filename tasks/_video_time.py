@@ -38,8 +38,7 @@ _LETTERS = "ABCDEFG"
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRecipe(Recipe):
-    """A recipe with a function that writes an answer with given spans; it makes the perfect answer and the cheating
-    answers."""
+    """A recipe with a function that writes an answer with given spans; it makes perfect and cheating ones."""
 
     say: Callable[[Any, Sample, Any], str]
     """Writes an answer that gives these spans, from (task, sample, spans)."""

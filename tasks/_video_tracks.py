@@ -131,8 +131,7 @@ def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Name -> an answer that can be given without looking at the clip; {} for recipes with other answers than spans and
-    tracks."""
+    """Name -> an answer given without looking at the clip; {} for recipes whose answers are not spans or tracks."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)

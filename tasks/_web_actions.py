@@ -59,8 +59,7 @@ def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
 
 
 def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[float] | None], text: str) -> Action:
-    """The action with this verb, its points converted to CSS pixels. Raises UnreadableAction if the arguments do not
-    fit the verb."""
+    """The action with this verb, its points converted to CSS pixels. Raises UnreadableAction for unfit arguments."""
     name = verb.strip().lower()
     text = "Enter" if name in _ENTERS else text
     name = _SAME.get(name, name)

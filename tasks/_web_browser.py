@@ -117,8 +117,7 @@ class Tab:
 
 
 class PagePool:
-    """Opens pages in one browser, and starts the browser again if it has ended. The public methods may be called from
-    any thread."""
+    """Opens pages in one browser, started again if it has ended. Public methods may be called from any thread."""
 
     def __init__(self, settings: BrowserSettings):
         self.settings, self.owner = settings, os.getpid()

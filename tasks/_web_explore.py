@@ -53,8 +53,7 @@ def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: r
 
 
 def solved(task: Any, page: str, seed: int, goals: Sequence[Goal]) -> bool:
-    """Whether the actions of the sub-goals, on a fresh page, reach the sub-goals one after the other, and no sub-goal
-    early."""
+    """Whether the actions of the sub-goals, on a fresh page, reach the sub-goals one by one, and none early."""
     opened = _opened(task, page, seed, [goal.check for goal in goals])
     try:
         look = opened.begin()

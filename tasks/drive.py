@@ -192,8 +192,7 @@ class Drive(Task):
 
 
 def read_decision(text: str, actions: str) -> Decision | None:
-    """Parses the decision in a text: waypoints, or one word for speed and one for path. None if the text has no valid
-    decision."""
+    """Parses the decision in a text: waypoints, or one word for speed and one for path. None if it has no valid one."""
     from ._drive_world import Decision
     said = answer_text(text)
     if actions == "waypoints":

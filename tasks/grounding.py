@@ -140,8 +140,7 @@ class Grounding(RecipeTask):
         return f"It is at the {_ROWS[min(row, 2)]} {_COLUMNS[min(column, 2)]} of the image."
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """The row with the box of a teacher model as its right answer. None for recipes with several boxes, or if there
-        is no box."""
+        """The row with the box of a teacher model as its right answer. None without a box or with several."""
         if self.used.target is not boxes.first_box or not parsed:
             return None
         return {**row, "boxes": [{"box": [float(v) for v in parsed], "label": boxes.name_of(row)}]}

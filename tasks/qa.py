@@ -95,8 +95,7 @@ class Qa(RecipeTask):
         return accuracy_by(records, ("answer_type", "category"))
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Name -> an answer that can be given without looking at the image, or that lists the right answer among
-        others."""
+        """Name -> an answer given without looking at the image, or that lists the right answer among others."""
         right = kinds.perfect_answer(sample)
         texts = {"several numbers": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10", "yes and no": "yes, no", "no and yes": "no, yes",
                  "the question": sample["question"][:1000], "gibberish": "qz wv kx jj"}

@@ -30,8 +30,7 @@ def _declare_schemas() -> None:
 
 
 def needed() -> bool:
-    """Whether torchvision can be imported only after `install`, because its library of operators cannot be loaded on
-    this machine."""
+    """Whether torchvision can be imported only after `install`, because its operators cannot be loaded here."""
     from torchvision import extension
     return bool(_declared) and not extension._has_ops()
 

@@ -191,8 +191,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """The tokens of an episode after the prompt. A plain completion has one turn, or one turn per piece of a partial
-    rollout."""
+    """The tokens of an episode after the prompt. A plain completion has one, or one per piece of a partial rollout."""
 
     tokens: np.ndarray
     """[T] int64 token ids, including the end token if the model generated one."""
@@ -353,6 +352,5 @@ class Group:
 
     @property
     def zero_variance(self) -> bool:
-        """Whether all rollouts with a reward have the same reward, so that no advantage can be derived from the
-        rewards."""
+        """Whether all rollouts with a reward have the same one, so that no advantage can be derived from it."""
         return len({r for r in self.rewards if r is not None}) < 2

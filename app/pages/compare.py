@@ -23,8 +23,7 @@ MOST_DRAWN = 5_000
 
 @dataclass(frozen=True)
 class Request:
-    """The comparison that the URL parameters ask for. Steps are (first, last), inclusive; both are equal for an
-    evaluation."""
+    """The comparison that the URL parameters ask for. Steps are (first, last), inclusive, equal for an evaluation."""
 
     source: str
     """"eval" or "train"."""

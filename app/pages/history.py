@@ -1,5 +1,4 @@
-"""The History page of a prompt: rewards of one sample over steps and runs, how often it is drawn, and how its answers
-change."""
+"""The History page of a prompt: rewards of one sample over steps and runs, its draws, and how its answers change."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -141,8 +140,7 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
 
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
-    """Two answers on the image and as a word diff: the answers in the URL parameters, else the answers that `_usual`
-    chooses."""
+    """Two answers on the image and as a word diff: those in the URL parameters, else those that `_usual` chooses."""
     if not rows:  # the run replaced its files meanwhile
         return Html("")
     a, b = _usual(rows, *(controls.unpacked(where.get(name)) for name in "ab"))

@@ -1,5 +1,4 @@
-"""`vlrl data distill`: collects a teacher model's answers from a server, and keeps those that the task scores as
-correct."""
+"""`vlrl data distill`: collects a teacher model's answers from a server, and keeps the correct ones."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ _HUGE = 2**63
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """Yields (name, type as text, default, description) of every setting of a model in order, including nested
-    settings."""
+    """Yields (name, type as text, default, description) of every setting of a model in order, also nested ones."""
     for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
         kind, below = info.annotation, model_of(info) or _below(info.annotation)
         if below is None or get_origin(kind) in (Union, UnionType):

@@ -84,8 +84,7 @@ def _with_stages(loaded: Config) -> Config:
 
 
 def validate(tree: Mapping[str, Any]) -> Config:
-    """Makes a Config from nested dictionaries. Raises ConfigError for unknown keys, wrong types and values out of
-    range."""
+    """Makes a Config from nested dictionaries. Raises ConfigError for unknown keys and invalid values."""
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:

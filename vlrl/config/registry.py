@@ -149,7 +149,6 @@ def _is_own(filename: str) -> bool:
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Redirects the prints of user code to standard error, because standard output is reserved for results. Also a
-    decorator."""
+    """Redirects prints of user code to standard error: standard output is reserved for results. Also a decorator."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

@@ -1,5 +1,4 @@
-"""The settings `rollout.*`, `async.*` and `curriculum.*`: sampling of completions, and the choice of prompts and
-groups."""
+"""The settings `rollout.*`, `async.*` and `curriculum.*`: sampling, and the choice of prompts and groups."""
 
 from __future__ import annotations
 

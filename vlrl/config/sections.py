@@ -77,8 +77,7 @@ def head_of(config: Any) -> str:
 
 
 class SectionMarker:
-    """Annotation that marks a field as the section of a method. Values are validated by the settings class of that
-    method."""
+    """Annotation that marks a field as the section of a method. The method's settings class validates it."""
 
     def __init__(self, name: str):
         self.name = name

@@ -1,5 +1,4 @@
-"""Parses the entries of `data.urls`, the hosts that media may be downloaded from, and redacts URLs for messages. No
-torch."""
+"""Parses the entries of `data.urls`, the hosts for downloads of media; redacts URLs for messages. No torch."""
 
 import contextlib
 import ipaddress

@@ -26,8 +26,7 @@ SLOW = 1.0
 
 
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Scores every hostile text as an answer to the first sample, and the short texts also as answers to the last
-    sample."""
+    """Scores every hostile text as an answer to the first sample, and the short texts also for the last sample."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
         with findings.guard("messages", "messages", sample.id):
@@ -146,8 +145,7 @@ def _mark_problem(mark: Any) -> str | None:
 
 
 def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Findings) -> None:
-    """Checks score_group: it must return one result per answer, repeat its results, and not depend on the order of the
-    answers."""
+    """Checks score_group: one result per answer, the same when repeated, independent of the order of the answers."""
     if task.needs or type(task).score_group is Task.score_group:
         return
     answers = [answer_of(text) for text in texts]
@@ -223,8 +221,7 @@ def wrapped(text: str) -> list[str]:
 
 
 def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], findings: Findings) -> float | None:
-    """Returns the reward of the perfect answer. Adds a finding if that reward is below the maximum and another answer
-    earns more."""
+    """Returns the reward of the perfect answer. Adds a finding if another answer earns more."""
     best = try_answer(task, sample, oracle, findings)
     if best is None or best >= full_marks(task) - 1e-6 * max(1.0, abs(full_marks(task))):
         return best

@@ -114,8 +114,7 @@ def _hidden(case: CheatCase) -> list[Text]:
 
 
 def _two_answers(case: CheatCase) -> list[Text]:
-    """Answers that contain both the right and a wrong answer, in both orders. At most one of the two orders may be
-    rewarded."""
+    """Answers that contain both the right and a wrong answer, in both orders. At most one order may be rewarded."""
     pairs = [(case.right, case.wrong), (case.wrong, case.right)]
     joins: list[Callable[[str, str], str]] = [
         "{}, {}".format, "{} or {}".format, "<answer>{}, {}</answer>".format, "<answer>{}</answer><answer>{}</answer>"

@@ -58,8 +58,7 @@ def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) ->
 
 
 def hostile_calls(task: Task, sample: Sample) -> list[str]:
-    """Malformed tool calls, and tool calls with arguments that may break a careless tool; [] if the sample has no
-    tools."""
+    """Tool calls that are malformed or have arguments that may break a careless tool; [] if the sample has no tools."""
     tools = [schema["function"] for schema in schemas(task, sample)]
     values: list[Any] = [None, True, -1, 0, 10**30, 1e300, "", "\ud800", "x" * 5000, [], [[]], {}, [0] * 4]
     calls = [{"name": tool["name"], "arguments": dict.fromkeys(tool["parameters"].get("properties", ()), value)}

@@ -140,8 +140,7 @@ def _sized(sample: Sample) -> Sample:
 
 def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
                  count: int, findings: Findings) -> None:
-    """Applies the rules of vlrl.checks to the chosen rows. The rules that compare rows of a file see further rows as
-    well."""
+    """Applies the rules of vlrl.checks to the chosen rows. Rules that compare rows of a file see further rows."""
     rows: list[CheckedRow] = []
     for split, looked in chosen.items():
         for row in looked:

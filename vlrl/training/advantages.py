@@ -216,8 +216,7 @@ class _GroupValues:
 def _group_values(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
                   plan: Plan | None = None, cut: Callable[[Rollout], list[tuple[int, int, float]]] | None = None,
                   ) -> _GroupValues:
-    """The _GroupValues of a group. Fields that no function requires stay empty, because all fields are sent between
-    ranks."""
+    """The _GroupValues of a group. Fields that no function requires stay empty: all are sent between ranks."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
     return _GroupValues(

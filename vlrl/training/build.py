@@ -1,5 +1,4 @@
-"""Builds the objects of a run from its config: whatever the config selects by name, and whatever is read from disk at
-the start."""
+"""Builds the objects of a run from its config: whatever it selects by name, and whatever is read from disk."""
 
 import contextlib
 import importlib.util

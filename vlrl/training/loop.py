@@ -1,5 +1,4 @@
-"""The training loop: select prompts, generate, score, compute advantages, update, store and log; evaluate and save if
-due."""
+"""The training loop: select prompts, generate, score, compute advantages, update, log; evaluate and save if due."""
 
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config

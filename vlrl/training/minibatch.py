@@ -68,8 +68,7 @@ class TrainingRow:
         return np.pad(values[self.span], (len(self.mask) - (self.span.stop - self.span.start), 0))
 
     def per_token(self, name: str) -> np.ndarray | float:
-        """The part of `Rollout.per_token[name]` that belongs to this row; filled with NaN if the rollout has no such
-        array."""
+        """The part of `Rollout.per_token[name]` that belongs to this row; NaN if the rollout has no such array."""
         return self.from_rollout(self.rollout.per_token.get(name))
 
     def into_rollout(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
@@ -123,8 +122,7 @@ class Minibatch:
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
-        """Splits micro-batch `b` into two, with the values of their tokens; returns the number of tokens of the larger
-        half."""
+        """Splits micro-batch `b` and its token values into two; returns the number of tokens of the larger half."""
         whole, fresh, end = self.batches[b], [], 0
         for pieces in halves(whole.pieces):
             batch = self.pack(pieces)

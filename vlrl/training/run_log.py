@@ -103,8 +103,7 @@ class RunLog:
         return self._alerts
 
     def close(self) -> None:
-        """Closes the trackers and sends pending alerts to the webhook. The process group stays open for later closing
-        steps."""
+        """Closes the trackers and sends pending alerts to the webhook. The process group stays open."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
         if self._alerts:

@@ -1,5 +1,4 @@
-"""Runs a pass with separate gradients, so that their norm is known before they are added to the gradients of the
-objective."""
+"""Runs a pass with separate gradients, whose norm is known before they are added to those of the objective."""
 
 from collections.abc import Sequence
 

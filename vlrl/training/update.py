@@ -109,8 +109,7 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
 
 
 def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
-    """Learning rate of step `step`, counted from 0, of `steps` steps: warmup from 0, then constant, linear or cosine
-    decay."""
+    """Learning rate of step `step` (from 0) of `steps` steps: warmup from 0, then constant, linear or cosine decay."""
     warm = math.ceil(settings.warmup * steps)
     if step < warm:
         return settings.lr * (step + 1) / (warm + 1)
