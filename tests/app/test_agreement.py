@@ -13,12 +13,11 @@ from sklearn.metrics import cohen_kappa_score
 
 from tests.app import made_runs
 from tests.app.markup import words
-from vlrl.app import AppError, agreement, context, controls, filters, flagging, notes
-from vlrl.app.agreement import Pair
+from vlrl.app import AppError, controls, filters, flagging, notes
 from vlrl.app.index import Index, Query
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
-from vlrl.app.notes import FLAGS, Label, Note, Notes
+from vlrl.app.notes import FLAGS, Label, Note, Notes, Pair
 from vlrl.app.queries import RolloutKey
 from vlrl.app.site import Site, location
 
@@ -27,14 +26,14 @@ KEY = RolloutKey("quickstart", "train", "train", 12, "00000384", 3)
 
 def test_pairs_count_what_both_flagged():
     verdicts = [{"anna": "good", "ben": "good"}, {"anna": "bad", "ben": "good", "": "bad"}, {"anna": "good"}]
-    assert agreement.pairs(verdicts) == [Pair("anna", "ben", 2, 1, 0.0), Pair("", "anna", 1, 1, None),
-                                         Pair("", "ben", 1, 0, 0.0)]
-    assert agreement.kappa([]) is None
+    assert notes.pairs(verdicts) == [Pair("anna", "ben", 2, 1, 0.0), Pair("", "anna", 1, 1, None),
+                                     Pair("", "ben", 1, 0, 0.0)]
+    assert notes.kappa([]) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(FLAGS), st.sampled_from(FLAGS)), min_size=1, max_size=30))
 def test_kappa_is_that_of_scikit_learn(both):
-    found = agreement.kappa(both)
+    found = notes.kappa(both)
     if found is None:
         assert len({flag for pair in both for flag in pair}) == 1
     else:
@@ -145,8 +144,8 @@ def test_each_filter_is_a_chip_and_presets_lead_back():
     assert links["tool errors"] == {"page": "rollouts", "run": "a", "set": "train", "tool": "yes", "view": "rollouts"}
     assert filters.presets(where).count("aria-current") == 1
     where = {"run": "a", "in": "all", "group": "g", "from": "2", "split": "train"}
-    assert context.selection(where) == {"from": "2"}
-    assert context.selection({**where, "in": ""}) == {"run": "a", "from": "2"}
+    assert controls.selection(where) == {"from": "2"}
+    assert controls.selection({**where, "in": ""}) == {"run": "a", "from": "2"}
 
 
 @given(st.dictionaries(st.sampled_from(["run", "set", "from", "to", "rmin", "part", "text", "alike", "end", "flag"]),

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from tests.app.conftest import UPLOADING, WAIT_MS, listening, opened, serving
 from tests.app.proxy import framing, proxy
-from vlrl.app.address import parsed
+from vlrl.app.guard import parsed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NGINX = """daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;

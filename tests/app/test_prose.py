@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.app.markup import Markup
 from tests.app.views import Plain, clip, group, image, rollout
 from tests.tables import each
-from vlrl.app import cards, diffs, html, prose, reading
+from vlrl.app import cards, diffs, html, prose
 from vlrl.app.html import Html, as_json, el, esc, folded, join, link, number, table, visible
 from vlrl.app.prose import formula, rendered
 from vlrl.app.site import same
@@ -67,7 +67,7 @@ def test_any_text_becomes_known_elements_alone(text):
 def test_answers_are_ordered_by_reward_and_many_pictures_stand_beside_them():
     view = group(*(rollout(i, reward=reward) for i, reward in enumerate((0.5, None, 0.9, 0.5))))
     for first, indices in (("", [0, 1, 2, 3]), ("best", [2, 0, 3, 1]), ("worst", [0, 3, 2, 1]), ("x", [0, 1, 2, 3])):
-        assert [r.index for r in reading.ordered(view, first).rollouts] == indices
+        assert [r.index for r in cards.ordered(view, first).rollouts] == indices
     beside = {number: cards.group(group(media=(image(),) * number), Plain()).split('"')[1] for number in (1, 3, 4, 12)}
     assert beside == {1: "v v-group v-beside", 3: "v v-group", 4: "v v-group v-many", 12: "v v-group v-many"}
     assert "v-many" not in cards.group(group(media=(image(),) * 4 + (clip(0.0, 1.0),)), Plain())
