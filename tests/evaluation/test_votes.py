@@ -1,4 +1,4 @@
-"""tools/evaluation/votes.py and calibration.py against counting by hand and by enumeration."""
+"""tools/evaluation/votes.py and summary.py against counting by hand and by enumeration."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vlrl.rewards.confidence import calibration_error
 from vlrl.tools.evaluation import votes
-from vlrl.tools.evaluation.calibration import auroc, calibration, ece
+from vlrl.tools.evaluation.summary import auroc, calibration, ece
 
 
 def test_pass_at_k():

@@ -14,8 +14,7 @@ from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
 from vlrl.tools.datasets.check import check
 from vlrl.tools.makers import driving as makedriving
-from vlrl.tools.makers.driving import SHARES, WHERE, make_driving, quotas
-from vlrl.tools.makers.driving_plan import plan_of
+from vlrl.tools.makers.driving import SHARES, WHERE, make_driving, plan_of, quotas
 
 TIMES = np.linspace(0, 3, 31)
 

@@ -27,8 +27,7 @@ are written."""
 _LENGTHS = (1, 64, 256, 1024)
 _JUNK = ("", "junk", "<think>x</think><answer>junk</answer>")
 _TAG = re.compile(r"</(\w+)>")
-_UNASKED = ("think",)
-"""Tags that reasoning models write without being asked to."""
+_UNASKED = ("think",)  # tags that reasoning models write without being asked to
 _IN_PIXELS = ("boxes", "box", "points", "action", "point", "coordinate")
 _IN_METRES = ("trajectory",)  # answers give two decimals
 

@@ -27,8 +27,7 @@ _READ_ELSEWHERE = frozenset((*MEDIA_FIELDS, *(
 _BOX_FIELDS = frozenset(("boxes", "box", "points", "action"))
 _SOURCES = Table({"doubt": "vlrl.data.sources.box_forms:box_doubt",
                   "is_bookkeeping": "vlrl.data.sources.unread:is_bookkeeping"})
-_PROBED = 8
-"""Number of rows of a task that are used to find out which columns it reads."""
+_PROBED = 8  # number of rows of a task that are used to find out which columns it reads
 _LISTED = 8
 _LONGEST = 60
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")

@@ -23,8 +23,7 @@ Row = Mapping[str, Any]
 LATE = 0.1
 """A span may end after the video by this share of the duration: spans in published annotations exceed the duration by
 up to a tenth."""
-SLACK = 1.0
-"""Seconds by which a row's `duration` may differ from that of the file."""
+SLACK = 1.0  # seconds by which a row's `duration` may differ from that of the file
 _SHOWN_IN = {"expression": "image", "boxes": "image", "box": "image", "action": "image", "label": "image",
              "plan": "image", "trajectory": "image", "spans": "video", "tracks": "video"}
 """Field -> the kind of media (image or video) that the field refers to."""
@@ -123,11 +122,11 @@ def _boxes(row: Row) -> str | None:
 _CHECKS = Table({
     **{name: _text_check(name) for name in ("question", "instruction", "expression")},
     **{name: lambda row, name=name: positive_problem(name, row[name]) for name in ("duration", "fps")},
-    "label": _label, "answer_type": "vlrl.checks.answer_fields:answer_type_problem",
-    "options": "vlrl.checks.answer_fields:options_problem", "spans": span_problem,
+    "label": _label, "answer_type": "vlrl.checks.target_fields:answer_type_problem",
+    "options": "vlrl.checks.target_fields:options_problem", "spans": span_problem,
     "video_end": lambda row: cut_problem(row.get("video_start") or 0, row["video_end"]), "tracks": _tracks,
-    "plan": "vlrl.checks.route_fields:plan_problem",
-    "trajectory": "vlrl.checks.route_fields:trajectory_field_problem",
+    "plan": "vlrl.checks.target_fields:plan_problem",
+    "trajectory": "vlrl.checks.target_fields:trajectory_field_problem",
     "responses": lambda row: responses_problem(row["responses"], 1 if row.get("answer") is None else row["answer"]),
     "boxes": _boxes, "labels": _labels,
     "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",

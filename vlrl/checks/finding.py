@@ -18,21 +18,14 @@ warning: may be intended. error: a check command exits with code 1, and a run do
 class Finding:
     """One result of a check of a row, a file, a task, a sample of a task, or this machine."""
 
-    message: str
-    """What is wrong, with the value and the remedy; it does not name the row."""
-    rule: str = ""
-    """Name of the rule, e.g. "box" or "field/spans"; empty until Rule.finding sets it."""
+    message: str  # what is wrong, with the value and the remedy; it does not name the row
+    rule: str = ""  # Name of the rule, e.g. "box" or "field/spans"; empty until Rule.finding sets it.
     level: Level = "error"
-    id: str = ""
-    """Id of the row or sample; "" for a finding about a file, task or machine."""
-    where: str = ""
-    """File and line (or number of the row), or the task."""
-    text: str = ""
-    """The answer that shows the fault."""
-    more: int = 0
-    """Number of further findings of the rule that are not listed."""
-    fix: str = ""
-    """A command or setting that fixes the fault, unless the message already contains the remedy."""
+    id: str = ""  # Id of the row or sample; "" for a finding about a file, task or machine
+    where: str = ""  # file and line (or number of the row), or the task
+    text: str = ""  # the answer that shows the fault
+    more: int = 0  # number of further findings of the rule that are not listed
+    fix: str = ""  # A command or setting that fixes the fault, unless the message already contains the remedy
 
     @property
     def kind(self) -> str:

@@ -19,20 +19,16 @@ _GRID = 32  # points on a side at which two images are compared
 _FLAT = 2.0  # standard deviation of grey values below which an image has too little structure to compare
 _NEAR = 14  # of 64 bits: largest Hamming distance of hashes for two images to be correlated
 _ALIKE = 0.95  # least correlation of the grey values of duplicates
-Window = tuple[float, float, float, float]
-"""Part of an image: left, top, width and height as fractions of its size."""
+Window = tuple[float, float, float, float]  # part of an image: left, top, width and height as fractions of its size
 
 
 class NearDuplicate(NamedTuple):
     """A held-out row and the most similar row of train. If several comparisons match, `kind` is the most certain of
     them."""
 
-    heldout: str
-    """Id of the held-out row."""
-    train: str
-    """Id of the row in train."""
-    kind: str
-    """How the two rows match: same (bytes), look or crop (images), text, words or meaning (texts)."""
+    heldout: str  # Id of the held-out row
+    train: str  # Id of the row in train
+    kind: str  # how the two rows match: same (bytes), look or crop (images), text, words or meaning (texts)
     likeness: float
     """Similarity in [0, 1]: correlation of grey values, share of n-grams, or cosine of words or text embeddings."""
 

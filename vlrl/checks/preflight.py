@@ -31,15 +31,12 @@ from vlrl.rewards.text import completion_for
 from vlrl.task import Task, task_samples
 from vlrl.types import Sample
 
-FIRST = 4
-"""Number of samples of each task that are checked in full; every prompt template is used at least once."""
-OTHERS = 256
-"""Number of further rows of each split whose fields and media headers are checked."""
+FIRST = 4  # number of samples of each task that are checked in full; every prompt template is used at least once
+OTHERS = 256  # number of further rows of each split whose fields and media headers are checked
 _QUICK = 2.0
 """Time limit in seconds for making the samples of all splits. If it is exceeded, the samples are not made a second time
 to compare them."""
-COMPARED = 20_000
-"""Number of rows of each split in memory that are compared with one another."""
+COMPARED = 20_000  # number of rows of each split in memory that are compared with one another
 
 
 @prints_aside()

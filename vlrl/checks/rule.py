@@ -15,60 +15,41 @@ from vlrl.types import Sample
 if TYPE_CHECKING:
     from vlrl.checks.image_similarity import ImageSignature
 
-Size = tuple[int, int]
-"""Width and height in pixels."""
+Size = tuple[int, int]  # width and height in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaFile:
     """The inspected properties of one image or video of a row."""
 
-    name: str
-    """Name of the file, for messages."""
-    path: str = ""
-    """Path of the file; a hash for media that are embedded in the row."""
+    name: str  # name of the file, for messages
+    path: str = ""  # path of the file; a hash for media that are embedded in the row
     start: float | None = None
-    end: float | None = None
-    """`start` and `end` in seconds are the part of a video that the row selects."""
-    size: Size | None = None
-    """Width and height after the EXIF orientation is applied."""
-    orientation: int = 1
-    """EXIF orientation of an image: 1 = as stored, 5 to 8 = rotated by 90 degrees."""
-    seconds: float | None = None
-    """Duration in seconds of a video from `start` on."""
-    sha256: str = ""
-    """SHA-256 of the content; "" if the content was not read."""
+    end: float | None = None  # `start` and `end` in seconds are the part of a video that the row selects
+    size: Size | None = None  # width and height after the EXIF orientation is applied
+    orientation: int = 1  # EXIF orientation of an image: 1 = as stored, 5 to 8 = rotated by 90 degrees
+    seconds: float | None = None  # duration in seconds of a video from `start` on
+    sha256: str = ""  # SHA-256 of the content; "" if the content was not read
     signature: ImageSignature | None = None
     """Signature of an image, for the comparison with other images; None unless images are compared."""
-    problem: str = ""
-    """Why the file cannot be used; "" if it can."""
+    problem: str = ""  # why the file cannot be used; "" if it can
 
 
 @dataclass
 class CheckedRow:
     """One row of a file, or one sample of a task, with its media and the findings about it."""
 
-    where: str
-    """File and line (or number of the row)."""
-    row: Mapping[str, Any]
-    """The canonical fields of the row; {} if the row could not be read."""
+    where: str  # file and line (or number of the row)
+    row: Mapping[str, Any]  # the canonical fields of the row; {} if the row could not be read
     id: str = ""
-    side: str | None = None
-    """"train" or "heldout"; None if unknown."""
-    sample: Sample | None = None
-    """The sample that the task makes from the row; None if that fails."""
-    files: Sequence[MediaFile] = ()
-    """The media of the row; empty if they were not inspected."""
-    unlabelled: bool = False
-    """True if the task has no perfect answer to the row."""
-    error: str = ""
-    """Why the task cannot read the row; "" if it can."""
+    side: str | None = None  # "train" or "heldout"; None if unknown
+    sample: Sample | None = None  # the sample that the task makes from the row; None if that fails
+    files: Sequence[MediaFile] = ()  # the media of the row; empty if they were not inspected
+    unlabelled: bool = False  # True if the task has no perfect answer to the row
+    error: str = ""  # why the task cannot read the row; "" if it can
     path: Path = Path()
-    """File that contains the row."""
-    root: Path = Path()
-    """Folder that media paths are relative to."""
+    root: Path = Path()  # folder that media paths are relative to
     findings: list[Finding] = field(default_factory=list)
-    """Findings of the rules applied so far."""
 
     @property
     def media_ids(self) -> list[str]:
@@ -90,11 +71,9 @@ def default_refusal(size: Size) -> str:
 class Context:
     """The inputs of a rule other than the row: the task, limits and conventions."""
 
-    task: Task | None = None
-    """The task that reads the rows; None = only canonical fields are checked."""
+    task: Task | None = None  # the task that reads the rows; None = only canonical fields are checked
     limits: LimitsSettings = field(default_factory=LimitsSettings)
-    boxes: str = ""
-    """The setting data.boxes (the format of boxes); "" = the format given by the task's own data."""
+    boxes: str = ""  # the setting data.boxes (the format of boxes); "" = the format given by the task's own data
     refusal: Callable[[Size], str] = default_refusal
     """Returns why the model's processor refuses an image of a size; "" if it accepts it."""
 
@@ -119,8 +98,7 @@ class Rule:
     cost: Literal["cheap", "expensive"] = "cheap"
     """cheap: reads at most headers of media, so every run applies the rule to some rows. expensive: only checks apply
     it. """
-    start: Level | None = None
-    """Level at the start of a run, if it differs from `level`."""
+    start: Level | None = None  # level at the start of a run, if it differs from `level`
 
     def finding(self, found: str | Finding, at_start: bool, where: str, id: str) -> Finding:
         """Converts a message of this rule about the row or sample `id` to a Finding."""

@@ -6,9 +6,10 @@ A rule of scope "task" is `find(samples: TaskSamples)` and yields findings. It u
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,21 +26,20 @@ from vlrl.checks.answers import (
 )
 from vlrl.checks.finding import Finding, shorten
 from vlrl.checks.identity import fingerprint, unstable_sample
-from vlrl.checks.prompts import media_problems, placeholder_problems, prompt_text
 from vlrl.checks.rule import Rule
 from vlrl.config.schema import LimitsSettings
+from vlrl.data import FIELDS, MEDIA_FIELDS
 from vlrl.data import media as loader
 from vlrl.data.media import VideoSampling
+from vlrl.data.row_media import named_media, unshown_advice, unshown_columns, unshown_problem
 from vlrl.errors import VlrlError
 from vlrl.task import Task, task_messages, task_oracle
 from vlrl.task.environment import has_environment
 from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.types import Sample
 
-BOUND = 10.0
-"""Largest allowed magnitude of a reward part that the task does not list in `best_parts`."""
-SECONDS = 5.0
-"""Time limit for trying answers, so that a slow `score` does not delay the start of a run."""
+BOUND = 10.0  # largest allowed magnitude of a reward part that the task does not list in `best_parts`
+SECONDS = 5.0  # time limit for trying answers, so that a slow `score` does not delay the start of a run
 _MOST_PROMPTED = 8
 _MOST_SCORED = 4
 _ANSWERS = ("", "junk", "1", "<answer>2</answer>", "<think>I look.</think><answer>no</answer>", "\\boxed{B}")
@@ -51,14 +51,11 @@ class PromptedSample:
     """A sample rendered with one of the task's prompt templates."""
 
     sample: Sample
-    prompt: str
-    """The text of the sample's messages."""
-    scored: Sample
-    """The sample as `score` receives it, with the size of its image."""
+    prompt: str  # the text of the sample's messages
+    scored: Sample  # the sample as `score` receives it, with the size of its image
     oracle: str | None
     """The perfect answer, in original pixels. None if it is unknown, or if the task does not score single answers."""
-    error: str = ""
-    """Why the prompt, the image or the perfect answer cannot be made; "" if they can."""
+    error: str = ""  # why the prompt, the image or the perfect answer cannot be made; "" if they can
 
 
 @dataclass(frozen=True)
@@ -78,10 +75,8 @@ class TaskSamples:
     task: Task
     samples: Sequence[Sample]
     limits: LimitsSettings
-    scored: bool = True
-    """Whether the rules of rewards apply."""
-    repeated: Sequence[Sample] = ()
-    """The same samples, generated a second time; () if they were not generated twice."""
+    scored: bool = True  # whether the rules of rewards apply
+    repeated: Sequence[Sample] = ()  # the same samples, generated a second time; () if they were not generated twice
     every: bool = False
     """True if `prompted` combines each sample with each template; False if the templates are used in turn."""
 
@@ -276,3 +271,40 @@ def task_findings(samples: TaskSamples, *, at_start: bool = False) -> Iterator[F
     for rule in TASK_RULES:
         for found in rule.find(samples):
             yield rule.finding(found, at_start, f"task '{samples.task.name}'", found.id)
+
+
+_PLACEHOLDER = re.compile(r"(?<![\w\\])\{(\w+)\}")  # {label}, not \boxed{label}
+
+
+def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of chat messages (system and few-shot examples included), joined by newlines."""
+    contents = [[{"text": m["content"]}] if isinstance(m["content"], str) else m["content"] for m in messages]
+    return "\n".join(part["text"] for content in contents for part in content
+                     if isinstance(part, Mapping) and isinstance(part.get("text"), str))
+
+
+def media_problems(task: Task, sample: Sample) -> Iterator[Finding]:
+    """Yields a message for media that the row names or the sample has, but the prompt does not show."""
+    missing = unshown_problem(sample, FIELDS, MEDIA_FIELDS)
+    if missing:
+        yield Finding(message=missing, id=sample.id)
+    else:
+        for column in unshown_columns(sample, FIELDS, MEDIA_FIELDS)[:1]:
+            yield Finding(message=f"the prompt does not show all media of the row, {named_media(sample.row, column)}: "
+                          f"{unshown_advice(column, MEDIA_FIELDS)}", id=sample.id, level="warning")
+    shown = [part.get("type") for m in task_messages(task, sample) if not isinstance(m["content"], str)
+             for part in m["content"] if part.get("type") != "text"]
+    has = [media.kind for media in sample.media]
+    if shown != has:
+        yield Finding(message=f"its messages show {shown}, but the sample has {has}: every image and video once, in "
+                      'order, as {"type": "image"} or {"type": "video"}', id=sample.id)
+
+
+def placeholder_problems(task: Task, sample: Sample, text: str) -> Iterator[Finding]:
+    """Yields a message for each placeholder of the sample's template that is still in the prompt `text`, because the
+    row lacks the field."""
+    for name in dict.fromkeys(_PLACEHOLDER.findall(sample.prompt or task.templates[0])):
+        if name not in sample.row and f"{{{name}}}" in text:
+            yield Finding(message=f"the prompt asks for {{{name}}}, which the row does not have (it has "
+                          f"{', '.join(map(str, sample.row)) or 'no field'}): give the rows that field, or write "
+                          f"{{ {name} }} for literal braces", id=sample.id)

@@ -26,8 +26,7 @@ from vlrl.task.scoring import sample_metrics, score_all
 from vlrl.task.services import RunServices
 from vlrl.types import Group, Sample
 
-_CHUNK = 64
-"""Number of prompts that are encoded and answered together."""
+_CHUNK = 64  # number of prompts that are encoded and answered together
 
 
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,

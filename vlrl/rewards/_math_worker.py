@@ -12,8 +12,7 @@ import re
 import signal
 from multiprocessing.connection import Connection
 
-MEMORY = 4 * 2**30
-"""Maximum address space of the process in bytes; an expression that needs more memory fails."""
+MEMORY = 4 * 2**30  # maximum address space of the process in bytes; an expression that needs more memory fails
 MOST_DIGITS = 5000
 """Maximum number of digits of an answer's value, if the gold answer has fewer. An answer that may have more digits
 counts as unequal, because evaluating a tower of powers would take all the time."""

@@ -21,8 +21,7 @@ from vlrl.rewards.stem import stem
 from vlrl.rewards.text import clean_label, denies, retracted, same_label
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-MOST_CHARACTERS = 20_000
-"""An option letter is only searched for in this many characters at the start of an answer."""
+MOST_CHARACTERS = 20_000  # an option letter is only searched for in this many characters at the start of an answer
 MOST_WORDS = 5000
 """Only this many words of an answer are compared with the ground truth. An answer with more words cannot be close to a
 shorter ground truth."""

@@ -8,8 +8,7 @@ from vlrl.rewards.numbers import is_percent, read_number
 from vlrl.rewards.scripts import western
 from vlrl.rewards.text import clean_label, yes_no
 
-CLOSE = 1e-5
-"""Two chart values are equal if their relative error is at most this (GLM-4.1V, arXiv 2507.01006)."""
+CLOSE = 1e-5  # two chart values are equal if their relative error is at most this (GLM-4.1V, arXiv 2507.01006)
 _YEARS = (1000, 3000)
 _VALUE = re.compile(r"(?:[$€£¥]\s?)?([-+]?[\d.,]{1,30})\s?%?", re.ASCII)
 _WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "

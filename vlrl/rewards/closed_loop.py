@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-SPEED_SLACK = 0.1
-"""The speed limit may be exceeded by this fraction without a penalty."""
-SPEED_SPAN = 0.4
-"""Beyond the slack, the speed factor falls to 0 over this fraction of the speed limit."""
-LEAST_TTC = 0.95
-"""Time to collision in seconds; below it, the reward of a decision is halved. The value is nuPlan's."""
+SPEED_SLACK = 0.1  # the speed limit may be exceeded by this fraction without a penalty
+SPEED_SPAN = 0.4  # beyond the slack, the speed factor falls to 0 over this fraction of the speed limit
+LEAST_TTC = 0.95  # Time to collision in seconds; below it, the reward of a decision is halved. The value is nuPlan's.
 BRAKING, PUSHING, SIDEWAYS = -4.05, 2.40, 4.89
 """Largest comfortable accelerations in m/s^2: braking, speeding up, and sideways. The values are nuPlan's."""
 HALF = 0.5

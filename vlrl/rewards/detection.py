@@ -18,8 +18,7 @@ from vlrl.rewards.boxes import giou, iou_matrix
 
 Detection = Mapping[str, Any]
 Pairs = list[tuple[int, int]]
-THRESHOLDS = tuple(0.5 + 0.05 * i for i in range(10))
-"""COCO's IoU thresholds, from .5 to .95 in steps of .05."""
+THRESHOLDS = tuple(0.5 + 0.05 * i for i in range(10))  # COCO's IoU thresholds, from .5 to .95 in steps of .05
 _RECALLS = tuple(i / 100 for i in range(101))
 _MOST = 100  # detections of one label and image that COCO considers
 

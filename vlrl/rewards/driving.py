@@ -25,12 +25,9 @@ HEADS: Mapping[str, Mapping[str, float]] = {
 }
 """Head (speed or path) -> its words, each with the weight of a correct answer, as in AlphaDrive (2503.07608)."""
 MOST_POINTS = 100
-FARTHEST = 1000.0
-"""Metres; a waypoint farther away than this is invalid."""
-LONGEST = 60.0
-"""Seconds; a waypoint later than this is invalid."""
-STEP = 0.25
-"""Seconds between the times at which a trajectory is checked for collisions."""
+FARTHEST = 1000.0  # Metres; a waypoint farther away than this is invalid
+LONGEST = 60.0  # Seconds; a waypoint later than this is invalid
+STEP = 0.25  # seconds between the times at which a trajectory is checked for collisions
 _WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)*", re.ASCII)
 _KNOWN = frozenset(word for known in HEADS.values() for word in known)
 _CLAUSE = re.compile(r"[,;.:\n]|\b(?:and|but|then)\b", re.IGNORECASE)

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 
-CORRECT = 0.1
-"""An answer with an accuracy above this is correct (Video-R1)."""
+CORRECT = 0.1  # an answer with an accuracy above this is correct (Video-R1)
 _ROUNDING = 1e-12
 
 

@@ -10,8 +10,7 @@ from vlrl.rewards.text import between
 
 _LONGEST = 20_000
 _DEEPEST = 200  # nesting depth. Python 3.14 parses some ten thousand levels, on which later code would fail.
-MOST = 1000
-"""Maximum number of detections that are read from one answer."""
+MOST = 1000  # maximum number of detections that are read from one answer
 _LARGEST = 1e9  # larger coordinates are invalid; sums and products of smaller ones stay finite
 _TOKEN = re.compile(r"'([^'\\]*)'|\"[^\"\\]*\"|\b(?:None|True|False)\b|[()]")
 _AS_JSON = {"None": "null", "True": "true", "False": "false", "(": "[", ")": "]"}

@@ -25,8 +25,7 @@ from typing import Any
 from vlrl.errors import ConfigError
 from vlrl.rewards.worker import Worker, WorkerEnded
 
-LONGEST = 500
-"""Maximum number of characters of an expression; a longer text is not read as an expression."""
+LONGEST = 500  # maximum number of characters of an expression; a longer text is not read as an expression
 SECONDS = 5.0
 _PATIENCE = 60.0  # seconds added to ten times the CPU limit, within which the process must start and reply
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?", re.ASCII)

@@ -14,12 +14,9 @@ class VoteGrid:
     """A grid whose lines are the edges of a group's boxes, with the number of boxes that cover each cell. It is exact
     for any image size."""
 
-    counts: np.ndarray
-    """[rows, columns] Number of boxes that cover each cell."""
-    xs: np.ndarray
-    """[columns + 1] x coordinates of the grid lines in pixels."""
-    ys: np.ndarray
-    """[rows + 1] y coordinates of the grid lines in pixels."""
+    counts: np.ndarray  # [rows, columns] Number of boxes that cover each cell
+    xs: np.ndarray  # [columns + 1] x coordinates of the grid lines in pixels
+    ys: np.ndarray  # [rows + 1] y coordinates of the grid lines in pixels
 
     @property
     def areas(self) -> np.ndarray:

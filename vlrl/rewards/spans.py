@@ -25,8 +25,7 @@ _ANY = re.compile(rf"(?<![\w.\u2212-])(?<!\d:)({_CLOCK}|{_NUMBER}){_UNIT}{_BETWE
 _PAIR = re.compile(rf"\(\s{{0,9}}({_NUMBER})\s{{0,9}},\s{{0,9}}({_NUMBER})\s{{0,9}}\)", re.ASCII)
 _BESIDE = re.compile(r"[\s,;.]*")
 _COMMAS = re.compile(r"(?:~(?:\s*,\s*~)*(?:\s*,)?)?\s*")
-MOST = 1000
-"""Maximum number of spans that are read from one answer."""
+MOST = 1000  # maximum number of spans that are read from one answer
 
 
 def is_span(span: Span) -> bool:

@@ -48,8 +48,7 @@ class Worker:
         self.process: subprocess.Popen[bytes] | int | None = None
         """The process, or its id if it is not a child of this process (a fork server started it). It leads its own
         process group."""
-        self.late = 0
-        """Number of replies that did not belong to the current request and were dropped."""
+        self.late = 0  # number of replies that did not belong to the current request and were dropped
         self._connection: Connection | None = None
         self._number = self._answered = 0
         """Numbers of the last request sent, and of the last request whose reply was received."""

@@ -10,8 +10,7 @@ from typing import Any
 
 from vlrl.checks.answers import answer_of
 from vlrl.checks.finding import shorten
-from vlrl.checks.prompts import prompt_text
-from vlrl.checks.tasks import changing_score, range_problem
+from vlrl.checks.tasks import changing_score, prompt_text, range_problem
 from vlrl.data import coordinates
 from vlrl.data.coordinates import Coordinates
 from vlrl.rewards.scalar import finite_number

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vlrl.checks.answers import answer_of
-from vlrl.checks.prompts import prompt_text
+from vlrl.checks.tasks import prompt_text
 from vlrl.config.registry import failure
 from vlrl.task import Task
 from vlrl.testing.answers import quick_reward

@@ -21,11 +21,9 @@ from vlrl.errors import TrainingError
 from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatReply
 from vlrl.types import Completion, Turn
 
-_TRIED = 16
-"""If this many requests fail before the first success, generation is aborted."""
+_TRIED = 16  # if this many requests fail before the first success, generation is aborted
 
-Keep = Callable[[Request, int, ChatReply], None]
-"""Function of (request, index of the completion, reply of the server)."""
+Keep = Callable[[Request, int, ChatReply], None]  # function of (request, index of the completion, reply of the server)
 
 
 class Endpoint:
@@ -41,8 +39,7 @@ class Endpoint:
                                   wait_s=wait_s, option=option)
         self.address, self.model = self._client.address, self._client.model
         self._pool = ThreadPoolExecutor(concurrency, "endpoint")
-        self.keep: Keep | None = None
-        """Function that is called with each reply when it arrives, in a worker thread."""
+        self.keep: Keep | None = None  # function that is called with each reply when it arrives, in a worker thread
         self._count = threading.Lock()
         self._answered = self._failed = 0
 

@@ -21,10 +21,8 @@ from vlrl.store.files import append_line
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import resume_lines
 
-Place = tuple[int, int]
-"""(number of the row, index of the reply to this row)"""
+Place = tuple[int, int]  # (number of the row, index of the reply to this row)
 _TOGETHER = 256
-"""Number of requests per batch."""
 _MILLION = 1e6
 
 

@@ -39,8 +39,7 @@ from vlrl.types import Media, Sample
 COMPARED = 20_000
 """Held-out images are compared visually with training images only if the data has at most this many images and videos.
 """
-COUNTED = ("category", "split", "answer_type")
-"""Fields for which the report counts how often each value occurs."""
+COUNTED = ("category", "split", "answer_type")  # fields for which the report counts how often each value occurs
 _ORDER = ("file", *(rule.name for rule in checks.RULES))
 _TIMES = ("video_start", "video_end", "fps", "frame_times")
 _NO_ROWS = ("metadata.jsonl", "metadata.csv", "dataset_info.json", "dataset_dict.json", "state.json")
@@ -52,26 +51,18 @@ class DataReport:
     """The result of checking data files: their problems, and a summary of their content."""
 
     rows: int
-    bad: int
-    """Number of rows with at least one error."""
-    problems: tuple[Finding, ...]
-    """Errors, in the order of files and rows."""
-    warnings: tuple[Finding, ...]
-    """Suspicious properties of rows that may be intended."""
-    fields: Mapping[str, int]
-    """Field -> number of rows in which the field has a value other than null."""
+    bad: int  # number of rows with at least one error
+    problems: tuple[Finding, ...]  # errors, in the order of files and rows
+    warnings: tuple[Finding, ...]  # suspicious properties of rows that may be intended
+    fields: Mapping[str, int]  # field -> number of rows in which the field has a value other than null
     counts: Mapping[str, Mapping[str, int]]
     """Field in COUNTED -> value -> number of rows. Fields that do not occur are left out."""
-    media: Mapping[str, int]
-    """Numbers of distinct images, of distinct videos, and of unusable files."""
-    copies: tuple[tuple[str, ...], ...]
-    """Groups of media files with the same content."""
-    unlabelled: int
-    """Number of rows for which the task has no perfect answer."""
+    media: Mapping[str, int]  # numbers of distinct images, of distinct videos, and of unusable files
+    copies: tuple[tuple[str, ...], ...]  # groups of media files with the same content
+    unlabelled: int  # number of rows for which the task has no perfect answer
     shapes: Mapping[str, int] = field(default_factory=dict)
     """Name of a recognised data format, with the projects that use it -> number of records."""
-    example: SamplePreview | None = None
-    """The first row without errors, rendered as the model will see it."""
+    example: SamplePreview | None = None  # the first row without errors, rendered as the model will see it
     types: Sequence[TypeLine] = ()
     """The answer types that were chosen for the rows, each with examples and the reasons for the choice."""
     pixels: PixelBudget | None = None

@@ -23,8 +23,7 @@ from vlrl.store.files import replacing, suffix_of
 from vlrl.task import Task
 from vlrl.types import Media
 
-_REMARKS = ("box/units", "unread")
-"""Rules about a whole file that are checked during a conversion."""
+_REMARKS = ("box/units", "unread")  # rules about a whole file that are checked during a conversion
 
 
 @dataclass(frozen=True)

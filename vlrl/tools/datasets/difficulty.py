@@ -35,8 +35,7 @@ from vlrl.tools.evaluation.measure import EvalRuntime, ModelChoice, model_facts,
 from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Group, Sample
 
-_TOGETHER = 256
-"""Maximum number of answers generated in one batch; determines the number of prompts per chunk."""
+_TOGETHER = 256  # maximum number of answers generated in one batch; determines the number of prompts per chunk
 _STREAM = 7
 """First number in the keys of this module's random streams; training, evaluation and variants use other numbers."""
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
@@ -47,10 +46,8 @@ class MeasurementScope:
     """The prompts to measure, and the number of answers to sample for each."""
 
     answers: int = 8
-    """Number of answers per prompt, k."""
     split: str = "train"
-    limit: int | None = None
-    """Measure only this many prompts from the start of the split; None = all."""
+    limit: int | None = None  # measure only this many prompts from the start of the split; None = all
 
 
 def facts(config: Config, chosen: ModelChoice, scope: MeasurementScope) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from scipy.sparse import csr_array
 
 from vlrl.checks.image_similarity import NearDuplicate, similar_images
 from vlrl.config.schema import LimitsSettings
+from vlrl.errors import ConfigError
 from vlrl.progress import Progress, no_progress
 from vlrl.tools.datasets.convert import sound_rows
 from vlrl.tools.datasets.signatures import read_signatures
@@ -28,13 +29,11 @@ KINDS = ("same", "look", "crop", "text", "words", "meaning")
 """Kinds of overlap between a held-out and a training row. same: the same file. look: images that look the same. crop:
 an image that is a crop of the other. text: the same text, or at least half of the 13-grams. words: nearly the same
 words. meaning: similar embeddings."""
-N = 13
-"""Number of words in an n-gram, as in evaluations of large language models (2005.14165, appendix C)."""
+N = 13  # number of words in an n-gram, as in evaluations of large language models (2005.14165, appendix C)
 _TEXTS = ("question", "instruction", "expression", "caption", "text", "problem", "options")
 _WORDS = 0.8  # minimum cosine of word vectors of texts that count as the same
 _FEW = 8  # texts with fewer words must be equal
-ALIKE = 0.9
-"""Two texts count as the same if their embeddings have at least this cosine similarity."""
+ALIKE = 0.9  # two texts count as the same if their embeddings have at least this cosine similarity
 _COMMON = 0.01  # n-grams in more than this share of train rows belong to a template
 
 
@@ -44,7 +43,6 @@ class Overlap:
 
     train: int
     heldout: int
-    """Number of held-out rows."""
     shared: tuple[NearDuplicate, ...]
     """The overlaps found, in the order of the held-out rows. Each row has at most one overlap of its images and one of
     its text; see KINDS."""
@@ -116,7 +114,6 @@ def shared_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tu
     """Finds the held-out texts whose embedding has a cosine of at least `alike` with that of a training text. Only
     texts of at least 8 words without an image are compared. Each match has the nearest training text, and the kind
     `meaning`."""
-    from vlrl.tools.datasets.embedder import embed  # imports torch, which only this needs
 
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
     if not known or not own:
@@ -192,3 +189,45 @@ def text_of(row: Mapping[str, Any]) -> str:
     return " ".join(" ".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts if part)
 
 
+_BATCH = 32
+
+
+def embed(folder: Path, texts: Sequence[str]) -> np.ndarray:
+    """Unit vectors [texts, width] in float32. For a CLIP model they are its text features, else the mean over the last
+    hidden states of a text's tokens, as in sentence encoders (1908.10084). Texts are truncated to the model's
+    maximum length.
+
+    Raises ConfigError for a folder without a model and tokenizer. Nothing is downloaded, and no code in the folder is
+    executed."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--embedder {folder} must be a model folder with config.json, weights and tokenizer")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"--embedder {folder} cannot be loaded: {error}") from error
+    longest = min(tokenizer.model_max_length, _length(model.config))
+    batches = []
+    for start in range(0, len(texts), _BATCH):
+        batch = tokenizer([*texts[start:start + _BATCH]], padding=True, truncation=True, max_length=longest,
+                          return_tensors="pt")
+        with torch.inference_mode():
+            batches.append(_vectors(model, batch).float().numpy())
+    vectors = np.concatenate(batches) if batches else np.zeros((0, 1), np.float32)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def _vectors(model: Any, batch: Any) -> Any:
+    if hasattr(model, "get_text_features"):
+        given = model.get_text_features(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        return getattr(given, "pooler_output", given)
+    mask = batch["attention_mask"][:, :, None]
+    return (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def _length(config: Any) -> int:
+    text = getattr(config, "text_config", None) or config
+    return int(getattr(text, "max_position_embeddings", None) or 512)

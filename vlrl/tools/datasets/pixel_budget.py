@@ -20,8 +20,7 @@ from vlrl.rewards.boxes import is_number
 Size = tuple[float, float]
 Scale = Callable[[Size], float | None]
 """Function of an image's (width, height) that returns the factor by which the image is resized; None if unknown."""
-FEW = 8.0
-"""A target box is too small if its shorter side has fewer pixels than this, a quarter of a visual token."""
+FEW = 8.0  # A target box is too small if its shorter side has fewer pixels than this, a quarter of a visual token
 _STEP = 32  # image sides are rounded to this for processors that need an actual image
 
 
@@ -32,8 +31,7 @@ class PixelBudget:
     targets: int
     smallest: float
     median: float
-    few: int
-    """Number of targets that have fewer than FEW pixels."""
+    few: int  # number of targets that have fewer than FEW pixels
     needed: int
     """The smallest model.max_pixels with which every target has at least FEW pixels; 0 if there are no targets."""
 

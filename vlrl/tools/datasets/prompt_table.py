@@ -39,7 +39,6 @@ class MeasuredPrompt:
     """The result of measuring one prompt, or the reason why the prompt could not be answered."""
 
     number: int
-    """Index of the prompt in the split."""
     id: str
     category: str | None = None
     task: str = ""
@@ -78,12 +77,9 @@ class Summary:
     answers_drawn: int
     pass_at: Mapping[str, float]
     """k' -> mean over prompts of the unbiased estimate of pass@k', for k' = 1, 2, 4, ... and k."""
-    histogram: Mapping[str, int]
-    """Number of prompts by pass rate in percent, see curriculum/filters.py."""
-    categories: Mapping[str, Mapping[str, int]]
-    """Category -> histogram of its prompts; {} for a single category."""
-    left_out: Sequence[Mapping[str, str]]
-    """(id, reason) of each prompt without measured columns."""
+    histogram: Mapping[str, int]  # number of prompts by pass rate in percent, see curriculum/filters.py
+    categories: Mapping[str, Mapping[str, int]]  # category -> histogram of its prompts; {} for a single category
+    left_out: Sequence[Mapping[str, str]]  # (id, reason) of each prompt without measured columns
 
 
 def summary(measured: Sequence[MeasuredPrompt], answers: int) -> Summary:

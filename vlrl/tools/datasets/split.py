@@ -42,15 +42,11 @@ class Split:
 
     train: tuple[UsableRow, ...]
     heldout: tuple[UsableRow, ...]
-    wanted: int
-    """Requested number of held-out rows."""
+    wanted: int  # requested number of held-out rows
     groups: int
     largest: int
-    """Number of rows in the largest group."""
-    near: tuple[tuple[str, ...], ...]
-    """Groups of different image files that look alike."""
-    unread: int
-    """Missing media files; such files are compared only by their paths."""
+    near: tuple[tuple[str, ...], ...]  # groups of different image files that look alike
+    unread: int  # missing media files; such files are compared only by their paths
 
     def shares(self) -> dict[str, tuple[int, int]]:
         """Category -> (number of train rows, number of held-out rows), the largest category first."""

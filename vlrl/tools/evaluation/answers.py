@@ -35,8 +35,7 @@ from vlrl.tools.evaluation.rows import RowFile, cluster_hash, content_hash, prom
 from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.types import Answer, Completion, Group, Prompt, Rollout, Row, Sample
 
-_TOGETHER = 256
-"""Maximum number of answers generated in one batch."""
+_TOGETHER = 256  # maximum number of answers generated in one batch
 _CHUNK = 64
 """Maximum number of prompts that are answered in one batch; the same number as in the evaluations during a run."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +26,7 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.services.chat import address_of, key_of
 from vlrl.services.service_set import serving
 from vlrl.store import plain
-from vlrl.store.files import environment, write_text
+from vlrl.store.files import environment, replacing, write_text
 from vlrl.task import Task, task_messages
 from vlrl.task.environment import has_environment
 from vlrl.task.interface import first_samples
@@ -33,12 +34,11 @@ from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.answers import EvalRuntime, draw_answers, sample_for_setting
 from vlrl.tools.evaluation.measure import ModelChoice, model_facts, open_runtime, task_facts
-from vlrl.tools.evaluation.picture import plot_evaluation
 from vlrl.tools.evaluation.reasoning_judge import ReasoningJudge
 from vlrl.tools.evaluation.request import EvalRequest
 from vlrl.tools.evaluation.rows import RowFile
 from vlrl.tools.evaluation.settings import EvalSetting, Grid
-from vlrl.tools.evaluation.summary import Result, summarise
+from vlrl.tools.evaluation.summary import Metric, Result, summarise
 from vlrl.training.build_task import make_task
 from vlrl.types import Row, Sample
 
@@ -53,14 +53,12 @@ class Server:
     """An OpenAI-compatible server that hosts the model to evaluate, a judge or a teacher."""
 
     url: str
-    model: str | None = None
-    """The name of the model on the server; None if the server hosts only one."""
+    model: str | None = None  # the name of the model on the server; None if the server hosts only one
     key: str = field(default="", repr=False)
     concurrency: int = 8
     timeout_s: float = 300.0
     retries: int = 4
-    option: str = "--endpoint"
-    """The command-line option that gave the address, for error messages."""
+    option: str = "--endpoint"  # the command-line option that gave the address, for error messages
 
     @classmethod
     def from_request(cls, request: Any, url: str, model: str | None, key_env: str | None,
@@ -100,10 +98,8 @@ class Report:
     step: int
     folder: Path
     results: list[Result]
-    before: int = 0
-    """Number of rows that the folder already held when this evaluation started."""
-    judge: dict[str, Any] | None = None
-    """Name of the judge model, and its cost; None without a judge."""
+    before: int = 0  # number of rows that the folder already held when this evaluation started
+    judge: dict[str, Any] | None = None  # name of the judge model, and its cost; None without a judge
 
 
 def facts(config: Config, chosen: ModelChoice | None, server: Server | None, settings: Sequence[EvalSetting]
@@ -246,3 +242,69 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def _metrics(result: Result) -> dict[str, Any]:
     return {name: asdict(metric) for name, metric in result.metrics.items()}
+
+
+_COLORS = ("#1f5fa8", "#d1591b", "#3a7d44", "#7a4ea3", "#8a6d1d", "#b03060", "#2e8b8b", "#555555")
+_AT = re.compile(r"(pass|maj)@(\d+)")
+_MOST_BARS = 12
+
+
+def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
+    """Plots all metrics that lie in [0, 1] as a PNG at `path`. With several answers per sample, also plots pass@k
+    (solid) and maj@k (dashed). Returns `path`."""
+    from matplotlib.figure import Figure
+
+    curves = any(_AT.fullmatch(name) for r in results for name in r.metrics)
+    figure = Figure(figsize=(12 if curves else 7, 4.5), dpi=150, layout="constrained")
+    panels = figure.subplots(1, 2 if curves else 1, squeeze=False)[0]
+    _points(panels[0], results)
+    if curves:
+        _curves(panels[1], results)
+    panels[0].set_title(title[-80:], loc="left", fontsize=11, parse_math=False)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e6e6e6")
+        axes.set_axisbelow(True)
+    with replacing(path, sync=False) as temporary:
+        figure.savefig(temporary, format="png")
+    return path
+
+
+def _points(axes: Any, results: Sequence[Result]) -> None:
+    names = [n for n in dict.fromkeys(name for r in results for name in r.metrics)
+             if not _AT.match(n) and "completion/length" not in n
+             and all(0 <= r.metrics[n].mean <= 1 for r in results if n in r.metrics)][:_MOST_BARS]
+    for i, result in enumerate(results):
+        place = (i - (len(results) - 1) / 2) * 0.8 / max(len(results), 1)
+        points = [(x + place, result.metrics[n]) for x, n in enumerate(names) if n in result.metrics]
+        if points:
+            _draw_line(axes, [x for x, _ in points], [m for _, m in points], "o", _label(result, results), i)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8, parse_math=False)
+    axes.set_ylim(-0.02, 1.02)
+    if results:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def _curves(axes: Any, results: Sequence[Result]) -> None:
+    for i, result in enumerate(results):
+        for kind, form in (("pass", "o-"), ("maj", "s--")):
+            points = sorted((int(at[2]), m) for name, m in result.metrics.items()
+                            if (at := _AT.fullmatch(name)) and at[1] == kind)
+            if points:
+                _draw_line(axes, [k for k, _ in points], [m for _, m in points], form,
+                           f"{kind}@k, {_label(result, results)}", i)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="k answers", ylabel="share of samples that are right", ylim=(-0.02, 1.02))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_line(axes: Any, xs: Sequence[float], metrics: Sequence[Metric], form: str, label: str, color: int) -> None:
+    spread = [[max(0.0, m.mean - m.low) if m.low is not None else 0.0 for m in metrics],
+              [max(0.0, m.high - m.mean) if m.high is not None else 0.0 for m in metrics]]
+    axes.errorbar(xs, [m.mean for m in metrics], yerr=spread, fmt=form, markersize=4, capsize=3, linewidth=1,
+                  color=_COLORS[color % len(_COLORS)], label=label.replace("$", r"\$"))
+
+
+def _label(result: Result, results: Sequence[Result]) -> str:
+    several = len({r.split for r in results}) > 1
+    return f"{result.split}, {result.setting.name}" if several else result.setting.name

@@ -39,8 +39,7 @@ from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Group
 
-_NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}
-"""Fields of the settings `data.*` that cannot change an answer."""
+_NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}  # fields of the settings `data.*` that cannot change an answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +47,10 @@ class ModelChoice:
     """The model to evaluate, and how to load it."""
 
     name: str
-    """Hub name or folder of the model."""
     config: Config
-    """The config to load the model with."""
     checkpoint: Path | None = None
     """The folder whose weights replace the weights of `config.model.name`; None to keep the weights of model.name."""
-    step: int = 0
-    """Number of training steps that the model has completed."""
+    step: int = 0  # number of training steps that the model has completed
     warnings: tuple[str, ...] = ()
 
 

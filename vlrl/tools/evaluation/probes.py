@@ -24,8 +24,7 @@ PREMISE, PARAPHRASES = "without_premise", "paraphrases"
 _QUESTIONS = ("question", "expression", "instruction")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_REACH = 0.05
-"""Two points count as the same answer if their distance is at most this share of the image's diagonal."""
+_REACH = 0.05  # two points count as the same answer if their distance is at most this share of the image's diagonal
 _ABSTAINS = re.compile(
     r"\b(can ?not|can't|unable to|impossible to|not possible to) (be )?(answer|tell|say|determine|see|know|solve|find|"
     r"identify|locate)|\b(not|n't) (be )?(determined|enough|given|provided|specified|visible|shown|known)\b|"

@@ -30,8 +30,7 @@ from vlrl.types import Row, Sample
 
 AsSample = Callable[[Row], tuple[Sample, str]]
 """Function that maps a row of answers.jsonl to its sample and the text of its prompt."""
-MOST_TOKENS = 1024
-"""Maximum number of tokens of a judge's reply, which contains its reasons and the verdict."""
+MOST_TOKENS = 1024  # maximum number of tokens of a judge's reply, which contains its reasons and the verdict
 _TOGETHER = 64
 _TEMPLATE = """You judge whether the reasoning of an answer is sound. That its final result is correct is known.
 
@@ -59,17 +58,11 @@ class Cost:
     """The number of verdicts that were requested from the judge, and the tokens that they took."""
 
     answers: int = 0
-    """Number of correct answers to be judged."""
-    calls: int = 0
-    """Number of verdicts requested in this evaluation."""
-    cached: int = 0
-    """Number of verdicts that were already in the cache file."""
-    unread: int = 0
-    """Number of replies, new and cached, that were neither yes nor no; they count as no."""
-    unanswered: int = 0
-    """Number of requested verdicts that the server failed to return."""
+    calls: int = 0  # number of verdicts requested in this evaluation
+    cached: int = 0  # number of verdicts that were already in the cache file
+    unread: int = 0  # number of replies, new and cached, that were neither yes nor no; they count as no
+    unanswered: int = 0  # number of requested verdicts that the server failed to return
     tokens: int = 0
-    """Number of generated tokens in all replies of the judge."""
 
 
 def read_verdict(text: str) -> bool | None:

@@ -37,8 +37,7 @@ _ASKS = {"question", "expression", "instruction", "label", "labels", "responses"
 """Fields that only canonical data rows have. If a row has one of them, fields that are not canonical (such as texts for
 a prompt template) do not count as its content."""
 
-Key = tuple[str, str, int, int]
-"""(split, setting, seed, position in the split)"""
+Key = tuple[str, str, int, int]  # (split, setting, seed, position in the split)
 
 
 def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> str:

@@ -19,20 +19,15 @@ class EvalSetting:
 
     name: str
     temperature: float = 0.0
-    top_p: float | None = None
-    """None = the engine's default."""
-    max_new_tokens: int | None = None
-    """None = rollout.max_new_tokens."""
+    top_p: float | None = None  # None = the engine's default
+    max_new_tokens: int | None = None  # None = rollout.max_new_tokens
     wording: int | None = None
     """Index of the task's prompt template that is used for every sample. None = the templates are used in turn, as in
     the evaluations during a run."""
-    probe: str = ""
-    """The probe that changes the samples (evaluation/probes.py); "" = samples are unchanged."""
-    plain: str = ""
-    """With a probe: the name of the setting that has the same parameters but no probe."""
+    probe: str = ""  # the probe that changes the samples (evaluation/probes.py); "" = samples are unchanged
+    plain: str = ""  # with a probe: the name of the setting that has the same parameters but no probe
     seeds: tuple[int, ...] = (0,)
-    answers: int = 1
-    """Number of answers to each sample at each seed."""
+    answers: int = 1  # number of answers to each sample at each seed
 
     def sampling(self, config: Config) -> Sampling:
         """The sampling parameters that are passed to the engine."""

@@ -20,7 +20,6 @@ from vlrl.rewards.boxes import iou
 from vlrl.rewards.points import inside
 from vlrl.task import Task
 from vlrl.tools.evaluation import probes, votes
-from vlrl.tools.evaluation.calibration import calibration
 from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.types import Row, Sample
 
@@ -33,8 +32,7 @@ class Metric:
     mean: float
     low: float | None = None
     high: float | None = None
-    sd: float | None = None
-    """Standard deviation of the values at the seeds (divided by n - 1)."""
+    sd: float | None = None  # standard deviation of the values at the seeds (divided by n - 1)
     by_seed: tuple[float, ...] = ()
 
 
@@ -44,14 +42,10 @@ class Result:
 
     split: str
     setting: EvalSetting
-    n: int
-    """Number of samples that have an answer."""
-    left_out: int
-    """Number of samples that could not be asked, such as prompts that are too long."""
-    unanswered: int
-    """Number of answers that the server failed to return; no metric includes them."""
-    unscorable: int
-    """Number of answers without a reward; the metrics of rewards do not include them."""
+    n: int  # number of samples that have an answer
+    left_out: int  # number of samples that could not be asked, such as prompts that are too long
+    unanswered: int  # number of answers that the server failed to return; no metric includes them
+    unscorable: int  # number of answers without a reward; the metrics of rewards do not include them
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
@@ -74,8 +68,7 @@ class _Sample:
     the vote."""
 
 
-Values = dict[str, dict[int, float]]
-"""Metric -> number of the sample -> value at one seed."""
+Values = dict[str, dict[int, float]]  # metric -> number of the sample -> value at one seed
 
 
 def summarise(task: Task, rows: Sequence[Row], setting: EvalSetting, split: str, samples: Sequence[Sample]) -> Result:
@@ -300,3 +293,38 @@ def _record(task: Task, sample: _Sample, row: Row, samples: Sequence[Sample]) ->
     return {"task": sample.task or task.name, "sample": samples[sample.number].row, "id": row["sample"],
             **{name: row[name] for name in ("answer", "parsed", "target", "parts", "reward", "correct", "metrics",
                                             "truncated", "error")}, "length": row["tokens"]}
+
+
+def ece(confidences: np.ndarray, right: np.ndarray, bins: int = 10) -> float:
+    """Expected calibration error of `confidences` [N] and correctness `right` [N]. Equals
+    rewards.confidence.calibration_error, but is fast enough for resampling."""
+    at = np.minimum((confidences * bins).astype(int), bins - 1)
+    return float(np.abs(np.bincount(at, confidences - right, bins)).sum() / max(1, len(at)))
+
+
+def auroc(confidences: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray) -> float:
+    """Area under the ROC curve (Mann-Whitney U): the probability that a correct answer has a higher confidence than a
+    wrong answer, with ties counted as one half.
+
+    NaN if all answers are correct or all are wrong."""
+    from scipy.stats import rankdata
+
+    good = np.asarray(right, float) > 0.5
+    wins = int(good.sum())
+    if wins in (0, len(good)):
+        return float("nan")
+    ranks = rankdata(np.asarray(confidences, float))
+    return float((ranks[good].sum() - wins * (wins + 1) / 2) / (wins * (len(good) - wins)))
+
+
+def calibration(confidences: Sequence[float] | np.ndarray,
+                right: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """Calibration metrics for the confidences in [0, 1] that were stated with answers, which are correct (1) or wrong
+    (0). {} if there are no answers.
+
+    Keys: `ece` (ten bins of equal width, 1706.04599), `brier` (mean squared error) and `auroc`."""
+    if not len(confidences):
+        return {}
+    sure, good = np.asarray(confidences, float), np.asarray(right, float)
+    return {"ece": ece(sure, good), "brier": float(((sure - good) ** 2).mean()),
+            "auroc": auroc(sure, good)}

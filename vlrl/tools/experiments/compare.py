@@ -18,9 +18,8 @@ import numpy as np
 from vlrl.errors import RunError, did_you_mean
 from vlrl.evaluation.stats import Interval, mean_ci
 from vlrl.store import RunFolder, checkpoint
-from vlrl.tools.experiments.answer_values import VALUE_COLUMNS, sample_means
 from vlrl.tools.experiments.differences import difference, effect_size, outcomes
-from vlrl.tools.experiments.pairs import COLUMNS, Item, Pairing, items, pair
+from vlrl.tools.experiments.pairs import COLUMNS, VALUE_COLUMNS, Item, Pairing, items, pair, sample_means
 
 _STEPS = ("first", "last", "best")
 _READ = (*COLUMNS, *VALUE_COLUMNS, "step", "completion")
@@ -43,22 +42,18 @@ class Metric(NamedTuple):
     n: int
     a: Interval
     b: Interval
-    difference: Interval
-    """Mean of b - a over the pairs of samples, with its 95 % interval."""
+    difference: Interval  # mean of b - a over the pairs of samples, with its 95 % interval
     effect: float
-    """Cohen's d of the paired differences."""
 
 
 class Outcome(NamedTuple):
     """The scores of one sample on both sides. A score is the mean over the sample's answers and seeds."""
 
     id: str
-    other: str
-    """The id of the sample in b, usually equal to `id`."""
+    other: str  # the id of the sample in b, usually equal to `id`
     a: float
     b: float
     answers: tuple[str, str]
-    """The first answer of side a and the first answer of side b."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +65,13 @@ class Comparison:
     """The evaluations of side b. In `a` and `b`, each step is the number of completed steps, not a name such as "last".
     """
     split: str
-    metric: str
-    """The metric that decides which side wins a sample."""
+    metric: str  # the metric that decides which side wins a sample
     metrics: dict[str, Metric]
     wins: int
     losses: int
     ties: int
-    samples: tuple[Outcome, ...]
-    """The compared samples, sorted by the gain of b over a, the largest gain first."""
-    unpaired: int
-    """Number of evaluated samples, summed over all runs, that have no counterpart in another run."""
+    samples: tuple[Outcome, ...]  # the compared samples, sorted by the gain of b over a, the largest gain first
+    unpaired: int  # number of evaluated samples, summed over all runs, that have no counterpart in another run
     notes: tuple[str, ...]
 
     @property

@@ -15,14 +15,12 @@ _EQUAL = 1e-9  # scores that differ by less are a tie
 class Spread(NamedTuple):
     """The variance of a difference between two means, divided by source; in squared units of the scores."""
 
-    samples: float
-    """Variance from the choice of samples, including the noise of each answer."""
+    samples: float  # variance from the choice of samples, including the noise of each answer
     first: float
     """Variance from the seeds of the first side, without the noise of the answers; 0 with one seed, which allows no
     estimate."""
     second: float
-    df: float
-    """Degrees of freedom of the total variance (Satterthwaite)."""
+    df: float  # degrees of freedom of the total variance (Satterthwaite)
 
     @property
     def total(self) -> float:

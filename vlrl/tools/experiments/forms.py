@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from vlrl.errors import RunError
 from vlrl.store import RunFolder
 
-_LONGEST = 20_000
-"""Number of characters of an answer that are read."""
+_LONGEST = 20_000  # number of characters of an answer that are read
 _SHOWN = 120
 _TOKENS = re.compile(r"</?[A-Za-z_][\w-]{0,40}>|<\|[^|<>]{0,40}\|>|[-+]?\d+(?:\.\d+)?|[^\W\d_]\w*(?:['’-]\w+)*")
 _SENTENCE = re.compile(r"a(?:[\s,.;!?]+[a0])+")
@@ -48,10 +47,8 @@ def _kind(token: re.Match[str]) -> str:
 class Forms:
     """The forms of the answers in one evaluation, with their counts."""
 
-    step: int
-    """Number of steps that the evaluated weights had completed."""
+    step: int  # number of steps that the evaluated weights had completed
     forms: Counter[str]
-    """Form -> number of answers."""
 
     @property
     def answers(self) -> int:

@@ -27,8 +27,7 @@ from vlrl.store import RunFolder, plain
 from vlrl.store.files import read_json, write_text
 
 _LOOK_S = 0.2
-_SAVE_S = 120
-"""Seconds that the runs have to save a checkpoint after Ctrl-C."""
+_SAVE_S = 120  # seconds that the runs have to save a checkpoint after Ctrl-C
 _OWN = {"seed", "run.dir", "run"}
 _TAIL = 2000  # characters of a failed run's output in the message
 
@@ -38,8 +37,7 @@ class Job:
     """A run to start: its folder, and the command that trains it."""
 
     folder: Path
-    words: tuple[str, ...]
-    """Arguments of the `vlrl` command, without run.dir, e.g. ("train", "my.yaml", "seed=1")."""
+    words: tuple[str, ...]  # Arguments of the `vlrl` command, without run.dir, e.g. ("train", "my.yaml", "seed=1").
 
     @property
     def log(self) -> Path:

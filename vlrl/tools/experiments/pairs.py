@@ -11,10 +11,13 @@ its state."""
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from vlrl.tools.evaluation.rows import NOT_CONTENT
 
@@ -38,14 +41,10 @@ class Item(NamedTuple):
     sample's answers."""
 
     id: str
-    media: tuple[str, ...] = ()
-    """sha256 of each image and video in the prompt, in order."""
+    media: tuple[str, ...] = ()  # sha256 of each image and video in the prompt, in order
     prompt: str = ""
-    """The rendered prompt."""
     target: str = "null"
-    """The target as JSON."""
-    row: str = "{}"
-    """The fields of the data row that belong to its content, as JSON; "{}" if they are unknown."""
+    row: str = "{}"  # the fields of the data row that belong to its content, as JSON; "{}" if they are unknown
     episode: bool = False
     value: Any = None
 
@@ -71,8 +70,7 @@ class Pairing:
     pair."""
 
     pairs: tuple[tuple[Item, Item], ...]
-    first: tuple[LeftOut, ...]
-    """Samples of the first evaluation that have no counterpart, in its order."""
+    first: tuple[LeftOut, ...]  # samples of the first evaluation that have no counterpart, in its order
     second: tuple[LeftOut, ...]
     reworded: int = 0
     """Number of pairs with equal id, media, target and row whose prompts differ in wording or chat template."""
@@ -211,3 +209,25 @@ def _left_out(own: Sequence[Item], other: Sequence[Item], counted: set[int]) -> 
         else:
             out.append(LeftOut(item, "missing"))
     return tuple(out)
+
+
+VALUE_COLUMNS = ("reward", "correct", "parts", "metrics", "token_ids", "truncated")
+"""Columns of rollout files (vlrl.store.SCHEMA) from which these metrics are read."""
+
+
+def values(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields (metric, value) for each metric of the answer in a row."""
+    own = (("reward/mean", row["reward"]), ("correct_frac", row["correct"]),
+           ("completion/length_mean", len(row["token_ids"] or ())), ("completion/truncated_frac", row["truncated"]))
+    for name, value in (*own, *(row["parts"] or ()), *(row["metrics"] or ())):
+        if value is not None and math.isfinite(value):
+            yield name, float(value)
+
+
+def sample_means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Metric -> mean over rows, which hold the answers to one sample."""
+    by_metric: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in values(row):
+            by_metric.setdefault(name, []).append(value)
+    return {name: float(np.mean(own)) for name, own in by_metric.items()}

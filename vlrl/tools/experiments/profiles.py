@@ -66,8 +66,7 @@ class Sensitivity(NamedTuple):
     name: str
     means: dict[str, tuple[int, float]]
     """Value (or range of values) of the setting -> (number of trials with the value, mean score of these trials)."""
-    spread: float
-    """The largest mean in `means` minus the smallest."""
+    spread: float  # the largest mean in `means` minus the smallest
     share: float
     """The share of the variance over all trials that is explained by this setting, in [0, 1]. With few trials per value
     it is above 0 by chance alone."""

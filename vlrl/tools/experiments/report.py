@@ -17,7 +17,7 @@ from vlrl.monitoring.trackers import direction
 from vlrl.rewards.boxes import is_number
 from vlrl.store import RunFolder, comparable
 from vlrl.store.files import read_json, replacing
-from vlrl.tools.experiments.answer_values import VALUE_COLUMNS, sample_means
+from vlrl.tools.experiments.pairs import VALUE_COLUMNS, sample_means
 
 _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 _COLORS = {"raw": "#9db8d9", "smooth": "#1f5fa8"}
@@ -29,8 +29,7 @@ class Gain(NamedTuple):
 
     split: str
     metric: str
-    n: int
-    """Number of samples in the last evaluation."""
+    n: int  # number of samples in the last evaluation
     steps: tuple[int, int]
     before: Interval
     after: Interval

@@ -24,17 +24,14 @@ import numpy as np
 Pair = tuple[str, str]
 Hypothesis = tuple[tuple[str, ...], ...]
 """Disjoint groups of two or more algorithms. The algorithms of a group are equal; all other pairs differ."""
-MOST = 8
-"""Maximum number of algorithms: 8 algorithms have 4,139 hypotheses."""
-_TIE = 1e-9
-"""Two sums count as equal if their difference is below this share of the largest score."""
+MOST = 8  # maximum number of algorithms: 8 algorithms have 4,139 hypotheses
+_TIE = 1e-9  # two sums count as equal if their difference is below this share of the largest score
 
 
 class InterimAnalysis(NamedTuple):
     """The state of the test after one block of seeds."""
 
-    block: int
-    """Number of the block, counted from 1."""
+    block: int  # number of the block, counted from 1
     statistics: dict[Pair, float]
     """|sum over blocks of (mean_a - mean_b)| for each pair that was undecided before this block."""
     thresholds: dict[Pair, float]
@@ -42,16 +39,14 @@ class InterimAnalysis(NamedTuple):
     infinite if the level allows no decision yet. To decide the pair, every other hypothesis in which the pair is
     equal must be rejected too."""
     decided: dict[Pair, str]
-    spent: float
-    """The largest significance level that any hypothesis has used so far."""
+    spent: float  # the largest significance level that any hypothesis has used so far
 
 
 @dataclass
 class _Test:
     """The state of the test of one hypothesis."""
 
-    thresholds: list[float] = field(default_factory=list)
-    """The threshold b_k of each block."""
+    thresholds: list[float] = field(default_factory=list)  # the threshold b_k of each block
     spent: float = 0.0
     rejected: bool = False
 
@@ -75,8 +70,7 @@ class Sequential:
     decisions: dict[Pair, str] = field(default_factory=dict)
     """Decided pair -> the algorithm with the higher score; "" if no difference is shown after the last block."""
     _scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    _largest: dict[str, float] = field(default_factory=dict)
-    """Algorithm -> its largest |score| so far."""
+    _largest: dict[str, float] = field(default_factory=dict)  # algorithm -> its largest |score| so far
     _tests: dict[Hypothesis, _Test] = field(default_factory=dict)
     _drawn: dict[tuple[str, ...], list[np.ndarray]] = field(default_factory=dict)
     """Group of algorithms -> for each block an array [permutations]: the largest |sum of differences| up to this block

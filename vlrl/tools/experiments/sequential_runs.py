@@ -24,8 +24,7 @@ class SequentialResult:
     test: Sequential
     metric: str
     split: str
-    scores: dict[str, list[float]]
-    """Config -> score of each seed, in the order of the seeds."""
+    scores: dict[str, list[float]]  # config -> score of each seed, in the order of the seeds
     folder: Path
 
     @property

@@ -19,10 +19,8 @@ from vlrl.store.files import open_regular, read_json
 from vlrl.store.lock import owner_lives
 from vlrl.tools.stages.stage_list import FILE, StageList, read_stages
 
-ACTIVE = ("starting", "running", "stale")
-"""States in which a process is working on the run."""
-RECENT = 20
-"""Number of steps over which speed and trend are computed."""
+ACTIVE = ("starting", "running", "stale")  # states in which a process is working on the run
+RECENT = 20  # number of steps over which speed and trend are computed
 _DEPTH = 3  # levels of subfolders that are searched for runs
 _LINES = 200  # lines that are read from the end of each file
 _BYTES = 1 << 20
@@ -40,19 +38,16 @@ class Status:
     """One of starting, running, finished, interrupted, failed, stale (the process is alive but reports nothing), dead
     (the process ended without reporting it), unknown (no heartbeat)."""
     step: int | None = None
-    """Number of completed steps."""
     steps: int | None = None
     steps_per_minute: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
     """Estimated seconds until the run ends, at the speed of the last steps; None if the run is not running."""
     reward: float | None = None
-    """Mean reward of the last step."""
     trend: float | None = None
     """Mean reward of the last RECENT steps minus the mean reward of as many steps before them (at least two steps
     each)."""
-    evals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Split -> its last line in eval.jsonl."""
+    evals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # split -> its last line in eval.jsonl
     heartbeat_age_s: float | None = None
     pid: int | None = None
     host: str | None = None

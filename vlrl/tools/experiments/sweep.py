@@ -41,14 +41,12 @@ class SweptSetting:
     """A setting with the values or the range that the sweep tries."""
 
     name: str
-    values: tuple[Any, ...] = ()
-    """The values of a list; () for a range."""
+    values: tuple[Any, ...] = ()  # the values of a list; () for a range
     low: float = 0.0
     high: float = 0.0
     """Upper end of a range. Values are sampled uniformly between `low` and `high`, on a log scale if both are positive
     and differ by a factor of 10 or more."""
     integers: bool = False
-    """Whether only whole numbers are sampled."""
 
     def draw(self, rng: np.random.Generator) -> Any:
         if self.values:
@@ -84,8 +82,7 @@ class SweepResult:
     tuning: Interval
     """Mean score of the best trial over its tuning seeds. It is biased upwards, because these seeds selected the trial.
     """
-    tests: Mapping[str, Mapping[int, float]]
-    """"best" and "base" (the unchanged config) -> test seed -> score."""
+    tests: Mapping[str, Mapping[int, float]]  # "best" and "base" (the unchanged config) -> test seed -> score
     statistics: Mapping[str, Mapping[str, Interval]]
     """"best" and "base" -> mean, iqm and optimality_gap over the test seeds, with 95 % intervals."""
     improvement: Interval | None
@@ -94,8 +91,7 @@ class SweepResult:
     gain: Interval | None
     """Mean difference best - base over the test seeds, paired by seed; the bounds are NaN with one seed."""
     sensitivities: tuple[Sensitivity, ...]
-    runs: int
-    """Number of runs, on tuning and test seeds together."""
+    runs: int  # number of runs, on tuning and test seeds together
     folder: Path
     notes: tuple[str, ...] = ()
 

@@ -31,8 +31,7 @@ from vlrl.store.files import read_json
 
 TOLERANCE = 1e-5
 _ADAPTER = "adapter_config.json"
-_BLOCK = 2**24
-"""Number of weights compared at a time."""
+_BLOCK = 2**24  # number of weights compared at a time
 _PREFIXES = {"model", "language_model", "base_model", "module"}
 """Parts of tensor names that some library versions write and others do not."""
 
@@ -43,16 +42,11 @@ class Change:
 
     tensors: int = 0
     weights: int = 0
-    changed: int = 0
-    """Weights that differ by more than TOLERANCE in the dtype of the first model."""
-    equal: int = 0
-    """Weights that are equal in the dtype of the first model."""
-    lost: int = 0
-    """Number of weights that are counted in `equal` but differ in the dtype of the second model."""
-    distance: float = 0.0
-    """Euclidean distance between the stored weights."""
-    norm: float = 0.0
-    """Euclidean norm of the first model's weights."""
+    changed: int = 0  # weights that differ by more than TOLERANCE in the dtype of the first model
+    equal: int = 0  # weights that are equal in the dtype of the first model
+    lost: int = 0  # number of weights that are counted in `equal` but differ in the dtype of the second model
+    distance: float = 0.0  # Euclidean distance between the stored weights
+    norm: float = 0.0  # Euclidean norm of the first model's weights
 
     @property
     def share(self) -> float:
@@ -73,10 +67,8 @@ class WeightChanges:
     a: str
     b: str
     total: Change
-    kinds: Mapping[str, Change]
-    """Tensor name without layer number -> counts; the most changed first."""
-    unmatched: tuple[str, ...] = field(default=())
-    """Number of weights that only one of the two models has."""
+    kinds: Mapping[str, Change]  # tensor name without layer number -> counts; the most changed first
+    unmatched: tuple[str, ...] = field(default=())  # number of weights that only one of the two models has
 
 
 def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:

@@ -9,7 +9,9 @@ final name only after the exported model has been loaded again and compared with
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,15 +37,12 @@ from vlrl.store import checkpoint
 from vlrl.store.checkpoint import MANIFEST
 from vlrl.store.trainer_state import STATE, TENSORS
 from vlrl.task import Task
-from vlrl.tools.hub.unread_weights import copy_unread
 from vlrl.types import Media, Prompt, Sample
 
 DTYPES = ("bfloat16", "float16", "float32")
-SHARD = "5GB"
-"""Largest size of one weights file."""
+SHARD = "5GB"  # largest size of one weights file
 _ANSWER = "The circle is red."
-_TOLERANCE = 1e-3
-"""Largest accepted change of a log-probability in float32; merging changes the last bits."""
+_TOLERANCE = 1e-3  # largest accepted change of a log-probability in float32; merging changes the last bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +51,7 @@ class ExportedModel:
 
     source: Path
     folder: Path
-    adapter: bool
-    """True if the folder holds an adapter that is not merged into its base model."""
+    adapter: bool  # True if the folder holds an adapter that is not merged into its base model
     dtype: str
     parameters: int
     files: tuple[str, ...]
@@ -66,7 +64,7 @@ class ExportedModel:
     """Log-probabilities of these tokens under the exported model, as from_pretrained loads it."""
     carried: tuple[str, ...] = ()
     """Names of tensors that were copied from the base model's files because the model class does not load them; see
-    unread_weights."""
+    copy_unread."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -262,3 +260,51 @@ def _widest(path: Path) -> str:
                 kinds = (weights.get_slice(key).get_dtype() for key in weights.keys())  # noqa: SIM118  # no dictionary
                 dtypes |= {names.get(kind, "float32") for kind in kinds}
     return "float32" if len(dtypes) != 1 else dtypes.pop()
+
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def copy_unread(base: str, model: Any, out: Path) -> tuple[str, ...]:
+    """Copies the tensors that are in the files of `base` but ignored by the class of `model` to the model folder `out`.
+
+    Returns the names of these tensors; () if there are none, or if `base` is not on this machine."""
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    tensors = _unread(_folder(base), [re.compile(p) for p in patterns]) if patterns else {}
+    if tensors:
+        index = _index(out)
+        file = "model-unread.safetensors"
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        index["weight_map"] |= dict.fromkeys(tensors, file)
+        index["metadata"]["total_size"] = index["metadata"].get("total_size", 0) + sum(t.nbytes for t in
+                                                                                       tensors.values())
+        (out / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return tuple(sorted(tensors))
+
+
+def _folder(base: str) -> Path:
+    from transformers.utils.hub import cached_file
+
+    name = loading.resolve(base)
+    return Path(name) if os.path.isdir(name) else Path(str(cached_file(name, "config.json"))).parent
+
+
+def _unread(folder: Path, patterns: list[re.Pattern[str]]) -> dict[str, Any]:
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            names = [name for name in weights.keys() if any(p.search(name) for p in patterns)]  # noqa: SIM118
+            found |= {name: weights.get_tensor(name) for name in names}
+    return found
+
+
+def _index(out: Path) -> dict[str, Any]:
+    """The index of the weights files in a folder. If there is a single weights file without an index, it is renamed to
+    model-00001-of-00001.safetensors."""
+    if (out / _INDEX).is_file():
+        return json.loads((out / _INDEX).read_text(encoding="utf-8"))
+    first = "model-00001-of-00001.safetensors"
+    (out / _SINGLE).rename(out / first)
+    with safe_open(out / first, "pt") as weights:
+        names = list(weights.keys())
+    return {"metadata": {"total_size": (out / first).stat().st_size}, "weight_map": dict.fromkeys(names, first)}

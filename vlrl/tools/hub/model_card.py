@@ -38,8 +38,7 @@ from vlrl.tools.run import Run, is_run
 from vlrl.tools.tasks.rescore import stored_steps
 from vlrl.training.build_task import make_task
 
-CURVE = "reward.png"
-"""File name of the reward curve, an image next to the card."""
+CURVE = "reward.png"  # file name of the reward curve, an image next to the card
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _UNSAID = ("run.", "log.", "store.", "alerts.", "resume", "data.", "model.name", "services.judge.url",
            "services.judge.key_env", "services.judge.cache", "seed")
@@ -65,10 +64,8 @@ class PublishedModel:
 
     repo: str
     exported: ExportedModel
-    run: RunFolder | None
-    """The run of the checkpoint; None if the checkpoint is not in a run folder."""
-    step: int | None
-    """Number of training steps that the checkpoint has completed."""
+    run: RunFolder | None  # the run of the checkpoint; None if the checkpoint is not in a run folder
+    step: int | None  # number of training steps that the checkpoint has completed
 
     @cached_property
     def config(self) -> Config | None:

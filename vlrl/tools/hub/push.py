@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 from vlrl.errors import ConfigError, RunError, VlrlError
 
-Files = Mapping[str, Path | bytes]
-"""Name in the repository -> path of a file, or its content as bytes."""
+Files = Mapping[str, Path | bytes]  # name in the repository -> path of a file, or its content as bytes
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 """Suffixes of weights files. Weights files of an earlier commit are deleted, unless the new commit has a file with the
 same name."""

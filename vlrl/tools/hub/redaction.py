@@ -25,8 +25,7 @@ from vlrl.data.embedded import without_bytes
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?:^|_)KEY(?:$|_)|API_?KEY|WEBHOOK|COOKIE", re.IGNORECASE)
 """Names of environment variables whose values are secret."""
-_SHORTEST = 8
-"""Smallest length of a secret; shorter values of such variables, such as on, true or 1, are not secret."""
+_SHORTEST = 8  # smallest length of a secret; shorter values of such variables, such as on, true or 1, are not secret
 _PATH = re.compile(r"(?<![\w.:/…<])(?:file://)?(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\\"'<>:|,;(){}\[\]]+[/\\])+"
                    r"([^\s/\\\"'<>:|,;(){}\[\]]*)")
 """Pattern of an absolute path with at least two components, whose last component is kept."""
@@ -41,8 +40,7 @@ _COMMON_HOSTS = {"localhost", "localhost.localdomain", ""}
 class PrivateWords:
     """Words that must not be published, and functions that replace them."""
 
-    words: Mapping[str, str]
-    """Private word -> its description in messages."""
+    words: Mapping[str, str]  # private word -> its description in messages
 
     @classmethod
     def here(cls, *folders: Path) -> PrivateWords:

@@ -27,18 +27,15 @@ _OPTIONAL = {"peft": "LoRA", "vllm": "fast generation on NVIDIA GPUs", "bitsandb
 _USED_BY = {"torch": "training", "transformers": "training", "accelerate": "training", "torchvision": "torchvision",
             "pillow": "training", "av": "video by PyAV", "decord": "video by decord", "vllm": "engine vllm"}
 """Package -> name of the check that imports it. All other packages are imported when their version is looked up."""
-_MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
-"""Package -> name of its module, if the two differ."""
+_MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}  # package -> name of its module, if the two differ
 
 
 class Check(NamedTuple):
     """One check of the machine. The part of its name before the slash is the group of the check."""
 
     name: str
-    run: Callable[[], str]
-    """Performs the check. Returns a text that describes the result; raises if the check fails."""
-    otherwise: Level = "missing"
-    """Level of the finding if the check raises an exception other than Notice."""
+    run: Callable[[], str]  # Performs the check. Returns a text that describes the result; raises if the check fails.
+    otherwise: Level = "missing"  # level of the finding if the check raises an exception other than Notice
     fix: str = ""
 
 

@@ -59,8 +59,7 @@ from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.training.resume import refuse_other_settings
 from vlrl.types import Completion, Prompt, Sample
 
-SAMPLES = 32
-"""Number of prompts that are encoded to measure lengths."""
+SAMPLES = 32  # number of prompts that are encoded to measure lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,7 @@ class SplitInfo:
 
     name: str
     samples: int
-    first: str
-    """Id of the split's first sample."""
+    first: str  # Id of the split's first sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +80,8 @@ class PromptLengths:
     mean: float
     most: int
     limit: int
-    visual: int
-    """Largest number of visual tokens in a prompt."""
-    rejected: tuple[str, ...] = ()
-    """The reason for each rejected prompt."""
+    visual: int  # largest number of visual tokens in a prompt
+    rejected: tuple[str, ...] = ()  # the reason for each rejected prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +91,9 @@ class StepWork:
     prompts: int
     answers: int
     optimizer_steps: int
-    micro_batches: int
-    """Number of forward and backward passes in one pass over the answers."""
-    tokens: int
-    """Number of packed tokens in all micro-batches."""
-    largest: int
-    """Number of packed tokens in the largest micro-batch."""
+    micro_batches: int  # number of forward and backward passes in one pass over the answers
+    tokens: int  # number of packed tokens in all micro-batches
+    largest: int  # number of packed tokens in the largest micro-batch
 
 
 @dataclass(kw_only=True)
@@ -116,18 +109,15 @@ class DryRun:
     step: StepWork | None = None
     observed: ObservationStats | None = None
     """Sizes of observations in the episodes that were played; None for a task without an environment."""
-    episode: EpisodeLength | None = None
-    """Size of the longest episode that the settings allow."""
+    episode: EpisodeLength | None = None  # size of the longest episode that the settings allow
     parameters: tuple[int, int] | None = None
     """(number of trainable parameters, number of all parameters), with adapters included."""
-    learns: str = ""
-    """Description of which parts of the model are trainable."""
+    learns: str = ""  # description of which parts of the model are trainable
     memory: Any = None
     engine: str = ""
     """Description of the engine, with the memory that it takes in addition to `memory`; "" if the training model
     generates the answers itself."""
-    inert: list[str] = field(default_factory=list)
-    """Settings that have no effect; see vlrl.training.inert."""
+    inert: list[str] = field(default_factory=list)  # settings that have no effect; see vlrl.training.inert
     needs: list[str] = field(default_factory=list)
     """Requirements of the presets that the settings do not meet; see vlrl.tools.machine.needs."""
     problems: list[str] = field(default_factory=list)

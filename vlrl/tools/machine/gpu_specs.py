@@ -11,10 +11,8 @@ class Card:
     """One GPU model, with its memory and speed."""
 
     name: str
-    tflops: float
-    """Dense bfloat16 TFLOP/s."""
-    gib: float
-    """Memory in GiB; the largest size if the model is sold in several sizes."""
+    tflops: float  # Dense bfloat16 TFLOP/s
+    gib: float  # memory in GiB; the largest size if the model is sold in several sizes
 
 
 CARDS = tuple(Card(*values) for values in (

@@ -31,8 +31,7 @@ from vlrl.tools.play.episode_lengths import EpisodeLength, as_answers
 GIB = 2**30
 BAND = (0.7, 1.2)
 """Smallest and largest measured ratio of the actual peak of training memory to its estimate; see `estimate`."""
-TEXT_TOKENS = 256
-"""Number of text tokens that a prompt is assumed to have: a question with its instructions."""
+TEXT_TOKENS = 256  # number of text tokens that a prompt is assumed to have: a question with its instructions
 IMAGE_PIXELS = 1_003_520
 """Assumed number of pixels in an image if `model.max_pixels` is not set: 1280 visual tokens of 28 x 28 pixels."""
 SAVED = {4: 1.3, 2: 1.7}
@@ -45,10 +44,8 @@ RUNNING = 0.6
 LOGIT_COPIES = 2
 """Number of float32 copies of a chunk's logits that are alive in logprobs.token_stats, in the forward and in the
 backward pass together."""
-NF4 = 0.5 + 1 / 64
-"""Bytes per 4-bit weight: half a byte, and a scale of one byte per 64 weights."""
-EVAL_ROWS = 64
-"""Largest number of prompts that evaluation/evaluate.py answers in one batch."""
+NF4 = 0.5 + 1 / 64  # bytes per 4-bit weight: half a byte, and a scale of one byte per 64 weights
+EVAL_ROWS = 64  # largest number of prompts that evaluation/evaluate.py answers in one batch
 
 
 @dataclass(frozen=True)
@@ -57,39 +54,29 @@ class Memory:
     `generation`, `training` and `step` is allocated at a time, unless generation runs during the update
     (async.max_staleness)."""
 
-    trained: int
-    """Trainable parameters, in float32."""
-    frozen: int
-    """Frozen parameters, in the compute type or in 4 bits."""
-    optimizer: int
-    """AdamW's two moving averages, in float32."""
+    trained: int  # trainable parameters, in float32
+    frozen: int  # frozen parameters, in the compute type or in 4 bits
+    optimizer: int  # AdamW's two moving averages, in float32
     reference: int
     """Frozen copy of the model for the KL penalty of full fine-tuning. 0 with algo.kl_coef=0, and with LoRA, because
     disabling the adapter gives the reference model. A copy for a task that uses the service reference_logprobs is
     not counted."""
-    casts: int
-    """Copies of trained float32 weights in the compute type, which autocast caches."""
-    gradients: int
-    """Gradients of the trained weights, in float32."""
-    activations: int
-    """Values of a micro-batch that are kept for the backward pass."""
-    block: int
-    """Intermediate values and gradients of the block that is being computed."""
+    casts: int  # copies of trained float32 weights in the compute type, which autocast caches
+    gradients: int  # gradients of the trained weights, in float32
+    activations: int  # values of a micro-batch that are kept for the backward pass
+    block: int  # intermediate values and gradients of the block that is being computed
     logits: int
     """Logits of a chunk of answer tokens, copies of these logits, and the chunk's gradient of a trained output layer.
     """
-    step: int
-    """Temporary float32 copy of the trained weights inside AdamW, on CUDA."""
-    cache: int
-    """KV cache of the completions being generated."""
+    step: int  # temporary float32 copy of the trained weights inside AdamW, on CUDA
+    cache: int  # KV cache of the completions being generated
     prefill: int
     """KV cache of all prompts in a generation batch, and the intermediate values of the prompts that are prefilled at
     once."""
     token: int
     """Memory for decoding the next token of every answer: either the KV cache of one layer repeated over the query
     heads, or the logits, whichever is larger."""
-    copy: int = 0
-    """The hf engine's separate copy of the weights with async.max_staleness."""
+    copy: int = 0  # the hf engine's separate copy of the weights with async.max_staleness
 
     @property
     def resident(self) -> int:
@@ -135,10 +122,8 @@ class _Block:
 
     part: Part
     learns: bool
-    width: int
-    """Number of input values of the block, per token or patch."""
-    values: int
-    """Number of values that enter or leave the block's linear layers, per token or patch."""
+    width: int  # number of input values of the block, per token or patch
+    values: int  # number of values that enter or leave the block's linear layers, per token or patch
 
 
 @dataclass(frozen=True)
@@ -148,10 +133,8 @@ class _MicroBatch:
     prompts: int
     answer_tokens: int
     tokens: int
-    keys: int
-    """Number of key positions, summed over all attention calls."""
-    pairs: int
-    """Number of entries in the attention masks."""
+    keys: int  # number of key positions, summed over all attention calls
+    pairs: int  # number of entries in the attention masks
     shared: bool
     """Whether the answers to a prompt share its tokens. If they do not, rows are padded, and the answers' logits are
     copied out of the padded rows."""

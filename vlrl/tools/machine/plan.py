@@ -31,10 +31,8 @@ from vlrl.tools.play import episodes as played_episodes
 from vlrl.tools.play.episode_lengths import CHARACTERS, EpisodeLength, ObservationStats, as_answers, estimated, measure
 from vlrl.training.build_task import make_task
 
-CONTEXT = 1.0
-"""GiB for the CUDA context, NCCL and the libraries' workspaces."""
-WORKSPACE = 1.5
-"""GiB of vLLM's memory that are needed for neither weights nor KV cache."""
+CONTEXT = 1.0  # GiB for the CUDA context, NCCL and the libraries' workspaces
+WORKSPACE = 1.5  # GiB of vLLM's memory that are needed for neither weights nor KV cache
 _NAMES = {"trained": "trainable parameters", "frozen": "frozen parameters", "optimizer": "AdamW's averages",
           "reference": "reference policy", "copy": "weights that generate"}
 
@@ -46,22 +44,15 @@ class Plan:
     card: Card
     gpus: int
     gib: float
-    """Memory of each GPU in GiB."""
-    parameters: tuple[int, int]
-    """(number of trainable parameters, number of all parameters)."""
-    prompt: int
-    """Number of tokens in a prompt, visual tokens included."""
-    visual: int
-    """Number of visual tokens in a prompt."""
-    answer: int
-    """Number of tokens in an answer, or in an action of an episode."""
+    parameters: tuple[int, int]  # (number of trainable parameters, number of all parameters)
+    prompt: int  # number of tokens in a prompt, visual tokens included
+    visual: int  # number of visual tokens in a prompt
+    answer: int  # number of tokens in an answer, or in an action of an episode
     episode: EpisodeLength | None = None
     """Size of the longest episode that the settings allow; None for a task without an environment."""
     memory: Memory
-    engine: int
-    """Bytes of the GPU's memory that vLLM takes."""
-    peak: int
-    """Peak memory of a GPU in bytes, with `CONTEXT` included."""
+    engine: int  # bytes of the GPU's memory that vLLM takes
+    peak: int  # peak memory of a GPU in bytes, with `CONTEXT` included
     side_by_side: int
     """Number of answers that one engine generates at the same time; 0 if its memory has no room for one answer."""
     notes: tuple[str, ...] = ()

@@ -36,12 +36,9 @@ from vlrl.training.session import Session
 from vlrl.training.update import update
 from vlrl.types import Group
 
-WARM_UP = 1
-"""Number of steps before the measured steps."""
-TRACED_TOKENS = 16
-"""Tokens per answer in the trace of generation; a trace of complete answers would take gigabytes."""
-OPERATORS = 30
-"""Number of operators that operators.txt lists for each trace."""
+WARM_UP = 1  # number of steps before the measured steps
+TRACED_TOKENS = 16  # tokens per answer in the trace of generation; a trace of complete answers would take gigabytes
+OPERATORS = 30  # number of operators that operators.txt lists for each trace
 
 
 class Recorder:
@@ -51,8 +48,7 @@ class Recorder:
     A CUDA device is synchronized whenever a phase begins or ends, so phases do not overlap."""
 
     def __init__(self, device: torch.device):
-        self.seconds: dict[str, float] = {}
-        """Path of a phase -> its seconds, including its nested phases."""
+        self.seconds: dict[str, float] = {}  # path of a phase -> its seconds, including its nested phases
         self._device, self._thread = device, threading.get_ident()
         self._open: list[tuple[str, float]] = []
 
@@ -281,15 +277,11 @@ def device_name(device: torch.device) -> str:
 class Row:
     """One phase in the table of a profile, with means per step."""
 
-    phase: str
-    """Path of the phase. Its numbers include those of its nested phases."""
+    phase: str  # Path of the phase. Its numbers include those of its nested phases.
     seconds: float
     share: float
-    """Share of the time of the step."""
     tflop: float | None = None
-    """Useful operations in TFLOP."""
-    mfu: float | None = None
-    """Useful operations per second, divided by the peak."""
+    mfu: float | None = None  # useful operations per second, divided by the peak
     tokens_per_s: float | None = None
 
 

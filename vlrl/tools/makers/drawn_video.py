@@ -18,10 +18,8 @@ from PIL import Image, ImageDraw
 COLOURS = {"red": (230, 40, 40), "green": (40, 190, 70), "blue": (60, 110, 250), "yellow": (240, 220, 40)}
 SHAPES = ("circle", "square", "triangle")
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-SECONDS = (4, 6)
-"""Smallest and largest duration of a clip in seconds. Spans start and end at whole seconds."""
-BOXES = 8
-"""Number of boxes in a track, evenly spaced over the frames."""
+SECONDS = (4, 6)  # Smallest and largest duration of a clip in seconds. Spans start and end at whole seconds.
+BOXES = 8  # number of boxes in a track, evenly spaced over the frames
 _DETAIL = 4  # supersampling factor
 _FLASH = (255, 255, 255)
 Point = tuple[float, float]

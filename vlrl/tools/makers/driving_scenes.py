@@ -20,17 +20,13 @@ from highway_env.road.road import Road
 
 from vlrl.environments.traffic import STEP, Driver, Lane, empty_road, place_obstacle, place_vehicle
 
-WARM_UP = 1.0
-"""Seconds of driving before the first decision. The earlier images show this time."""
-HORIZON = 3.0
-"""Seconds of driving after a decision from which the plan is derived."""
-DECISIONS = (0.0, 1.0)
-"""Times of the decisions in a scene, in seconds after the warm-up."""
+WARM_UP = 1.0  # Seconds of driving before the first decision. The earlier images show this time.
+HORIZON = 3.0  # seconds of driving after a decision from which the plan is derived
+DECISIONS = (0.0, 1.0)  # times of the decisions in a scene, in seconds after the warm-up
 _USUAL = 0.6
 """Probability with which an element of a scene fits the intended plan; otherwise the element is chosen at random."""
 T = TypeVar("T")
-Aim = tuple[str, str]
-"""The intended plan of a scene: (speed, path)."""
+Aim = tuple[str, str]  # the intended plan of a scene: (speed, path)
 _SPEEDS = {"STOP": (0.0, 0.7), "KEEP": (0.96, 1.04), "ACCELERATE": (0.0, 0.8), "DECELERATE": (1.25, 1.7)}
 _LEADS = {"STOP": "standing", "KEEP": "none", "ACCELERATE": "none", "DECELERATE": "slow"}
 
@@ -41,10 +37,8 @@ class Scene:
 
     road: Road
     navigation: str
-    limit: float
-    """Speed in m/s at which the expert drives on a free road."""
-    free: bool
-    """Whether the expert may change lanes."""
+    limit: float  # speed in m/s at which the expert drives on a free road
+    free: bool  # whether the expert may change lanes
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,8 @@ from vlrl.progress import Progress, no_progress
 from vlrl.tools.makers.making import check_output, make_rows
 from vlrl.types import Row
 
-SCALES = (2, 3, 4)
-"""Numbers of screen pixels per CSS pixel; one of them is chosen at random for each screenshot."""
-PER_PAGE = 3
-"""Maximum number of elements per screenshot that become rows."""
+SCALES = (2, 3, 4)  # numbers of screen pixels per CSS pixel; one of them is chosen at random for each screenshot
+PER_PAGE = 3  # maximum number of elements per screenshot that become rows
 _HELDOUT = 5  # one group of pages in so many is held out
 _VIEW = (480, 480)  # size of the browser window in CSS pixels
 _SMALLEST = 6 / 160  # minimum shorter side of an element, as a fraction of the shorter side of the screenshot

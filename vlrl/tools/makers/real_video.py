@@ -20,8 +20,7 @@ from PIL import Image
 from vlrl.errors import ConfigError
 from vlrl.tools.makers.drawn_video import ClipTiming, LabelledClip, choice, seconds, span, when
 
-STRIDES = (1, 2, 3)
-"""Possible strides: every n-th frame of a film becomes a frame of the clip."""
+STRIDES = (1, 2, 3)  # possible strides: every n-th frame of a film becomes a frame of the clip
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,8 @@ from vlrl.tools.play.episodes import after_reset, oracle_actions
 from vlrl.types import Observation, Sample, Step
 
 PLAYED = 4
-"""Number of episodes that are played."""
-CHARACTERS = 3.0
-"""Number of characters that count as one text token, if there is no tokenizer."""
-TEMPLATE = 10
-"""Number of chat template tokens that are assumed around an observation, if there is no processor."""
+CHARACTERS = 3.0  # number of characters that count as one text token, if there is no tokenizer
+TEMPLATE = 10  # number of chat template tokens that are assumed around an observation, if there is no processor
 
 Count = Callable[[Observation], tuple[int, int]]
 """Function of an observation that returns (number of tokens, number of visual tokens)."""
@@ -38,12 +35,9 @@ class EpisodeLength:
     """Size of the longest episode that the settings allow, without the prompt."""
 
     turns: int
-    tokens: int
-    """Number of tokens in all actions and observations."""
-    visual: int
-    """Number of visual tokens in all observations."""
-    written: int
-    """Number of tokens in all actions, which the model generates."""
+    tokens: int  # number of tokens in all actions and observations
+    visual: int  # number of visual tokens in all observations
+    written: int  # number of tokens in all actions, which the model generates
     pictures: int
 
 
@@ -53,13 +47,11 @@ class ObservationStats:
 
     episodes: int
     observations: int
-    oracle: bool
-    """True if the actions came from oracle_actions, False if they were empty texts."""
+    oracle: bool  # True if the actions came from oracle_actions, False if they were empty texts
     tokens: int
     visual: int
     pictures: int
-    failed: str = ""
-    """Why an episode failed; "" if none failed."""
+    failed: str = ""  # why an episode failed; "" if none failed
 
     def length(self, limits: EpisodeSettings, action: int) -> EpisodeLength:
         """Size of the longest episode that `limits` allow if each action has `action` tokens."""

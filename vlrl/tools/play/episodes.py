@@ -45,8 +45,7 @@ class PlayedTurn:
     """An action, and the observation that the environment returned."""
 
     acted: PastAction
-    media: tuple[QuestionMedia, ...] = ()
-    """Files of the images and videos in the observation."""
+    media: tuple[QuestionMedia, ...] = ()  # files of the images and videos in the observation
     seconds: float = 0.0
     info: Any = None
 

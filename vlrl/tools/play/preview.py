@@ -40,18 +40,14 @@ class MediaFacts:
 class ScoredOracle:
     """The task's perfect answer, scored like an answer of the model."""
 
-    answer: str
-    """The answer as the model would generate it, without the text `opened`."""
-    tokens: int | None
-    """Number of tokens, including the end token; None if it is not known."""
+    answer: str  # the answer as the model would generate it, without the text `opened`
+    tokens: int | None  # number of tokens, including the end token; None if it is not known
     parts: Parts
     weights: dict[str, float]
     reward: float | None
-    best: float
-    """The reward if every reward part with a positive weight has its maximum value."""
+    best: float  # the reward if every reward part with a positive weight has its maximum value
     error: str | None = None
-    opened: str = ""
-    """Text that the chat template puts at the start of the answer."""
+    opened: str = ""  # text that the chat template puts at the start of the answer
 
     @property
     def is_best(self) -> bool:
@@ -63,12 +59,10 @@ class SamplePreview:
     """One sample as the model sees it; without a model, as the task renders it."""
 
     id: str
-    text: str
-    """The rendered prompt; without a model, the text of the messages."""
+    text: str  # the rendered prompt; without a model, the text of the messages
     tokens: int | None
     media: tuple[MediaFacts, ...]
-    coordinates: str
-    """Name of the coordinate convention of boxes; "" if there is no task."""
+    coordinates: str  # name of the coordinate convention of boxes; "" if there is no task
     target: Any = None
     oracle: ScoredOracle | None = None
 

@@ -29,10 +29,8 @@ class QuestionMedia:
     """One image or video of a question, as a file."""
 
     kind: str
-    path: str
-    """Path or URL at which the image or video can be opened."""
-    size: tuple[int, int] | None = None
-    """Width and height in pixels; None if the file cannot be read."""
+    path: str  # path or URL at which the image or video can be opened
+    size: tuple[int, int] | None = None  # width and height in pixels; None if the file cannot be read
     problem: str = ""
 
 
@@ -52,10 +50,8 @@ class ScoredAnswer:
     text: str
     scored: AnswerScore
     weights: dict[str, float]
-    skipped: list[str]
-    """Names of the reward parts that were not scored because they need a service."""
-    complaints: list[str]
-    """Faults in the form of the answer, such as tags that are not closed."""
+    skipped: list[str]  # names of the reward parts that were not scored because they need a service
+    complaints: list[str]  # faults in the form of the answer, such as tags that are not closed
 
 
 def walk(task: Task, split: str, index: int | None = None, id: str | None = None,

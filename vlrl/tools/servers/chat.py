@@ -37,8 +37,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"})}
 """Request field -> values that are accepted because they have no effect."""
 _OWN = ("temperature", "top_p", "seed", "stream_options")
-_STREAM = 12
-"""First number in the keys of this module's random streams."""
+_STREAM = 12  # first number in the keys of this module's random streams
 
 
 class Chat:

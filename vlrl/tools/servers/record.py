@@ -38,10 +38,8 @@ from vlrl.training.build import make_accelerator, seed_everything
 from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.training.build_task import make_task
 
-MOST_BYTES = 2**26
-"""Largest size of a request in bytes; a conversation contains its images in base64."""
-_SILENT_S = 60.0
-"""Seconds after which receiving a request times out."""
+MOST_BYTES = 2**26  # largest size of a request in bytes; a conversation contains its images in base64
+_SILENT_S = 60.0  # seconds after which receiving a request times out
 _EPISODE = re.compile(r"/v1/episodes/([^/]+?)(/reward)?")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _LOCAL = ("127.0.0.1", "localhost")

@@ -60,17 +60,14 @@ class RecordedEpisode:
     sample: Sample
     prompt: Prompt
     messages: list[Message]
-    context: Prompt
-    """Token ids and media of the prompt and of everything after it, as one Prompt."""
+    context: Prompt  # token ids and media of the prompt and of everything after it, as one Prompt
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     shown: list[Prompt] = field(default_factory=list)
     ended: Ended = ""
     reply: dict[str, Any] = field(default_factory=dict)
-    """The reply to the last call."""
-    used: float = 0.0
-    """Time of the last call (time.monotonic())."""
+    used: float = 0.0  # time of the last call (time.monotonic())
     outcome: Mapping[str, Any] | None = None
     """Reward, parts and error of a closed episode; None while the episode is open."""
 

@@ -37,10 +37,8 @@ class ExtrapolationResult:
     folder: Path
     k: float
     tensors: int
-    moved: int
-    """Number of tensors that differ between the two checkpoints."""
-    distance: float
-    """Euclidean distance between the two checkpoints, over all weights."""
+    moved: int  # number of tensors that differ between the two checkpoints
+    distance: float  # Euclidean distance between the two checkpoints, over all weights
 
 
 def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> ExtrapolationResult:

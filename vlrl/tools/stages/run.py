@@ -42,9 +42,7 @@ class StagesResult:
     folder: Path
     finished: bool
     stage: str = ""
-    """Name of the last stage that was run."""
-    model: str = ""
-    """The folder with the weights of the last finished stage."""
+    model: str = ""  # the folder with the weights of the last finished stage
 
 
 def train_stages(config: Config, say: Say = print) -> StagesResult:

@@ -22,7 +22,6 @@ class Candidate:
     reward: float
     tokens: int
     parsed: Any = None
-    """The answer as parsed by the task."""
 
 
 def best(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:

@@ -24,8 +24,7 @@ class StageList:
     """The stages of a run, in order."""
 
     folder: Path
-    stages: Sequence[tuple[str, str]] = ()
-    """(name, kind) of each stage."""
+    stages: Sequence[tuple[str, str]] = ()  # (name, kind) of each stage
     done: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Name of each finished stage -> its result: `steps`, and `model`, the folder with its weights."""
 

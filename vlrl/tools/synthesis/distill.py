@@ -43,10 +43,8 @@ from vlrl.training.build_task import make_task
 from vlrl.types import Group, Prompt, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
-_STREAM = 13
-"""First number of the request keys for the teacher's answers."""
-_NAMED = 8
-"""Number of skipped rows whose reasons are listed in the report."""
+_STREAM = 13  # first number of the request keys for the teacher's answers
+_NAMED = 8  # number of skipped rows whose reasons are listed in the report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +52,12 @@ class DistillSettings:
     """How answers are sampled from the teacher, and which of them are kept."""
 
     answers: int = 1
-    """Number of answers per prompt."""
-    rows: int | None = None
-    """Number of rows to use, from the start of the training split; None = all."""
+    rows: int | None = None  # number of rows to use, from the start of the training split; None = all
     temperature: float = 1.0
     choose: Named = field(default_factory=lambda: Named(name="shortest"))
-    least: float | None = None
-    """Smallest reward of a right answer. None = the task decides which answers are right."""
-    price_in: float | None = None
-    """Price of a million input tokens. None = the cost is not computed."""
-    price_out: float | None = None
-    """Price of a million output tokens."""
+    least: float | None = None  # Smallest reward of a right answer. None = the task decides which answers are right.
+    price_in: float | None = None  # Price of a million input tokens. None = the cost is not computed.
+    price_out: float | None = None  # price of a million output tokens
 
 
 @dataclass(frozen=True)
@@ -153,7 +146,6 @@ class _Work:
     replies: Replies
     encode: ChatEncoder
     left_out: dict[int, str] = field(default_factory=dict)
-    """Number of a skipped row -> reason."""
 
     def draw(self, teacher: Endpoint) -> int:
         """Requests the answers that are missing; returns the number of failed requests."""

@@ -29,8 +29,7 @@ _REASONS = ("nothing found", "not answered", "malformed")
 class HeldOutRows:
     """Questions, images and ids of the held-out rows."""
 
-    texts: tuple[tuple[str, bool], ...] = ()
-    """(question, whether the row has media) of each row."""
+    texts: tuple[tuple[str, bool], ...] = ()  # (question, whether the row has media) of each row
     pictures: tuple[ImageSignature, ...] = ()
     ids: frozenset[str] = frozenset()
 
@@ -55,8 +54,7 @@ class SignatureReader:
 
     config: Config
     task: Task
-    root: Path
-    """Folder that media paths of rows are relative to."""
+    root: Path  # folder that media paths of rows are relative to
     _read: dict[str, ImageSignature] = field(default_factory=dict)
 
     def of_row(self, row: Row) -> Iterator[ImageSignature]:

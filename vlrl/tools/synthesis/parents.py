@@ -23,10 +23,8 @@ VARIATIONS = {"similar": "of the same kind that asks something else",
               "easier": "of the same kind that is easier to solve",
               "combined": "that combines the concepts on which the two problems rest"}
 """Kind of variation -> how a new prompt differs from its parent, in the words used in requests to the generator."""
-PER_PARENT = 4
-"""Number of new prompts per parent in the recipe eva."""
-DRAWN = 0.25
-"""Share of the prompts that the recipe eva samples as parents."""
+PER_PARENT = 4  # number of new prompts per parent in the recipe eva
+DRAWN = 0.25  # share of the prompts that the recipe eva samples as parents
 WEAK = 0.5
 """The pass rate of a weak prompt always stays below this value. A prompt with a pass rate above this value counts as
 solved."""
@@ -44,8 +42,7 @@ class GroupOutcome:
     step: int = 0
     rewards: tuple[float, ...] = ()
     right: tuple[bool, ...] = ()
-    row: str = ""
-    """The data row of the sample, as JSON."""
+    row: str = ""  # the data row of the sample, as JSON
 
     @property
     def pass_rate(self) -> float:
@@ -59,9 +56,7 @@ class Parent:
 
     id: str
     variation: str = "similar"
-    """The kind of variation, one of VARIATIONS."""
-    other: str = ""
-    """Id of the second prompt, if the kind is "combined"."""
+    other: str = ""  # Id of the second prompt, if the kind is "combined"
 
 
 Choose = Callable[[Sequence[GroupOutcome], int, np.random.Generator], list[Parent]]
@@ -74,8 +69,7 @@ class Recipe:
     """A function that selects parents by their outcomes, and the rules by which new prompts are kept."""
 
     choose: Choose
-    needs: str = ""
-    """What the recipe needs in addition to a file of pass rates, for error messages; "" = nothing."""
+    needs: str = ""  # what the recipe needs in addition to a file of pass rates, for error messages; "" = nothing
     least: float = 0.0
     most: float = 1.0
     drawn: bool = False

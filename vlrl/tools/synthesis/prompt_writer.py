@@ -38,12 +38,9 @@ from vlrl.tools.synthesis.row_export import MediaLocation, child
 from vlrl.types import Completion, Prompt, Rollout, Row, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
-_GENERATOR, _TEACHER = 17, 19
-"""First numbers in the request keys for the generator and for the teacher."""
-_WRITTEN = 2048
-"""Largest number of tokens in a reply of the generator."""
-_LONGEST = 8000
-"""Largest number of characters of a reply, or of a string in a reply, that are used."""
+_GENERATOR, _TEACHER = 17, 19  # first numbers in the request keys for the generator and for the teacher
+_WRITTEN = 2048  # largest number of tokens in a reply of the generator
+_LONGEST = 8000  # largest number of characters of a reply, or of a string in a reply, that are used
 _MOST_OPTIONS = 26
 
 
@@ -52,15 +49,12 @@ class WriterSettings:
     """Settings of the generator and the teacher."""
 
     generator: Server
-    teacher: Server | None = None
-    """The server of the teacher; None = the generator is also the teacher."""
+    teacher: Server | None = None  # the server of the teacher; None = the generator is also the teacher
     votes: int = 8
-    """Number of answers of the teacher per prompt."""
     temperature: float = 1.0
     price_in: float | None = None
     """Price of a million input tokens of generator and teacher. None = the cost is not computed."""
-    price_out: float | None = None
-    """Price of a million output tokens."""
+    price_out: float | None = None  # price of a million output tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +138,12 @@ class PromptWriter:
     settings: WriterSettings
     files: Files
     location: MediaLocation
-    known: Mapping[str, Any]
-    """Everything that the prompts depend on, as JSON."""
+    known: Mapping[str, Any]  # everything that the prompts depend on, as JSON
     progress: Progress
 
     def __post_init__(self) -> None:
         self.encode = ChatEncoder(self.config)
         self.unanswered = 0
-        """Number of failed requests."""
         self.costs: dict[str, Any] = {}
 
     def candidates(self) -> list[Candidate]:

@@ -36,7 +36,6 @@ class Search:
     """Settings of a search for new prompts."""
 
     candidates: int = 64
-    """Number of prompts to propose."""
     least: float = 0.0
     """Smallest pass rate of a prompt that is kept; `most` is the largest. Prompts with a pass rate of 0 or 1 are never
     kept."""
@@ -62,12 +61,10 @@ class Candidate:
 
     number: int
     row: Row | None = None
-    reason: str = ""
-    """Why the candidate has no row; "" if it has one."""
+    reason: str = ""  # why the candidate has no row; "" if it has one
 
 
-_NEAR = 0.1
-"""Standard deviation of a variation's knobs around the knobs of its parent, as a share of each knob's range."""
+_NEAR = 0.1  # standard deviation of a variation's knobs around the knobs of its parent, as a share of each knob's range
 
 
 def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), location: MediaLocation | None = None

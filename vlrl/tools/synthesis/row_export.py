@@ -32,10 +32,8 @@ _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta"
 class MediaLocation:
     """Where the images and videos of a file of rows are stored."""
 
-    root: Path
-    """Folder that media paths are relative to."""
-    folder: Path
-    """Folder inside `root` to which new images are written."""
+    root: Path  # folder that media paths are relative to
+    folder: Path  # folder inside `root` to which new images are written
 
     @classmethod
     def for_file(cls, config: Config, out: Path) -> MediaLocation:

@@ -30,8 +30,7 @@ from vlrl.tools.synthesis.row_export import MediaLocation, row_of
 from vlrl.types import Row
 
 CANDIDATES = 64
-_STREAM = 29
-"""Second number in the key of the random stream from which parents are drawn."""
+_STREAM = 29  # second number in the key of the random stream from which parents are drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +38,8 @@ class SeedSettings:
     """Which rows are varied, and which new prompts are kept. None = the recipe decides."""
 
     candidates: int | None = None
-    failed: Path | None = None
-    """A file or a run; its prompts with a pass rate of 0 are varied."""
-    source: Path | None = None
-    """A run, or a file of pass rates, from which the recipe selects parents."""
+    failed: Path | None = None  # A file or a run; its prompts with a pass rate of 0 are varied
+    source: Path | None = None  # A run, or a file of pass rates, from which the recipe selects parents
     recipe: str | None = None
     written: bool = False
     """Whether a generator writes the prompts. If so, and if no parents are given, the training rows are varied."""

@@ -200,13 +200,10 @@ def write(files: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row]
 class Synthesis:
     """The result of a synthesis."""
 
-    counts: dict[str, int]
-    """Outcome -> number of candidates with this outcome."""
+    counts: dict[str, int]  # outcome -> number of candidates with this outcome
     rows: list[Row]
     unanswered: int = 0
-    """Number of failed requests to servers."""
-    costs: dict[str, Any] = field(default_factory=dict)
-    """Cost of the generator and of the teacher."""
+    costs: dict[str, Any] = field(default_factory=dict)  # cost of the generator and of the teacher
 
 
 def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answers: int, files: SynthesisFiles,

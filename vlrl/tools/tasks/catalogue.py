@@ -17,8 +17,7 @@ class Setting:
     """One setting of a task, `task.<name>`."""
 
     name: str
-    kind: str
-    """The type of the setting, described in words."""
+    kind: str  # the type of the setting, described in words
     default: Any
 
 
@@ -27,14 +26,11 @@ class TaskInfo:
     """A built-in task: its reward parts, settings and configs."""
 
     name: str
-    about: str
-    """First line of the task's docstring."""
+    about: str  # first line of the task's docstring
     parts: dict[str, Weight]
-    """Reward part -> weight."""
     settings: tuple[Setting, ...]
     """The task's own settings, without those that every task has (prompt, prompts, system, coordinates, rewards)."""
     configs: tuple[str, ...]
-    """The shipped configs that use the task."""
 
 
 def tasks() -> list[TaskInfo]:

@@ -67,15 +67,12 @@ class Agreement:
     """Counts and rates that compare verdicts with labels. A rate is None if its denominator is 0."""
 
     answers: int = 0
-    unanswered: int = 0
-    """Number of answers without a verdict; they are excluded from all other figures."""
+    unanswered: int = 0  # number of answers without a verdict; they are excluded from all other figures
     agreement: float | None = None
     false_positives: int = 0
-    false_positive_rate: float | None = None
-    """False positives as a share of the wrong answers."""
+    false_positive_rate: float | None = None  # False positives as a share of the wrong answers
     false_negatives: int = 0
-    false_negative_rate: float | None = None
-    """False negatives as a share of the correct answers."""
+    false_negative_rate: float | None = None  # False negatives as a share of the correct answers
 
 
 @dataclass(kw_only=True)
@@ -84,8 +81,7 @@ class Audit:
 
     judge: Agreement | None = None
     rule: Agreement | None = None
-    reworded: float | None = None
-    """Share of verdicts that change when the question is reworded."""
+    reworded: float | None = None  # share of verdicts that change when the question is reworded
     injected_accepted: float | None = None
     """Share of wrong answers that are accepted once text addressed to the judge is inserted into them."""
     pairs: dict[str, Any] = field(default_factory=dict)

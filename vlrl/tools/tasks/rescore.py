@@ -44,12 +44,9 @@ class RescoredGroup:
     new: list[float | None]
     old_parts: list[Parts]
     new_parts: list[Parts]
-    errors: list[str | None]
-    """The error raised by the new reward for each rollout, or None."""
-    skipped: list[str]
-    """Reward parts that were left out because they need a service."""
-    template_known: bool
-    """Whether the stored prompt contains one of the task's templates."""
+    errors: list[str | None]  # the error raised by the new reward for each rollout, or None
+    skipped: list[str]  # reward parts that were left out because they need a service
+    template_known: bool  # whether the stored prompt contains one of the task's templates
 
     @property
     def order(self) -> tuple[float, float | None]:
@@ -88,12 +85,10 @@ class RewardComparison:
 
     rollouts: int = 0
     groups: int = 0
-    changed: int = 0
-    """Number of rollouts whose reward changed, or that became scorable or unscorable."""
+    changed: int = 0  # number of rollouts whose reward changed, or that became scorable or unscorable
     errors: int = 0
     first_error: str | None = None
-    reordered: int = 0
-    """Number of groups in which at least one pair of answers was swapped, or a tie made or broken."""
+    reordered: int = 0  # number of groups in which at least one pair of answers was swapped, or a tie made or broken
     flat: list[int] = field(default_factory=lambda: [0, 0])
     """Number of groups in which all answers have the same reward: (under the old reward, under the new reward)."""
     taus: _Mean = field(default_factory=_Mean)

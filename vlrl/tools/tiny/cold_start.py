@@ -38,8 +38,7 @@ _EVALUATED = ("configs/quickstart.yaml", "configs/classification/digits.yaml")
 """Configs with which the model is evaluated. They need no data files."""
 
 
-CLIPS = ("direction", "order", "visible")
-"""Kinds of drawn clips, used in rotation."""
+CLIPS = ("direction", "order", "visible")  # kinds of drawn clips, used in rotation
 
 
 @dataclass(frozen=True)
@@ -62,24 +61,18 @@ class Stage:
     steps: int
     lr: float
     warmup: int
-    boxes: int = 50
-    """Number of grounding examples in a batch, each a newly drawn scene."""
-    digits: int = 5
-    """Number of digit examples in a batch with the plain prompt, from the 1,400 training digits."""
-    thoughts: int = 9
-    """Number of digit examples in a batch with the thinking prompt."""
-    clips: int = 0
-    """Number of drawn clips in a batch, of the kinds in CLIPS, each generated anew."""
-    plans: int = 0
-    """Number of moments of simulated drives in a batch, out of PLANS moments."""
+    boxes: int = 50  # number of grounding examples in a batch, each a newly drawn scene
+    digits: int = 5  # number of digit examples in a batch with the plain prompt, from the 1,400 training digits
+    thoughts: int = 9  # number of digit examples in a batch with the thinking prompt
+    clips: int = 0  # number of drawn clips in a batch, of the kinds in CLIPS, each generated anew
+    plans: int = 0  # number of moments of simulated drives in a batch, out of PLANS moments
     jitter: int = 0
     """Each side of a box is moved by a random distance of up to this many thousandths of the image, to imitate careless
     annotators."""
     loose: int = 0
     """Each side of a box is moved outwards by this many thousandths of the image, to imitate annotators who draw large
     boxes."""
-    misread: float = 0.0
-    """Share of the digits in ``LOOKALIKE`` that are labelled as the digit they resemble."""
+    misread: float = 0.0  # share of the digits in ``LOOKALIKE`` that are labelled as the digit they resemble
     hasty: float = 0.0
     """Share of examples with careless answers.
 
@@ -101,8 +94,7 @@ STAGES = (
     Stage(name="clips", steps=400, lr=1.5e-3, warmup=20, boxes=6, digits=1, thoughts=1, clips=52, plans=4, **_CARELESS),
     Stage(name="hasty", steps=50, lr=5e-4, warmup=10, **_FEW, **_CARELESS, hasty=0.6),
 )
-PLANS = 1000
-"""Number of moments of simulated drives in the training data. The moments are repeated many times."""
+PLANS = 1000  # Number of moments of simulated drives in the training data. The moments are repeated many times.
 LOOKALIKE = {7: 1, 9: 4, 8: 3, 6: 0}
 _CLIP_FPS, _CLIP_SIZE = 2, 64
 
@@ -223,8 +215,7 @@ class ColdStart(Task):
     """A task that presents the supervised examples of one stage, in order."""
 
     stage: str = STAGES[0].name
-    clips: bool = True
-    """False for a model that does not support videos."""
+    clips: bool = True  # False for a model that does not support videos
     prompt = "{question}"
     rewards = {"match": 1.0}
 

@@ -16,8 +16,7 @@ from typing import Any
 class Tokens:
     """Special tokens of a family's tokenizer, in the family's order."""
 
-    special: tuple[str, ...]
-    """The special tokens; <|endoftext|>, <|im_start|> and <|im_end|> come first."""
+    special: tuple[str, ...]  # the special tokens; <|endoftext|>, <|im_start|> and <|im_end|> come first
     eos: str = "<|im_end|>"
     pad: str = "<|endoftext|>"
     bos: str | None = None

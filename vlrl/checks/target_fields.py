@@ -1,4 +1,4 @@
-"""Rules of the fields that control how an answer is compared with the ground truth: `answer_type` and `options`."""
+"""Rules of the fields `answer_type`, `options`, `plan` and `trajectory`, imported only for rows with such a field."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.answers import one_number
 from vlrl.rewards.chart import count
 from vlrl.rewards.codes import is_code
+from vlrl.rewards.driving import HEADS, trajectory_problem
 
 ANSWER_TYPES = ("choice", "number", "count", "text", "yes_no", "math", "chart", "ocr", "regression", "span",
                 "span+choice", "track")
@@ -47,3 +48,22 @@ def options_problem(row: Mapping[str, Any]) -> str | None:
     except DataError as error:
         return str(error)
     return None
+
+
+def plan_problem(row: Mapping[str, Any]) -> str | None:
+    given = row["plan"]
+    if not isinstance(given, Mapping):
+        return f"plan={short(given)} must be {{\"speed\": ..., \"path\": ...}}"
+    for head, known in HEADS.items():
+        words = given.get(head)
+        several = words if isinstance(words, list) else [words]
+        wrong = next((w for w in several if w not in known), None) if several else words
+        if wrong is not None or not several or words is None:
+            return (f"plan.{head}={short(words)} must be one of {', '.join(known)}, or a list of them."
+                    f"{did_you_mean(str(wrong), known)}")
+    return None
+
+
+def trajectory_field_problem(row: Mapping[str, Any]) -> str | None:
+    problem = trajectory_problem(row["trajectory"])
+    return f"trajectory={short(row['trajectory'])}: {problem}" if problem else None
