@@ -114,7 +114,6 @@ def shared_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tu
     """Finds the held-out texts whose embedding has a cosine of at least `alike` with that of a training text. Only
     texts of at least 8 words without an image are compared. Each match has the nearest training text, and the kind
     `meaning`."""
-
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
     if not known or not own:
         return []
