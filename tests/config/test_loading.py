@@ -25,7 +25,7 @@ def file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(("word", "says"), [
+@each("word says", [
     ("train.lr=.nan", "train.lr=nan: .*finite number"), ("train.lr=.inf", "train.lr=inf: .*finite number"),
     ("train.part_lr.language=.inf", "train.part_lr.language=inf: .*finite"),
     ("train.part_lr.language=0", "train.part_lr.language=0: .*greater than 0"),
@@ -51,7 +51,7 @@ def test_bad_words(file, word, says):
     assert "Value error" not in str(error.value)
 
 
-@pytest.mark.parametrize("words", [
+@each("words", [
     ["extends=[curricula/time_r1.yaml,curricula/adcl.yaml]"], ["extends=curricula/time_r1.yaml", "curriculum=adcl"],
     ["curriculum={name: gaussian, std: 0.1, pass_at: 0.7}", "curriculum={name: adcl}"],
     ["extends=curricula/time_r1.yaml", "curriculum.name=adcl"]])
@@ -60,7 +60,7 @@ def test_another_sampler_drops_the_options_of_the_old_one(file, words):
     assert found.name == "adcl" and {*found.sampler.options} <= {"batches", "probe_size"} and found.pass_at == 0.7
 
 
-def test_a_sampler_by_its_name_alone(file):
+def test_values_at_the_edge_and_names_alone(file):
     file.write_text(BASE + "curriculum: sec")
     assert loading.load(file).curriculum.sampler == Named(name="sec")
     words = ["curriculum.keep.low=0.1", "curriculum.tau=2", "curriculum.keep=pass_range"]
@@ -68,9 +68,6 @@ def test_a_sampler_by_its_name_alone(file):
     assert found.sampler.options == {"tau": 2} and found.keep.options == {"low": 0.1}
     assert loading.load(file, ["curriculum.alpha=0.1", "curriculum=dump"]).curriculum.sampler.options == {"alpha": 0.1}
     assert loading.load(file, ["curriculum.window=9", "curriculum=dump"]).curriculum.sampler.options == {"window": 9}
-
-
-def test_values_at_the_edge_are_taken(file):
     found = loading.load(file, ["train.betas=[0, 0.999]", "seed=9223372036854775807", "steps=0", "train.lr=1e-4",
                                "model={train: [], lora: {rank: 4}, min_pixels: 8, max_pixels: 8}", "data.seed=-1",
                                "curriculum.keep=mixed", "store.rollouts=false", "train.part_lr={vision: 1e-6}"])
@@ -79,7 +76,7 @@ def test_values_at_the_edge_are_taken(file):
     assert config.validate(yaml.safe_load(config.dump(found))) == found
 
 
-@pytest.mark.parametrize(("text", "says"), [
+@each("text says", [
     ("steps: 1\nseed: 2\nsteps: 3\n", "line 5: the key 'steps' is already in line 3"),
     ("train:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n", "line 6: the key 'lr' is already in line 4"),
     ("seed: 2020-13-45\n", "ValueError: month must be in 1..12"), ("seed: !!timestamp soon\n", "cannot read config"),
@@ -116,8 +113,6 @@ def test_a_file_of_vlrl_or_no_file(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="does not exist"):
         loading.load("x" * 5000 + ".yaml")
 
-
-# --- own code by name ---
 
 def test_own_code_by_name(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
@@ -161,12 +156,21 @@ def test_names_of_other_trainers_are_answered_with_ours(file):
             assert here in translation(theirs), theirs
 
 
-def test_a_supervised_run_and_an_rl_run_are_told_apart(file):
+def test_kinds_and_references_of_runs(file):
     rl = loading.load(file)
     supervised = loading.load(file, ["algo.loss=supervised"])
     with pytest.raises(RunError, match=r"runs/a contains a supervised run .* this is an RL run .*model.name=runs/a "):
         loading.refuse_other_kind(supervised, rl, "runs/a")
     loading.refuse_other_kind(rl, loading.load(file, ["algo.loss=cispo"]), "runs/a")
+    def reference(*words):
+        found = loading.load(ROOT / "configs" / "quickstart.yaml", [*words]).algo.reference
+        return found.name, dict(found.options)
+    assert reference("services.reference=ema") == ("ema", {})
+    assert reference("services.reference=start") == ("frozen", {})
+    assert reference("services.reference=ema", "algo.reference.every=2") == ("ema", {"every": 2})
+    assert reference("services.reference=ema", "algo.reference={name: ema, decay: 0.5}") == ("ema", {"decay": 0.5})
+    with pytest.raises(ConfigError, match=r"services\.reference=start and algo\.reference=ema"):
+        reference("services.reference=start", "algo.reference=ema")
 
 
 def test_files_that_are_refused(tmp_path):
@@ -180,18 +184,6 @@ def test_files_that_are_refused(tmp_path):
     file.write_text("extends: tiny.yaml\ntask: grounding\nrun: {dir: no}\n")
     with pytest.raises(ConfigError, match=r"run\.dir=False: a string is needed, but YAML reads no.*in quotes"):
         loading.load(file)
-
-
-def test_the_reference_of_services_is_that_of_algo():
-    def reference(*words):
-        found = loading.load(ROOT / "configs" / "quickstart.yaml", [*words]).algo.reference
-        return found.name, dict(found.options)
-    assert reference("services.reference=ema") == ("ema", {})
-    assert reference("services.reference=start") == ("frozen", {})
-    assert reference("services.reference=ema", "algo.reference.every=2") == ("ema", {"every": 2})
-    assert reference("services.reference=ema", "algo.reference={name: ema, decay: 0.5}") == ("ema", {"decay": 0.5})
-    with pytest.raises(ConfigError, match=r"services\.reference=start and algo\.reference=ema"):
-        reference("services.reference=start", "algo.reference=ema")
 
 
 def test_an_empty_dictionary_of_own_keys_clears_it_and_an_empty_section_changes_nothing(tmp_path):

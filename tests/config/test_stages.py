@@ -22,7 +22,7 @@ def written(folder, stages, base=BASE):
     return folder / "two.yaml"
 
 
-def test_settings_of_a_stage_are_laid_on_those_of_the_run(tmp_path):
+def test_settings_and_files_of_a_stage(tmp_path):
     file = written(tmp_path, "  - {name: cold, kind: sft, steps: 3, train: {lr: 1e-3}}\n"
                              "  - {name: rl, kind: rl, algo: {loss: gspo}, rollout: {group_size: 2}}\n")
     (one, cold), (two, rl) = stages_of(load(file, ["train.lr=0.5", "run.dir=here", "stages.1.seed=7"]))
@@ -30,9 +30,6 @@ def test_settings_of_a_stage_are_laid_on_those_of_the_run(tmp_path):
     assert (two.name, rl.steps, rl.train.lr, rl.rollout.group_size, rl.seed) == ("rl", 8, 0.5, 2, 7)
     assert (rl.algo.loss.name, rl.algo.loss.options) == ("gspo", {})  # another name drops the options
     assert (cold.run.dir, rl.run.dir, rl.stages, cold.resume) == ("here/cold", "here/rl", (), "auto")
-
-
-def test_a_stage_may_extend_files(tmp_path):
     (tmp_path / "slow.yaml").write_text("train: {lr: 1e-9}\nsteps: 4\n")
     (tmp_path / "rows.jsonl").write_text("")
     file = written(tmp_path, "  - {name: a, kind: rl, extends: [slow.yaml, algorithms/dapo.yaml], steps: 5}\n"
@@ -62,12 +59,13 @@ test_mistakes_are_found_at_load = refused(
     ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0")])
 
 
-def test_rounds_are_of_one_task(tmp_path):
+def test_rounds_and_presets_are_known(tmp_path):
     base = BASE.replace("task: grounding", "tasks: [{name: grounding}, {name: digits}]")
     with pytest.raises(ConfigError, match=r"kind=rounds supports a single task.*\(grounding, digits\)"):
         load(written(tmp_path, "  - {name: a, kind: rounds}\n", base))
     with pytest.raises(ConfigError, match=r"data\.solutions='x\.jsonl' refers to rows by their number"):
         validate({"tasks": ["grounding", "digits"], "model": {"name": "m"}, "data": {"solutions": "x.jsonl"}})
+    assert {path.stem for path in (shipped("stages/raft.yaml").parent).glob("*.yaml")} == {*ROUNDS, *RECIPES}
 
 
 ROUNDS = {"self_rehearsal": ("best", 1, "before", False), "raft": ("best", 8, "before", False),
@@ -76,10 +74,6 @@ ROUNDS = {"self_rehearsal": ("best", 1, "before", False), "raft": ("best", 8, "b
 RECIPES = {"cft": "sft", "redistill": "rl rounds", "vision_r1": "sft rl", "alphadrive": "sft rl",
            "curr_reft": "rl rl rl rounds",
            "kimi_long2short": "rounds merge rl"}
-
-
-def test_every_preset_is_known():
-    assert {path.stem for path in (shipped("stages/raft.yaml").parent).glob("*.yaml")} == {*ROUNDS, *RECIPES}
 
 
 @each("name", ROUNDS)
@@ -110,7 +104,7 @@ def test_recipes_of_several_stages(name):
         assert stages["short"][1].rollout.max_new_tokens == whole.rollout.max_new_tokens / 2
 
 
-def test_what_the_command_line_says_reaches_every_stage(tmp_path):
+def test_what_a_stage_has_of_the_run(tmp_path):
     file = written(tmp_path, "  - {name: a, kind: sft, steps: 3, train: {lr: 1e-3}}\n"
                              "  - {name: b, kind: rl, algo: {loss: {name: gspo, clip_low: 0.1}}}\n")
     (_, a), (_, b) = stages_of(load(file, ["stages.0.steps=4", "steps=2", "train.lr=0.5", "algo.loss.clip_low=0.3"]))
@@ -118,9 +112,6 @@ def test_what_the_command_line_says_reaches_every_stage(tmp_path):
     assert b.algo.loss.options == {"clip_low": 0.3} and b.algo.loss.name == "gspo"
     (_, a), (_, b) = stages_of(load(file, ["extends=algorithms/dr_grpo.yaml"]))
     assert (b.algo.loss.name, b.algo.advantage.name) == ("ppo_clip", "dr_grpo")
-
-
-def test_a_stage_has_a_setting_of_the_run_so_many_times(tmp_path):
     file = written(tmp_path, "  - {name: a, kind: rl}\n"
                              "  - {name: b, kind: rl, times: {rollout.max_new_tokens: 0.5, train.lr: 3}}\n")
     (_, a), (_, b) = stages_of(load(file, ["rollout.max_new_tokens=25", "train.lr=1e-4"]))

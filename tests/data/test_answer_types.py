@@ -108,7 +108,7 @@ def test_a_neighbouring_code_earns_nothing(tmp_path, code, digit):
             assert paid({**kept, "answer_type": kind}, code, other) == [1, 0], kind
 
 
-def test_alternatives_of_mixed_kinds(tmp_path, capsys):
+def test_kinds_precisions_and_alternatives(tmp_path, capsys):
     asks = {"image_id": 1, "image": "a.png", "question": "How old?"}
     file = lines(tmp_path / "r.jsonl", [{**asks, "ground_truth": a} for a in (
         ["36", "36 years old", "thirty-six"], ["12,5", "12.5 kg"], ["no number", "36"], ["3-2", "3"])])
@@ -120,9 +120,6 @@ def test_alternatives_of_mixed_kinds(tmp_path, capsys):
     for one in (file, words):
         assert main(["data", "check", str(one), "--allow-missing", "--no-show", "--config", str(CONFIG)]) == 0
     assert "0 bad rows" in capsys.readouterr().out
-
-
-def test_a_precision_of_another_kind_and_an_unknown_type(tmp_path):
     for given in ("high", 0.95, 40):
         (row,) = read_rows(lines(tmp_path / "r.jsonl", [{**ASK, "answer": "1.2", "precision": given}]))
         assert row["meta"] == {"precision": given} and "precision" not in row

@@ -34,8 +34,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-# --- rows ---
-
 def test_files_of_rows(tmp_path):
     rows = [{"id": "1", "label": "ü"}, {"id": "2"}]
     assert read_rows(write(tmp_path / "a.jsonl", [rows[0], "", rows[1], ""])) == rows
@@ -51,18 +49,6 @@ def test_files_of_rows(tmp_path):
         read_rows(tmp_path / "a.jsonl", "coco_")
 
 
-test_bad_files_name_the_line = refused(
-    DataError, lambda name, lines, tmp_path: read_rows(write(tmp_path / name, lines)), [
-    ("a.jsonl", ['{"id": 1}', "{broken"], r"a\.jsonl:2: not JSON"),
-    ("a.jsonl", ['{"id": 1}', "", "[1]"], r"a\.jsonl:3: a row must be a JSON object, not a list"),
-    ("a.json", ['{"id": 1}'], r"a\.json must hold a list of rows, not a dict"),
-    ("a.json", ["[" * 100_000], r"a\.json: not JSON"),
-    ("a.json", ['[{"id": 1}, 2]'], r"a\.json, row 2: a row must be a JSON object"),
-    ("a.txt", ["id"], r"\.jsonl .* \.json")])
-
-
-# --- samples ---
-
 def test_sample_from_row(folder):
     sample = sample_from_row({"id": 7, "image": "a.png", "images": ["b.png"], "video": "c.mp4", "video_start": 1.5,
                               "difficulty": 0.25, "weight": 2, "shape": "round", "meta": {"x": 1}}, folder)
@@ -75,6 +61,14 @@ def test_sample_from_row(folder):
     assert "meta" not in sample_from_row({"id": "1"}, folder).row
 
 
+test_bad_files_name_the_line = refused(
+    DataError, lambda name, lines, tmp_path: read_rows(write(tmp_path / name, lines)), [
+    ("a.jsonl", ['{"id": 1}', "{broken"], r"a\.jsonl:2: not JSON"),
+    ("a.jsonl", ['{"id": 1}', "", "[1]"], r"a\.jsonl:3: a row must be a JSON object, not a list"),
+    ("a.json", ['{"id": 1}'], r"a\.json must hold a list of rows, not a dict"),
+    ("a.json", ["[" * 100_000], r"a\.json: not JSON"),
+    ("a.json", ['[{"id": 1}, 2]'], r"a\.json, row 2: a row must be a JSON object"),
+    ("a.txt", ["id"], r"\.jsonl .* \.json")])
 test_a_bad_row_is_named = refused(DataError, lambda row, folder: sample_from_row(row, folder), [
     ({}, "id=None"), ({"id": ""}, "id=''"), ({"id": True}, "id=True"), ({"id": ["x"]}, "id="),
     ({"id": "r", "image": "http://x/a.png"}, "row 'r'.*URL"),
@@ -97,7 +91,7 @@ test_a_bad_row_is_named = refused(DataError, lambda row, folder: sample_from_row
     ({"id": "r", "\ud800": 1}, "row 'r': .*not Unicode")])
 
 
-def test_a_weight_of_null_is_one(folder):
+def test_weights_of_null_and_drawn_samples(folder):
     assert sample_from_row({"id": "1", "weight": None}).weight == 1.0 and sample_from_row({"id": "1"}).weight == 1.0
     assert "weight" not in sample_from_row({"id": "1"}).row
 
@@ -110,6 +104,12 @@ def test_a_weight_of_null_is_one(folder):
     write(folder / "rows.jsonl", ['{"id": "1", "weight": Infinity}'])
     with pytest.raises(DataError, match=r"rows\.jsonl:1: row '1': weight=inf"):
         read_samples(own, "train")
+    drawn = Drawn(3, lambda i: Sample(id=str(i)))
+    assert [s.id for s in drawn] == ["0", "1", "2"] and drawn[-1].id == "2" and [s.id for s in drawn[1:]] == ["1", "2"]
+    with pytest.raises(IndexError):
+        drawn[3]
+    with pytest.raises(TaskError, match=r"sample 0 cannot be generated: .*test_dataset.py:\d+: IndexError"):
+        list(Drawn(3, lambda i: [][i]))
 
 
 def test_read_samples(folder):
@@ -156,7 +156,7 @@ def test_the_first_bad_row_stops(folder, bad):
         read_samples(task(train=str(path)), "train")
 
 
-def test_quarantine_leaves_bad_rows_out_and_lists_them(folder, caplog):
+def test_bad_rows_are_left_out_and_listed(folder, caplog):
     path = write(folder / "rows.jsonl", [{"id": "1"}, *BAD, {"id": "2"}])
     with caplog.at_level(logging.WARNING):
         samples = read_samples(task(train=str(path), quarantine=True), "train")
@@ -166,9 +166,6 @@ def test_quarantine_leaves_bad_rows_out_and_lists_them(folder, caplog):
     assert all(len(b.reason) < 500 for b in samples.quarantined)
     with pytest.raises(DataError, match="no usable row"):
         read_samples(task(train=str(write(path, BAD[:2])), quarantine=True), "train")
-
-
-def test_boxes_out_of_the_image_are_bad_rows(folder):
     sized = {"width": 100, "height": 50}
     rows = [{"id": "1", **sized, "boxes": [{"box": [0, 0, 100.9, 50]}]}, {"id": "2", **sized, "box": [5, 0, 5, 9]},
             {"id": "3", **sized, "boxes": [{"box": [0, 0, 102, 50]}]}, {"id": "4", **sized, "points": [[3, -4]]},
@@ -197,15 +194,6 @@ def test_tasks_of_ones_own_that_fail_name_the_row(folder):
     lazy.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1"}, {"id": "2"}])), quarantine=True)
     with pytest.raises(TaskError, match="task 'plain': sample_from_row returned NoneType, expected a Sample"):
         read_samples(lazy, "train")
-
-
-def test_drawn():
-    drawn = Drawn(3, lambda i: Sample(id=str(i)))
-    assert [s.id for s in drawn] == ["0", "1", "2"] and drawn[-1].id == "2" and [s.id for s in drawn[1:]] == ["1", "2"]
-    with pytest.raises(IndexError):
-        drawn[3]
-    with pytest.raises(TaskError, match=r"sample 0 cannot be generated: .*test_dataset.py:\d+: IndexError"):
-        list(Drawn(3, lambda i: [][i]))
 
 
 @each("index", ["memory", "lazy"])

@@ -100,8 +100,6 @@ def kept(policy):
     return sorted(p.name for p in (policy.cache / "media").glob("*")) if policy.cache.exists() else []
 
 
-# --- which addresses ---
-
 PRIVATE = """127.0.0.1 127.255.255.254 0.0.0.0 0.1.2.3 10.0.0.1 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1
     192.0.0.1 192.0.2.1 198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 239.1.1.1 240.0.0.1 255.255.255.255 192.88.99.1
     :: ::1 ::127.0.0.1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::127.0.0.1 64:ff9b::169.254.169.254 64:ff9b:1::8.8.8.8
@@ -195,8 +193,6 @@ def test_the_certificate_is_checked_against_the_name(serve, policy, certificate)
         get(server.url(path="/b.png", host="media.test", scheme="https"), policy("media.test", guard=here()))
 
 
-# --- what may be asked for ---
-
 HOSTS = [
     (None, "https://a.org/x", True), (None, "http://a.org/x", False), (None, "https://a.org:8443/x", False),
     ("a.org", "https://a.org/x", True), ("a.org", "https://A.org./x", True), ("a.org", "https://b.a.org/x", False),
@@ -240,8 +236,6 @@ def test_bad_entries_of_the_setting():
     assert MediaAccess.of(DataSettings(urls=True)).urls.hosts is None
 
 
-# --- redirects ---
-
 @pytest.mark.parametrize(("place", "words"), [
     ("http://169.254.169.254/latest", "169.254.169.254' names|does not allow|not a public internet"),
     ("http://10.0.0.1/", "not a public internet address"), ("//[::ffff:10.0.0.1]/", "not a public internet address"),
@@ -265,8 +259,6 @@ def test_redirects_end(serve, policy):
     with pytest.raises(DataError, match="without a location"):
         get(server.url("/b"), policy())
 
-
-# --- how much and how long ---
 
 def test_an_endless_body_is_cut_off(serve, policy):
     def endless(handler):
@@ -354,8 +346,6 @@ def test_a_moment_of_failure_is_waited_out(serve, policy):
         get(server.url("/b.png"), own)
     assert len(kept(own)) == 1  # nothing of what broke off
 
-
-# --- what comes of it ---
 
 def test_the_content_decides_not_what_the_server_says(serve, policy):
     server = serve({"/a.html": (200, {"Content-Type": "text/html"}, png()),

@@ -150,7 +150,7 @@ def test_an_easyr1_parquet_is_read_in_place(tmp_path, index):
     assert len(fingerprint.fingerprint_of(samples).ids) == 3
 
 
-def test_data_check_opens_what_rows_hold(tmp_path):
+def test_data_check_and_convert_open_what_rows_hold(tmp_path):
     found = check(easy(tmp_path / "rows.parquet"), None, LIMITS)
     assert found.bad == 0 and found.media == {"images": 3, "videos": 0, "unusable": 0}
     rows = [*EASY, {**EASY[0], "images": [{"bytes": b"junk" * 9, "path": "c.png"}]}]
@@ -160,9 +160,6 @@ def test_data_check_opens_what_rows_hold(tmp_path):
     assert "not an image of a known format" in found.problems[0].message
     answer = CliRunner().invoke(app, ["data", "check", str(tmp_path / "bad.parquet")])
     assert answer.exit_code == 1 and "row 4" in answer.output
-
-
-def test_data_convert_writes_all_kinds_as_files(tmp_path):
     video = clip(tmp_path / "a.mp4").read_bytes()
     rows = [{"id": "a", "image": url(encoded())}, {"id": "b", "video": {"bytes": video, "path": None}},
             {"id": "c", "video": [{"bytes": encoded("green"), "path": None}] * 2, "fps": 1}]

@@ -134,7 +134,7 @@ def test_two_readings_of_a_record_are_asked_about(beside, words):
         raise row
 
 
-def test_what_the_system_says_reaches_the_model():
+def test_the_system_and_the_marks_reach_the_model():
     talk = [{"role": "system", "content": "Be brief."}, *turns("<image>Who?", "a cat")]
     row = one({"image": "a.png", "conversations": talk})
     assert row["system_prompt"] == "Be brief." == one({
@@ -149,6 +149,16 @@ def test_what_the_system_says_reaches_the_model():
     assert pair["system_prompt"] == verl["system_prompt"] == plan["system_prompt"] == "Be brief." and plan["plan"]
     with pytest.raises(DataError, match="system_prompt=3 must be a string"):
         sample_from_row({"id": 1, "system_prompt": 3})
+    row = {"id": 1, "images": ["a.png", "b.png"], "question": "Is <image> like <image>?", "answer_type": "text"}
+    assert messages({**row, "answer": "no"})[0][1][:4] == ["Is ", "[image]", " like ", "[image]"]
+    film = {"id": 1, "video": "a.mp4", "question": "In <video>, who?", "answer": "a cat", "answer_type": "text"}
+    assert messages(film, "video")[0][1][:2] == ["In ", "[video]"]
+    pair = {**row, "responses": ["yes", "no"], "answer": 2}
+    assert messages(pair, "preference")[0][1][1:4] == ["[image]", " like ", "[image]"]
+    task = Task()
+    task.prompt = "Plain."  # a prompt without the question: media come first
+    found = task.messages(task.sample_from_row(row))
+    assert [c["type"] for c in found[0]["content"]] == ["image", "image", "text"]
 
 
 MARKS = {
@@ -188,19 +198,6 @@ def test_marks_keep_their_places(question, media, wanted):
 def test_marks_that_do_not_fit_are_refused(record, words):
     (row,) = canonical_rows({"answer": "A" if "options" in record else "no", **record})
     assert isinstance(row, DataError) and words in str(row)
-
-
-def test_every_task_shows_media_where_the_question_marks_them():
-    row = {"id": 1, "images": ["a.png", "b.png"], "question": "Is <image> like <image>?", "answer_type": "text"}
-    assert messages({**row, "answer": "no"})[0][1][:4] == ["Is ", "[image]", " like ", "[image]"]
-    film = {"id": 1, "video": "a.mp4", "question": "In <video>, who?", "answer": "a cat", "answer_type": "text"}
-    assert messages(film, "video")[0][1][:2] == ["In ", "[video]"]
-    pair = {**row, "responses": ["yes", "no"], "answer": 2}
-    assert messages(pair, "preference")[0][1][1:4] == ["[image]", " like ", "[image]"]
-    task = Task()
-    task.prompt = "Plain."  # a prompt without the question: media come first
-    found = task.messages(task.sample_from_row(row))
-    assert [c["type"] for c in found[0]["content"]] == ["image", "image", "text"]
 
 
 @each("record words column wanted", [

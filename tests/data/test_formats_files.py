@@ -197,15 +197,13 @@ def test_tables_that_cannot_be_understood(tmp_path, capsys, text, words):
     assert words in capsys.readouterr().err.replace("\n", " ")
 
 
-# --- folders, and files of others -------------------------------------------------------------------------------------
-
 def picture(path: Path, size=(20, 10)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size).save(path)
     return path
 
 
-def test_a_folder_of_classes_is_read_by_side(tmp_path):
+def test_folders_of_classes_and_metadata(tmp_path):
     for name in ("train/cat/1.png", "train/dog/1.png", "test/cat/2.png", "test/great dane/3.png"):
         picture(tmp_path / "pets" / name)
     rows = [row for _, row in rows_in(tmp_path / "pets")]
@@ -216,9 +214,6 @@ def test_a_folder_of_classes_is_read_by_side(tmp_path):
     assert [s["label"] for s in read_samples(task, "train")] == ["cat", "dog"]
     assert [s["label"] for s in read_samples(task, "heldout")] == ["cat", "great dane"]
     assert convert(tmp_path / "pets", tmp_path / "rows.jsonl")[0] == 4
-
-
-def test_images_with_metadata_and_shards_with_class_names(tmp_path):
     picture(tmp_path / "m" / "train" / "a.png")
     (tmp_path / "m" / "train" / "metadata.csv").write_text("file_name,label\na.png,cat\nb.png,dog\n")
     (_, row), _ = rows_in(tmp_path / "m")

@@ -92,7 +92,7 @@ def test_what_is_told_is_read(record, row):
     assert {name: found.get(name) for name in row} == row
 
 
-def test_a_region_without_a_label_among_others(tmp_path):
+def test_odd_regions_and_values(tmp_path):
     value = {"x": 10, "y": 10, "width": 20, "height": 20}
     tasks = [{"id": n, "data": {"image": "a.png"}, "annotations": [{"result": [{
         "original_width": 64, "original_height": 32, "value": {**value, "rectanglelabels": labels}}]}]}
@@ -101,9 +101,6 @@ def test_a_region_without_a_label_among_others(tmp_path):
     assert isinstance(row, dict) and row["labels"] == ["cat"] and "its box has no label" in str(wrong)
     ((_, row),) = rows_in(save(tmp_path / "n.json", tasks[1:]))
     assert isinstance(row, dict) and row["labels"] == [""]
-
-
-def test_odd_values_of_a_table(tmp_path):
     Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
     record = {**ASK, "answer": decimal.Decimal("1.50"), "on": datetime.datetime(2024, 1, 1)}
     pq.write_table(pa.Table.from_pylist([record]), tmp_path / "q.parquet")

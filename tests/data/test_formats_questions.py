@@ -295,8 +295,6 @@ def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data
             assert len(str(row)) < 2000 if wrong else not any(p is None for p in field_problems(row))
 
 
-# --- order, times and options -----------------------------------------------------------------------------------------
-
 def test_what_goes_by_the_id_alone(tmp_path):
     def pairs(*ids):
         rows = [{"id": i, "prompt": "q", "chosen": "good", "rejected": "bad"} for i in ids]

@@ -40,7 +40,7 @@ def test_a_record_of_another_format_is_refused(tmp_path, usual, other, words):
     assert not any("most of the file's rows" in str(row) for row in forced)
 
 
-def test_large_files_are_of_one_format_too(tmp_path):
+def test_large_files_and_followers_are_of_one_format_and_share_no_id(tmp_path):
     (tmp_path / "a.png").touch()
     rows = [ASK] * 200 + [{**ASK, "answer": "ACCELERATE, STRAIGHT"}, {"image": "a.png", "label": "cat"}]
     file = save(tmp_path / "r.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
@@ -48,6 +48,16 @@ def test_large_files_are_of_one_format_too(tmp_path):
     assert samples[200]["answer"] == "ACCELERATE, STRAIGHT"
     with pytest.raises(DataError, match="of format labelled, but most of the file's rows are of format qa"):
         samples[201]
+    pair = {"id": "a", "prompt": "q", "chosen": "x", "rejected": "y"}
+    one, two = (save(tmp_path / f"{n}.json", [pair]) for n in "12")
+    taken: set[str] = set()
+    found = [row for file in (one, two) for _, row in rows_in(file, taken=taken)]
+    assert [row["id"] for row in found if isinstance(row, dict)] == ["a", "a-2"]
+    row = {"id": 1, "image": "a.png", "question": "q", "answer": "a", "answer_type": "text"}
+    file = save(tmp_path / "r.jsonl", f"{json.dumps(row)}\n{json.dumps(row)}\n")
+    assert [row["id"] for row in read_rows(file)] == [1, 1]
+    with pytest.raises(DataError, match="ids must be unique"):
+        convert(file, tmp_path / "out.jsonl")
 
 
 def test_repeated_ids_of_others_become_unique_by_place(tmp_path, caplog, capsys):
@@ -61,19 +71,6 @@ def test_repeated_ids_of_others_become_unique_by_place(tmp_path, caplog, capsys)
     assert main(["data", "check", str(file), "--allow-missing"]) == 0 and "0 bad rows" in capsys.readouterr().out
     assert main(["data", "convert", str(file), "-o", str(tmp_path / "rows.jsonl")]) == 0
     assert [row["id"] for row in read_rows(tmp_path / "rows.jsonl")] == ["6", "7", "6-3", "6-4", "6-2"]
-
-
-def test_ids_are_unique_by_place_and_canonical_ones_stay(tmp_path):
-    pair = {"id": "a", "prompt": "q", "chosen": "x", "rejected": "y"}
-    one, two = (save(tmp_path / f"{n}.json", [pair]) for n in "12")
-    taken: set[str] = set()
-    found = [row for file in (one, two) for _, row in rows_in(file, taken=taken)]
-    assert [row["id"] for row in found if isinstance(row, dict)] == ["a", "a-2"]
-    row = {"id": 1, "image": "a.png", "question": "q", "answer": "a", "answer_type": "text"}
-    file = save(tmp_path / "r.jsonl", f"{json.dumps(row)}\n{json.dumps(row)}\n")
-    assert [row["id"] for row in read_rows(file)] == [1, 1]
-    with pytest.raises(DataError, match="ids must be unique"):
-        convert(file, tmp_path / "out.jsonl")
 
 
 IMAGES = [{"id": 1, "file_name": "a.png", "width": 9, "height": 9}]

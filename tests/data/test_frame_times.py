@@ -61,7 +61,7 @@ def test_every_frame_is_shown_at_its_own_time(gaps, first, wanted, most, start):
     assert load(clip(np.array(times), start=start), LIMITS, sampling).sha256 == loaded.sha256
 
 
-def test_times_beside_a_rate(folder):
+def test_times_beside_a_rate_are_kept(folder):
     by_rate = load(Media(kind="video", source=drawn(6), fps=2.0), LIMITS)
     by_times = load(clip([0, 0.5, 1, 1.5, 2, 2.5]), LIMITS)
     assert by_times.timestamps == by_rate.timestamps and by_times.metadata == by_rate.metadata
@@ -78,6 +78,16 @@ def test_times_beside_a_rate(folder):
     with pytest.raises(DataError, match=r"its conversation says frame_times=.* but a separate field says"):
         raise canonical_rows({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
                          "frame_times": [0, 1, 2, 3]})[0]
+    frames = [{"bytes": (folder / name).read_bytes(), "path": None} for name in NAMES]
+    asks = {"video": frames, "question": "When?", "answer": "2"}
+    pq.write_table(pa.Table.from_pylist([{"id": "a", **asks, "frame_times": TIMES}]), folder / "good.parquet")
+    pq.write_table(pa.Table.from_pylist([{"id": "a", **asks, "frame_times": TIMES[::-1]}]), folder / "bad.parquet")
+    assert check(folder / "good.parquet", None, LIMITS).bad == 0
+    found = check(folder / "bad.parquet", None, LIMITS)
+    assert found.bad == 1 and "must be later than 4.5" in found.problems[0].message
+    convert(folder / "good.parquet", folder / "new.jsonl")
+    row = json.loads((folder / "new.jsonl").read_text())
+    assert load(sample_from_row(row, folder).media[0], LIMITS).timestamps == tuple(TIMES)
 
 
 @each("times words", [
@@ -132,19 +142,6 @@ def test_other_formats_keep_the_times_of_frames(record, written):
         return  # a canonical row holds numbers
     (row,) = canonical_rows({"id": "r", **record, "frame_times": written})
     assert sample_from_row(row).media[0].times == TIMES
-
-
-def test_data_check_and_convert_keep_them(folder):
-    frames = [{"bytes": (folder / name).read_bytes(), "path": None} for name in NAMES]
-    asks = {"video": frames, "question": "When?", "answer": "2"}
-    pq.write_table(pa.Table.from_pylist([{"id": "a", **asks, "frame_times": TIMES}]), folder / "good.parquet")
-    pq.write_table(pa.Table.from_pylist([{"id": "a", **asks, "frame_times": TIMES[::-1]}]), folder / "bad.parquet")
-    assert check(folder / "good.parquet", None, LIMITS).bad == 0
-    found = check(folder / "bad.parquet", None, LIMITS)
-    assert found.bad == 1 and "must be later than 4.5" in found.problems[0].message
-    convert(folder / "good.parquet", folder / "new.jsonl")
-    row = json.loads((folder / "new.jsonl").read_text())
-    assert load(sample_from_row(row, folder).media[0], LIMITS).timestamps == tuple(TIMES)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])

@@ -81,7 +81,7 @@ def test_the_card_tells_configurations_and_files(here, tmp_path):
     assert answers(read(tmp_path, "org/default@train")) == ["b"]
 
 
-def test_lines_with_pictures_beside_them_and_folders_of_images(here, tmp_path):
+def test_lines_pictures_and_data_check(here, tmp_path):
     rows = json.dumps({"id": "1", "image": "img/a.png", "question": "What?", "answer": "a"}).encode()
     here.put("org/lines", {"train.jsonl": rows, "img/a.png": picture(), "run.sh": b"rm"})
     (sample,) = read(tmp_path, "org/lines@train")
@@ -95,6 +95,11 @@ def test_lines_with_pictures_beside_them_and_folders_of_images(here, tmp_path):
     here.put("org/flat", {"metadata.jsonl": meta, "1.png": picture(7)})
     (sample,) = read(tmp_path, "org/flat@train")
     assert sample.media[0].source.read_bytes() == picture(7)
+    here.put("org/geo", {"train.parquet": parquet("a", "b")})
+    found = CliRunner().invoke(app, ["data", "check", "org/geo@train", "--json"], env={"XDG_CACHE_HOME": "cache"})
+    assert found.exit_code == 0 and json.loads(found.stdout)["media"]["images"] == 2, found.output
+    found = CliRunner().invoke(app, ["data", "check", "org/geo@test"], env={"XDG_CACHE_HOME": "cache"})
+    assert found.exit_code and isinstance(found.exception, ConfigError) and "There are: train" in str(found.exception)
 
 
 def test_revisions_and_commits(here, tmp_path):
@@ -168,14 +173,6 @@ def test_hostile_names_are_never_chosen(here, tmp_path):
     with pytest.raises(ConfigError, match="no split"):
         read(tmp_path, "org/bad@train")
     assert [name for name in here.commits["org/bad"].popitem()[1][0] if is_data(name)] == ["train.parquet"]
-
-
-def test_data_check_reads_it_too(here):
-    here.put("org/geo", {"train.parquet": parquet("a", "b")})
-    found = CliRunner().invoke(app, ["data", "check", "org/geo@train", "--json"], env={"XDG_CACHE_HOME": "cache"})
-    assert found.exit_code == 0 and json.loads(found.stdout)["media"]["images"] == 2, found.output
-    found = CliRunner().invoke(app, ["data", "check", "org/geo@test"], env={"XDG_CACHE_HOME": "cache"})
-    assert found.exit_code and isinstance(found.exception, ConfigError) and "There are: train" in str(found.exception)
 
 
 @pytest.mark.slow

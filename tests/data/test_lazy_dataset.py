@@ -56,8 +56,6 @@ def same(lazy, whole):
             whole[i].id, whole[i].row, [m.source for m in whole[i].media])
 
 
-# --- the same samples ---
-
 @pytest.mark.parametrize("form", [
     rows(), [*rows(), ""], ["  " + json.dumps(row) for row in rows()],
     ["", *rows()[:5], "", " \t", "\r", *rows()[5:], "", ""]], ids=["plain", "last line ended", "spaces", "blank lines"])
@@ -72,22 +70,6 @@ def test_lines_are_those_of_the_whole_file(tmp_path, monkeypatch, form):
             assert isinstance(found, LazySamples) and [(s.id, s.row) for s in found] == [(s.id, s.row) for s in whole]
     same(read(path), whole)
     same(read(path), whole)  # by the cached index
-
-
-def test_arrow_files_and_named_classes(tmp_path):
-    for kind in (pa.ipc.new_file, pa.ipc.new_stream):
-        path = table(tmp_path / f"{kind.__name__}.arrow", rows(), kind=kind)
-        same(read(path), read(path, "memory"))
-    meta = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
-    found = pa.table({"id": ["a", "b"], "answer_type": ["text"] * 2, "label": [1, 0]})
-    pq.write_table(found.replace_schema_metadata({"huggingface": json.dumps(meta)}), tmp_path / "a.parquet")
-    assert [s.row["label"] for s in read(tmp_path / "a.parquet")] == ["dog", "cat"]
-    same(read(tmp_path / "a.parquet"), read(tmp_path / "a.parquet", "memory"))
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    path = lines(tmp_path / "a.jsonl", [{"image": "a.png", "problem": f"What is {i}?",
-                                         "solution": f"<answer>{i}</answer>"} for i in range(5)])
-    same(read(path), read(path, "memory"))
-    assert read(path)[0].media[0].source == tmp_path / "a.png"
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -110,7 +92,7 @@ def test_packed_lines(tmp_path):
             read(path, index)
 
 
-def test_a_folder_of_shards_with_sides(tmp_path):
+def test_a_folder_of_shards_and_a_pattern(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     for n, name in enumerate(("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")):
@@ -125,9 +107,6 @@ def test_a_folder_of_shards_with_sides(tmp_path):
     table(saved / "data-00000-of-00001.arrow", rows(7), kind=pa.ipc.new_stream)
     table(saved / "cache-1b2c.arrow", rows(5), kind=pa.ipc.new_stream)  # `datasets` keeps results of filter there
     assert len(read(saved)) == len(read(saved, "memory")) == 7
-
-
-def test_several_files_by_a_pattern(tmp_path):
     for n in range(3):
         lines(tmp_path / f"rows-{n}.jsonl", rows()[10 * n:10 * n + 10])
     same(read(tmp_path / "rows-*.jsonl"), read(tmp_path / "rows-*.jsonl", "memory"))
@@ -153,22 +132,7 @@ def test_rows_that_name_both_sides(tmp_path, kind):
     same(read(one, split="heldout"), read(one, "memory", split="heldout"))  # one side alone is no split
 
 
-# --- which way ---
-
-def test_large_files_are_lazy_of_themselves(tmp_path, monkeypatch):
-    path = lines(tmp_path / "a.jsonl", rows())
-    assert isinstance(read(path, "auto"), Samples)
-    monkeypatch.setattr(lazy_dataset, "LARGE", path.stat().st_size)
-    assert isinstance(read(path, "auto"), LazySamples) and isinstance(read(path, "memory"), Samples)
-    joined = lines(tmp_path / "b.jsonl", [{"image": "a.png", "bbox": [0, 0, 4, 4], "ann_id": i, "width": 8, "height": 8,
-                                           "sentences": [{"sent": "a"}, {"sent": "b"}]} for i in range(50)])
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    assert len(read(joined, "auto")) == 100  # one record, several rows: read as a whole
-    with pytest.raises(ConfigError, match=r"data\.index=lazy: .*b\.jsonl: format refcoco joins.*data convert"):
-        read(joined)
-
-
-def test_what_cannot_be_lazy(tmp_path):
+def test_which_files_are_lazy(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(rows()))
     with pytest.raises(ConfigError, match=r"data\.index=lazy: .*read as a whole"):
@@ -180,9 +144,17 @@ def test_what_cannot_be_lazy(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"PAR1" + bytes(100))
     with pytest.raises(DataError, match=r"bad\.parquet cannot be read"):
         read(tmp_path / "bad.parquet")
+    path = lines(tmp_path / "a.jsonl", rows())
+    assert isinstance(read(path, "auto"), Samples)
+    monkeypatch.setattr(lazy_dataset, "LARGE", path.stat().st_size)
+    assert isinstance(read(path, "auto"), LazySamples) and isinstance(read(path, "memory"), Samples)
+    joined = lines(tmp_path / "b.jsonl", [{"image": "a.png", "bbox": [0, 0, 4, 4], "ann_id": i, "width": 8, "height": 8,
+                                           "sentences": [{"sent": "a"}, {"sent": "b"}]} for i in range(50)])
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    assert len(read(joined, "auto")) == 100  # one record, several rows: read as a whole
+    with pytest.raises(ConfigError, match=r"data\.index=lazy: .*b\.jsonl: format refcoco joins.*data convert"):
+        read(joined)
 
-
-# --- bad rows ---
 
 BAD = ['{"id": 1', "[1]", '{"id": "b", "difficulty": 7}', '{"id": "m", "image": "none.png"}',
        '{"id": "u", "image": "https://example.org/a.png"}', '{"id": "o", "image": "/etc/passwd"}', "\udcff\udcfe",
@@ -223,8 +195,6 @@ def test_samplers_and_evaluations_pass_by_bad_rows(mixed, tmp_path):
     with pytest.raises(DataError, match=r"a\.jsonl:2: "):
         first_samples(task, "heldout", 4)
 
-
-# --- what is kept ---
 
 def places(tmp_path):
     return sorted((tmp_path / "cache" / "index").iterdir())
@@ -335,3 +305,16 @@ def test_slices_ends_and_streams(tmp_path):
     path = lines(tmp_path / "c.json", [{"id": "1"}])
     with pytest.raises(ConfigError, match=r"data\.stream=true: .*c\.json.*read as a whole"):
         read(path, "auto", stream=True)
+    for kind in (pa.ipc.new_file, pa.ipc.new_stream):
+        path = table(tmp_path / f"{kind.__name__}.arrow", rows(), kind=kind)
+        same(read(path), read(path, "memory"))
+    meta = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
+    found = pa.table({"id": ["a", "b"], "answer_type": ["text"] * 2, "label": [1, 0]})
+    pq.write_table(found.replace_schema_metadata({"huggingface": json.dumps(meta)}), tmp_path / "a.parquet")
+    assert [s.row["label"] for s in read(tmp_path / "a.parquet")] == ["dog", "cat"]
+    same(read(tmp_path / "a.parquet"), read(tmp_path / "a.parquet", "memory"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    path = lines(tmp_path / "a.jsonl", [{"image": "a.png", "problem": f"What is {i}?",
+                                         "solution": f"<answer>{i}</answer>"} for i in range(5)])
+    same(read(path), read(path, "memory"))
+    assert read(path)[0].media[0].source == tmp_path / "a.png"

@@ -47,8 +47,6 @@ def broken_files():
             "flipped": whole[:60] + bytes(b ^ 0xFF for b in whole[60:]), "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n"}
 
 
-# --- images ---
-
 @each("suffix", ["png", "bmp", "webp", "gif", "tiff", "ppm"])
 def test_a_file_becomes_one_rgb_frame(tmp_path, suffix):
     options = {"lossless": True} if suffix == "webp" else {}
@@ -196,8 +194,6 @@ def test_limits_refuse_before_decoding(tmp_path):
         load(media, LimitsSettings(media_bytes=10))
 
 
-# --- paths ---
-
 def test_resolve_stays_under_its_root(tmp_path):
     root = tmp_path / "data"
     (root / "img").mkdir(parents=True)
@@ -227,8 +223,6 @@ def test_resolve_refuses_what_is_no_path(tmp_path, path):
     with pytest.raises(DataError, match="media path"):
         resolve(path, tmp_path)
 
-
-# --- a video given as frames ---
 
 def grey(count: int, size=(4, 4)):
     return [Image.new("RGB", size, (i, i, i)) for i in range(count)]

@@ -120,8 +120,6 @@ def test_any_bytes_are_a_shard_or_an_error(tmp_path_factory, data, blocks):
             row_at(path, file.fileno(), begin, end)
 
 
-# --- folders ----------------------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("index", ["memory", "lazy"])
 def test_what_save_to_disk_writes(tmp_path, index):
     made = datasets.Dataset.from_list([{"image": {"bytes": picture(i), "path": None}, "question": f"What {i}?",

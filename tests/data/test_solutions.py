@@ -33,7 +33,7 @@ def task(path, lines):
     return found
 
 
-def test_the_training_rows_are_those_of_the_file(tmp_path):
+def test_solutions_go_with_their_rows_or_fit_none(tmp_path):
     samples = task_samples(task(tmp_path / "rows.jsonl", LINES), "train")
     assert [(s.id, s.get("solution"), s.weight) for s in samples] == [("b", "two", 0.5), ("b#2", "zwei", 2.0),
                                                                       ("a", "one", 1.0)]
@@ -48,19 +48,6 @@ def test_the_training_rows_are_those_of_the_file(tmp_path):
     with pytest.raises(RunError, match=r"1 rows changed, 'b' \(row 1\)"):
         second.check(first.state_dict(), "task 'letters'")
     assert (tmp_path / "1.jsonl") in first.files
-
-
-@each("line", [
-    {"number": 0, "id": "a"}, {"number": -1, "id": "a", "solution": "x"}, {"number": True, "id": "a", "solution": "x"},
-    {"number": 0, "id": 1, "solution": "x"}, {"number": 0, "id": "a", "solution": ""}, [1],
-    {"number": 0, "id": "a", "solution": "x", "weight": 0}, {"number": 0, "id": "a", "solution": "x", "rejected": 3}])
-def test_a_line_that_is_none(tmp_path, line):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(LINES[0]) + "\n" + json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 2: a line of data\.solutions must have number"):
-        read_solutions(str(tmp_path / "rows.jsonl"))
-
-
-def test_files_that_fit_no_rows(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         read_solutions(str(tmp_path / "none.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
@@ -71,6 +58,16 @@ def test_files_that_fit_no_rows(tmp_path):
         samples = SolvedSamples(Letters().samples("train"), read_solutions(str(tmp_path / "rows.jsonl")), "rows.jsonl")
         with pytest.raises(DataError, match=f"matches no training row .{found}"):
             samples[0]
+
+
+@each("line", [
+    {"number": 0, "id": "a"}, {"number": -1, "id": "a", "solution": "x"}, {"number": True, "id": "a", "solution": "x"},
+    {"number": 0, "id": 1, "solution": "x"}, {"number": 0, "id": "a", "solution": ""}, [1],
+    {"number": 0, "id": "a", "solution": "x", "weight": 0}, {"number": 0, "id": "a", "solution": "x", "rejected": 3}])
+def test_a_line_that_is_none(tmp_path, line):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(LINES[0]) + "\n" + json.dumps(line) + "\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 2: a line of data\.solutions must have number"):
+        read_solutions(str(tmp_path / "rows.jsonl"))
 
 
 def test_answers_hold_any_text_and_other_bytes_are_named(tmp_path):

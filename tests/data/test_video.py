@@ -58,8 +58,6 @@ def numbers(loaded: LoadedMedia) -> list[int]:
     return [films.number_of(frame) for frame in loaded.frames]
 
 
-# --- files of many kinds ---
-
 @each("name", films.FILES)
 def test_the_model_is_told_true_times(made, name):
     """Of upright frames, within one frame of the file, whatever its rate, first time, size, rotation and order."""
@@ -120,12 +118,15 @@ def test_frames_times_and_metadata(made, decoder):
     assert numbers(read(made[CONSTANT], start=0.3, end=0.35)) == [3, 3]
 
 
-def test_decord_is_not_used_where_it_is_wrong(made, tmp_path):
+def test_decord_and_its_absence(made, tmp_path, monkeypatch):
     pytest.importorskip("decord")
     used = {name: read(made[name]).metadata["video_backend"] for name in (CONSTANT, "cut.mp4", "late.ts", "old.avi")}
     assert used == {CONSTANT: "decord", "cut.mp4": "pyav", "late.ts": "pyav", "old.avi": "pyav"}
     film = films.Made(films.even(20, 10), size=(48, 32), codec="mpeg4", rate=10)
     assert numbers(read(films.make(tmp_path / "a.mp4", film), fps=2)) == [0, 6, 13, 19]
+    monkeypatch.setattr(video_decoders.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="pip install av"):
+        read(made[CONSTANT])
 
 
 def test_real_clips():
@@ -138,8 +139,6 @@ def test_real_clips():
     assert [int(np.abs(grey - s).mean((1, 2)).argmin()) for s in shown] == loaded.metadata["frames_indices"]
     assert loaded.timestamps == pytest.approx(times[loaded.metadata["frames_indices"]], abs=1e-6)
 
-
-# --- broken files ---
 
 def broken(made) -> dict[str, bytes]:
     whole = made[CONSTANT].read_bytes()
@@ -169,12 +168,19 @@ def test_a_playlist_opens_nothing_else(tmp_path, made):
     assert read(film).frames
 
 
-def test_sound_alone_is_no_video(tmp_path):
+def test_sound_alone_and_false_statements(tmp_path, made):
     path = tmp_path / "sound.mp4"
     with films.av.open(str(path), "w") as container:
         films._silence(container, 1.0)
     with pytest.raises(DataError, match=r"sound\.mp4 .*no video stream"):
         read(path)
+    # variable.mkv declares 25 frames a second and has 2 on average; here a header claims weeks.
+    assert read(made["variable.mkv"]).metadata["fps"] == pytest.approx(59 / films.FILES["variable.mkv"].times[-1])
+    data = bytearray(made[CONSTANT].read_bytes())
+    place = data.find(b"mvhd") + 20
+    data[place:place + 4] = b"\x7f\xff\xff\xff"
+    (tmp_path / "a.mp4").write_bytes(data)
+    assert read(tmp_path / "a.mp4").metadata["duration"] == 6.0
 
 
 @pytest.mark.parametrize("newer", [False, True])
@@ -198,16 +204,6 @@ def test_a_title_need_not_be_text(tmp_path, monkeypatch, newer):
     assert video_decoders.header_duration(path) == pytest.approx(0.2)
 
 
-def test_false_statements_of_length_and_rate_do_not_matter(tmp_path, made):
-    """variable.mkv declares 25 frames a second and has 2 on average; here a header claims weeks."""
-    assert read(made["variable.mkv"]).metadata["fps"] == pytest.approx(59 / films.FILES["variable.mkv"].times[-1])
-    data = bytearray(made[CONSTANT].read_bytes())
-    place = data.find(b"mvhd") + 20
-    data[place:place + 4] = b"\x7f\xff\xff\xff"
-    (tmp_path / "a.mp4").write_bytes(data)
-    assert read(tmp_path / "a.mp4").metadata["duration"] == 6.0
-
-
 @each("rate last expected", [(10, 5.9, 10), (10.2, 5.9, 59 / 5.9), (1e9, 5.9, 10), (0, 5.9, 10),
                                                   (float("inf"), 5.9, 10), (15, 3.933, 15)])
 def test_a_declared_rate_must_fit_the_times(rate, last, expected):
@@ -225,14 +221,6 @@ def test_limits(made):
         with pytest.raises(DataError, match=r"constant\.mp4: no frame between.*lasts 6\.000 s"):
             read(made[CONSTANT], start=start, end=end)
 
-
-def test_without_a_decoder(made, monkeypatch):
-    monkeypatch.setattr(video_decoders.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match="pip install av"):
-        read(made[CONSTANT])
-
-
-# --- which frames ---
 
 @each("frames fps sampling span expected", [
     (100, 10, VideoSampling(fps=1, max_frames=64), (None, None), [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]),
@@ -277,8 +265,6 @@ def test_constant_rates_are_sampled_as_by_qwen_vl_utils(monkeypatch):
         checked += 1
     assert checked > 100
 
-
-# --- the clock ---
 
 def told(*times, duration=3.0) -> dict:
     return clock(LoadedMedia(kind="video", frames=(), sha256="", timestamps=times,
@@ -335,8 +321,6 @@ def test_frames_are_told_at_their_own_rate(tiny_models, tmp_path, fps, seconds):
 def video_times(text):
     return [part.rpartition("<")[2] for part in text.split(" seconds>")[:-1]]
 
-
-# --- how large ---
 
 @pytest.mark.parametrize("limits", [
     {}, {"min_pixels": 4000, "max_pixels": 60000}, {"min_pixels": 4000, "total_pixels": 300000},

@@ -70,8 +70,6 @@ def test_no_text_can_be_another_cell(texts):
     assert len(lines) == 3 and last.count("|") == 3 and "<" not in last and "`" not in last
 
 
-# --- the trackers' own files ------------------------------------------------------------------------------------------
-
 def sent(name, folder, start=0):
     """Two steps of a curve and one view, sent to one tracker as a run does; returns its own object."""
     from accelerate import Accelerator

@@ -75,6 +75,10 @@ def test_a_process_that_cannot_end_is_ended(tmp_path):
     assert process.returncode == 1 and "limits.stuck_s" in err and not out
     assert "holds_on_to_everything" in (tmp_path / "stuck-rank-00000.txt").read_text()
     assert not (tmp_path / "run.lock").exists()
+    (tmp_path / "run").touch()
+    process = start(tmp_path / "run", "holds_on_to_everything", 0.2)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and "could not be written" in err
 
 
 @pytest.mark.slow
@@ -82,14 +86,6 @@ def test_no_full_pipe_keeps_it(tmp_path):
     process = start(tmp_path, "fills_a_pipe", 0.2)
     assert process.wait(120) == 1  # nobody reads what it prints
     process.communicate()
-
-
-@pytest.mark.slow
-def test_no_lost_folder_keeps_it(tmp_path):
-    (tmp_path / "run").touch()
-    process = start(tmp_path / "run", "holds_on_to_everything", 0.2)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1 and "could not be written" in err
 
 
 @pytest.mark.slow

@@ -88,8 +88,6 @@ STEMS = {"running": "run", "days": "day", "says": "say", "relational": "relat", 
          "yyy": "yyy"}
 
 
-# --- beside the group -------------------------------------------------------------------------------------------------
-
 test_temporal_bonus = by_hand(groups.temporal_bonus, [
     ([1, 1, 0, 0], [1, 0], [1, 1, 0, 0]),  # .5 > .8 * .5
     ([1, 0, 0, 0, 0], [0.25, 0.25], [0, 0, 0, 0, 0]),  # .2 is not above .8 * .25

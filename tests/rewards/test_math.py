@@ -29,26 +29,6 @@ def fresh(monkeypatch):
     math._remembered.cache_clear()
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------
-
-test_boxed = by_hand(math.boxed, [
-    ("\\boxed{12}", ["12"]), ("so \\boxed{\\frac{1}{2}}.", ["\\frac{1}{2}"]), ("\\boxed{1} \\boxed{2}", ["1", "2"]),
-    ("\\boxed{\\boxed{3}}", ["\\boxed{3}"]), ("\\boxed{ \\boxed{3}", ["3"]), ("\\boxed{3", []), ("}\\boxed{3}", ["3"]),
-    ("{\\boxed{3}", ["3"]), ("<|begin_of_box|> 3 <|end_of_box|>", ["3"]), ("<|begin_of_box|>3", []),
-    ("<|begin_of_box|>\\boxed{3}<|end_of_box|>", ["\\boxed{3}"]), ("<|end_of_box|>", []), ("\\boxed{}", [""]), ("", []),
-])
-test_expression = by_hand(math.expression, [
-    ("12", "12"), (" 12. ", "12"), ("The answer is 12.", "12"), ("about 1,234 apples", "1234"), ("3 1/2", "7/2"),
-    ("-3 1/2", "-7/2"), ("x = 3", "x = 3"), ("2\\pi \\text{ metres}", "2\\pi \\text{ metres}"), ("$x=3$", "x=3"),
-    ("so $3$, that is $3$", "3"), ("\\boxed{3} and \\boxed{ 3 }", "3"), ("it costs $5 only", "5"), ("1/2 of it", "1/2"),
-    ("between $3$ and $4$", None), ("\\boxed{3} or \\boxed{4}", None), ("3 of the 5 apples", None), ("12 13", None),
-    ("it is 12", "12"), ("x = 1\ny = 2", None),
-    ("three", None), ("words without any value", None), ("{1", None), ("1}{", None), ("", None),
-    ("145\u00b0", "145^\\circ"), ("10\u221a3", "10\\sqrt{3}"), ("\u221a(x+1)", "\\sqrt{x+1}"), ("x\u00b2", "x^{2}"),
-    ("10\u207b\u00b3", "10^{-3}"), ("it is \u22123", "-3"), ("\u03c0/2", "\\pi /2"),
-    ("\\boxed{}", None), ("x" * 501, None), ("1+" * 251, None), ("a word " * 2000 + "12", None), ("٣", "٣")])
-
-
 @each("piece", ["\\boxed{", "<|begin_of_box|>", "{", "}", "$", "\\text{", "1/", "1.", "1,", "1", " ",
                                    "\\", "a", "ab1 ", "\\boxed{<|begin_of_box|>}"])
 def test_long_texts_take_little_time(piece):
@@ -63,8 +43,6 @@ def test_no_text_raises(text):
     found = math.expression(text)
     assert found is None or 0 < len(found) <= math.LONGEST + 2
 
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
 def test_a_hang_is_an_error_once_and_the_next_question_is_answered(monkeypatch):
@@ -116,6 +94,22 @@ def test_plain_numbers_and_equal_texts_ask_nobody(monkeypatch):
     assert math.readable("-1,200.5")
 
 
+test_boxed = by_hand(math.boxed, [
+    ("\\boxed{12}", ["12"]), ("so \\boxed{\\frac{1}{2}}.", ["\\frac{1}{2}"]), ("\\boxed{1} \\boxed{2}", ["1", "2"]),
+    ("\\boxed{\\boxed{3}}", ["\\boxed{3}"]), ("\\boxed{ \\boxed{3}", ["3"]), ("\\boxed{3", []), ("}\\boxed{3}", ["3"]),
+    ("{\\boxed{3}", ["3"]), ("<|begin_of_box|> 3 <|end_of_box|>", ["3"]), ("<|begin_of_box|>3", []),
+    ("<|begin_of_box|>\\boxed{3}<|end_of_box|>", ["\\boxed{3}"]), ("<|end_of_box|>", []), ("\\boxed{}", [""]), ("", []),
+])
+test_expression = by_hand(math.expression, [
+    ("12", "12"), (" 12. ", "12"), ("The answer is 12.", "12"), ("about 1,234 apples", "1234"), ("3 1/2", "7/2"),
+    ("-3 1/2", "-7/2"), ("x = 3", "x = 3"), ("2\\pi \\text{ metres}", "2\\pi \\text{ metres}"), ("$x=3$", "x=3"),
+    ("so $3$, that is $3$", "3"), ("\\boxed{3} and \\boxed{ 3 }", "3"), ("it costs $5 only", "5"), ("1/2 of it", "1/2"),
+    ("between $3$ and $4$", None), ("\\boxed{3} or \\boxed{4}", None), ("3 of the 5 apples", None), ("12 13", None),
+    ("it is 12", "12"), ("x = 1\ny = 2", None),
+    ("three", None), ("words without any value", None), ("{1", None), ("1}{", None), ("", None),
+    ("145\u00b0", "145^\\circ"), ("10\u221a3", "10\\sqrt{3}"), ("\u221a(x+1)", "\\sqrt{x+1}"), ("x\u00b2", "x^{2}"),
+    ("10\u207b\u00b3", "10^{-3}"), ("it is \u22123", "-3"), ("\u03c0/2", "\\pi /2"),
+    ("\\boxed{}", None), ("x" * 501, None), ("1+" * 251, None), ("a word " * 2000 + "12", None), ("٣", "٣")])
 test_verdicts_by_hand = by_hand(math.equal, [
     ("12", "12", True), ("12.0", "12", True), ("112", "12", False), ("1,200", "1200", True),
     ("0.3333333", "0.3333334", True), ("1000001", "1000000", False), ("0.0000001", "0", False), ("0.5", "1/2", True),
@@ -131,8 +125,6 @@ test_the_questions_own_expression = by_hand(math.repeats, [
     ("x-1", "x - 1", "x-1 or x+1?", False), ("12", "12.0", "Is it 12?", False), ("-3", "-3.0", "-3", False)])
 test_readable = by_hand(math.readable, [("\\frac{1}{2}", True), ("x^2+1", True), ("", False), ("\\frac{1}{", False)])
 
-
-# --- the process ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_replaced(fresh):

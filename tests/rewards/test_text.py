@@ -132,8 +132,6 @@ def test_hostile_text_takes_linear_time(text):
     assert time.perf_counter() - began < 20  # not a timing: a quadratic scan takes minutes
 
 
-# --- what a prompt has opened -----------------------------------------------------------------------------------------
-
 OPENED = ("<think>\n", "<think>", "Sure.\n<think>\n", "<think>\n\n</think>\n\n", "<think></think>\n", "Answer: ")
 
 

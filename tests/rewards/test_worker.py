@@ -58,7 +58,7 @@ def ask(worker, word, seconds=60.0):
     return worker.ask(word, lambda: (None, seconds))
 
 
-def test_one_process_replies_until_it_dies(worker):
+def test_one_process_replies_until_it_ends(worker):
     assert worker.process is None and ask(worker, b"a") == b"a!"
     first = worker.process
     assert ask(worker, b"b" * 1_000_000) == b"b" * 1_000_000 + b"!" and worker.process is first
@@ -66,9 +66,6 @@ def test_one_process_replies_until_it_dies(worker):
         ask(worker, b"die")
     assert worker.process is None and first.returncode == 1
     assert ask(worker, b"a") == b"a!" and worker.process is not first
-
-
-def test_a_process_that_ended_unasked_is_replaced(worker):
     ask(worker, b"a")
     worker.process.kill()
     worker.process.wait()

@@ -94,14 +94,11 @@ def test_a_picture_is_embedded_once_and_alone_of_the_others(folders, monkeypatch
     assert len(clip._known) == 6 and clip([], TEXTS).shape == (0, 3)
 
 
-def test_what_is_no_such_model_is_named(folders, tiny_models, tmp_path):
+def test_the_service_counts_pictures_and_names_other_models(folders, tiny_models, tmp_path):
     with pytest.raises(ConfigError, match=r"services\.clip\.name='.*nowhere' cannot be loaded"):
         Clip(ClipSettings(name=str(tmp_path / "nowhere")))
     with pytest.raises(ConfigError, match=r"services\.clip\.name=.*does not embed images and texts"):
         Clip(ClipSettings(name=str(tiny_models["qwen3_vl"])))
-
-
-def test_the_service_counts_pictures_by_step(folders):
     services = ServiceSet({"clip": Clip(ClipSettings(name=str(folders / "siglip")))})
     for step, count in ((0, 2), (0, 1), (1, 1)):
         services.at(ServiceContext("train", step, step)).services["clip"]([noise(0, 32, 32)] * count, TEXTS)

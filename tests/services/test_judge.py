@@ -185,7 +185,7 @@ def test_rate_limit(tmp_path, monkeypatch):
     assert waits[0] == 0 and waits[1] == pytest.approx(1, abs=0.5) and waits[2] == pytest.approx(2, abs=0.5)
 
 
-def test_pictures_are_part_of_the_question(tmp_path):
+def test_pictures_and_fields_are_part_of_the_question(tmp_path):
     picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     other = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
@@ -199,9 +199,6 @@ def test_pictures_are_part_of_the_question(tmp_path):
         assert found == ["0", "9", "0"] and count_of(server) == 2
         lost = ask(judge, Question("what?", [Media(source=tmp_path / "none.png")]), Question("what?", ()))
         assert lost[0][0] is None and "none.png" in lost[1][0]
-
-
-def test_fields_are_sent_as_a_schema_unless_it_is_turned_off(tmp_path):
     for on in (True, False):
         with judging(lambda body, number: YES, tmp_path / str(on), json_schema=on) as (server, judge):
             ask(judge, Question("?", fields=FIELDS))
@@ -226,7 +223,7 @@ def test_votes(tmp_path, votes, reply):
         assert count_of(server) == 3
 
 
-def test_a_wrong_key_ends_the_run_and_is_in_no_file(tmp_path, monkeypatch):
+def test_a_wrong_key_or_another_model_is_told_of(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "s3cret")
     with judging(lambda body, number: 401, tmp_path, key_env="JUDGE_KEY") as (server, judge):
         with pytest.raises(TrainingError, match=r"refuses the key.*services\.judge\.url.*services\.judge\.key_env"):
@@ -237,9 +234,6 @@ def test_a_wrong_key_ends_the_run_and_is_in_no_file(tmp_path, monkeypatch):
         judge.take("train", 9)
     assert "s3cret" not in str(failures)
     assert not any("s3cret" in path.read_text() for path in (tmp_path / "services").iterdir())
-
-
-def test_a_judge_that_is_away_or_has_another_model_is_told_of(tmp_path):
     with judging(echo, tmp_path) as (_, judge):
         assert judge.problem() == ""
     with judging(echo, tmp_path, model="other") as (_, judge):

@@ -51,8 +51,6 @@ def test_a_token_that_holds_part_of_a_tag_counts(pieces, span):
     assert answer_span(np.arange(len(pieces)), decode) == span
 
 
-# --- against a plain forward ------------------------------------------------------------------------------------------
-
 class Both(Number):
     """Reads its answers, and "a dog" in their place and alone."""
 
@@ -155,8 +153,6 @@ def test_any_text_in_place_is_found_again(reader, before, text):
     begin = decode(encode.answer_ids(before)[:-1])[:5]
     assert not text or decode(row.tokens[:start]).startswith(begin)
 
-
-# --- in a group -------------------------------------------------------------------------------------------------------
 
 class Sure(Number):
     rewards = {"right": 1.0, "sure": 0.5}

@@ -189,8 +189,6 @@ def test_grades_by_principles(tmp_path):
         assert column(scored(judge, task, ["1", "5"]), "principles") == [None, None]
 
 
-# --- parts and tasks --------------------------------------------------------------------------------------------------
-
 def test_any_task_can_have_them_beside_its_own(tmp_path):
     """The task's own parts, criterion and group parts stay; without the service the further parts are left out. What
     says whether an answer is right has the weight of the task's own accuracy."""

@@ -117,9 +117,6 @@ def test_a_server_that_was_started_again_gets_the_weights_again(scene, served): 
     _, stats = stepped(scene, settings())
     assert stats["distillation/kl"] == pytest.approx(whole["distillation/kl"], abs=1e-6)
     assert len(server.loads) >= 4 and len({load["version"] for load in server.loads}) == 1
-
-
-def test_runs_that_choose_otherwise_have_other_versions(scene, served):  # noqa: F811
     server, settings = served
     for temperature in (0.8, 0.9, 0.8):
         stepped(scene, settings(rollout={"temperature": temperature}))
@@ -180,8 +177,6 @@ def test_what_a_server_must_not_say_and_cannot_read(scene, served):  # noqa: F81
     with pytest.raises(ConfigError, match=r"an observation has images.*server=null"):
         method.teacher([row], TEMPERATURE)
 
-
-# --- settings ---------------------------------------------------------------------------------------------------------
 
 def test_a_teacher_that_a_server_cannot_read(scene, tmp_path):  # noqa: F811
     *_, folder, other = scene

@@ -15,13 +15,25 @@ from vlrl.task.scoring import score_group
 from vlrl.task.services import Reading, Services, precomputed_logprobs, reading_key
 
 
-def test_likelihoods_by_hand():
+def test_likelihoods_and_their_readings():
     assert mean_probability([math.log(0.5), math.log(0.25), 0.0]) == pytest.approx(1.75 / 3, abs=1e-9)
     assert mean_probability([]) == 0 and mean_probability([-800.0]) == 0
     # .9, .5 and .2 of one token each, less .3 without reasoning.
     reasoned = [[math.log(p)] for p in (0.9, 0.5, 0.2)] + [[]]
     assert debiased(reasoned, [math.log(0.2), math.log(0.4)]) == pytest.approx([0.6, 0.2, 0, 0], abs=1e-9)
     assert debiased(reasoned, None) == pytest.approx([0.9, 0.5, 0.2, 0], abs=1e-9)
+    task = task_of("likelihood", rewards={"accuracy": 0, "format": 0})
+    sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
+    task.target = lambda sample: None
+    assert task.readings("policy_logprobs", sample, answers) == []
+    (found,) = score_group(task, sample, answers, 0, likely(task, sample, answers, "policy_logprobs", None))
+    assert found.reward is None and "has no target" in (found.error or "")
+    task = task_of("likelihood", "consistency", rewards={"accuracy": 1, "format": 0})
+    sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
+    assert [type(r) for r in task.readings("policy_logprobs", sample, answers)] == [Reading, Reading]
+    assert task.readings("reference_logprobs", sample, answers) == answers
+    with pytest.raises(ConfigError, match=r"task\.parts\.0\.debias='x'"):
+        task_of({"name": "likelihood", "debias": "x"})
 
 
 @given(st.lists(st.lists(st.floats(-50, 0), max_size=5), max_size=5), st.lists(st.floats(-50, 0), max_size=5))
@@ -56,21 +68,6 @@ def test_the_reference_answer_in_place_of_one_s_own():
     assert [r.answer for r in plain.readings("policy_logprobs", sample, answers)] == answers
     found = score_group(plain, sample, answers, 0, likely(plain, sample, answers, "policy_logprobs", value_of))
     assert [s.reward for s in found] == pytest.approx([0.5, 0.8, 0], abs=1e-9)
-
-
-def test_readings_of_several_parts_and_without_a_target():
-    task = task_of("likelihood", rewards={"accuracy": 0, "format": 0})
-    sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
-    task.target = lambda sample: None
-    assert task.readings("policy_logprobs", sample, answers) == []
-    (found,) = score_group(task, sample, answers, 0, likely(task, sample, answers, "policy_logprobs", None))
-    assert found.reward is None and "has no target" in (found.error or "")
-    task = task_of("likelihood", "consistency", rewards={"accuracy": 1, "format": 0})
-    sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
-    assert [type(r) for r in task.readings("policy_logprobs", sample, answers)] == [Reading, Reading]
-    assert task.readings("reference_logprobs", sample, answers) == answers
-    with pytest.raises(ConfigError, match=r"task\.parts\.0\.debias='x'"):
-        task_of({"name": "likelihood", "debias": "x"})
 
 
 def test_correct_answers_that_the_reference_finds_likely():

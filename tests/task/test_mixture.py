@@ -106,8 +106,6 @@ def source(script, config, task=None):
                        prompts=prompts)
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
-
 def test_samples_go_through_the_tasks_in_turn():
     found = mixture(5, 2).samples("train")
     assert [s.id for s in found] == ["number/train-0", "letter/train-0", "number/train-1", "letter/train-1",
@@ -158,7 +156,7 @@ def test_each_task_asks_its_own_samples():
         first_samples(task, "heldout", 4)
 
 
-def test_services_are_asked_for_by_task():
+def test_services_are_asked_for_and_rows_scored_by_task(tmp_path):
     class Judged(Letter):
         rewards = {"letter": 1.0, "liked": 0.0}
         needs = {"judge": ["liked"]}
@@ -168,15 +166,22 @@ def test_services_are_asked_for_by_task():
     task = Mixture({"number": Number(), "judged": Judged(rewards={"liked": 1})})
     with pytest.raises(ConfigError, match="task 'judged': the part 'liked' needs the service 'judge'"):
         drop_unserved_parts(task, OFFERED, task.samples("train"))
+    def score(**row):
+        (found,) = score_lines(mixture(), [json.dumps({"completions": ["a", "1"], **row}).encode()], tmp_path)
+        return found
+    row = {"id": "r1", "n": 1, "answer": "1"}
+    letter, number = (json.loads(score(sample=row, task=label)[0]) for label in ("letter", "number"))
+    assert [r["reward"] for r in letter["rewards"]] == [2.0, 0.0] and letter["weights"] == {"letter": 2.0}
+    assert [r["reward"] for r in number["rewards"]] == [0.5, 1.5]
+    assert "the row has no 'task'" in str(score(sample=row)[1])
+    assert "Did you mean 'letter'" in str(score(sample=row, task="leter")[1])
 
-
-# --- draws ------------------------------------------------------------------------------------------------------------
 
 def labels_of(prompts, draws):
     return [prompts.field("task")[d.index] for d in draws]
 
 
-def test_shares_are_exact_over_the_run():
+def test_shares_are_exact_and_weights_of_0_never_drawn():
     prompts = Prompts.of(mixture(40, 10).samples("train"), 0)
     sampler = Shares(prompts, {"number": 3, "letter": 1}, Uniform)
     found = labels_of(prompts, sampler.next(4, 0))
@@ -189,9 +194,6 @@ def test_shares_are_exact_over_the_run():
     visits = np.bincount([d.index for d in draws], minlength=50)
     assert visits.tolist() == [{"number": 3, "letter": 4}[label] for label in prompts.field("task")]
     assert prompts.history.visits.tolist() == visits.tolist()
-
-
-def test_weights_of_0_and_none():
     assert settings(2, None).shares == {"number": 2.0, "letter": 1.0} and settings(None, None).shares == {}
     prompts = Prompts.of(mixture().samples("train"), 0)
     for weights in ({"number": 1, "letter": 0}, {"number": 0, "letter": 1}):
@@ -321,8 +323,6 @@ def test_a_part_of_a_history_counts_in_the_whole():
     assert task.generate(1, {"a/hard": 0.5}).id == "b/train-0"
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
-
 def test_training_metrics_by_task():
     s = source(lambda prompt, i: "5" if i else "ab", settings(2, 1))
     groups = credit(s.next_groups(6, 0), dr_grpo)
@@ -379,20 +379,6 @@ def test_the_table_pairs_samples_of_equal_ids_by_task(tmp_path):
     assert compare(task, run, split="heldout").changed == 0  # each is scored by its own task again
 
 
-def test_rows_to_score_name_their_task(tmp_path):
-    def score(**row):
-        (found,) = score_lines(mixture(), [json.dumps({"completions": ["a", "1"], **row}).encode()], tmp_path)
-        return found
-    row = {"id": "r1", "n": 1, "answer": "1"}
-    letter, number = (json.loads(score(sample=row, task=label)[0]) for label in ("letter", "number"))
-    assert [r["reward"] for r in letter["rewards"]] == [2.0, 0.0] and letter["weights"] == {"letter": 2.0}
-    assert [r["reward"] for r in number["rewards"]] == [0.5, 1.5]
-    assert "the row has no 'task'" in str(score(sample=row)[1])
-    assert "Did you mean 'letter'" in str(score(sample=row, task="leter")[1])
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
 BASE = {"model": {"name": "x"}}
 
 
@@ -433,7 +419,7 @@ test_what_is_wrong_with_tasks_is_said = refused(ConfigError, lambda more: valida
     ({"tasks": [{"label": "x"}]}, "needs a name")])
 
 
-def test_errors_of_one_task_name_it(tmp_path):
+def test_errors_and_outcomes_are_each_tasks_own(tmp_path):
     with pytest.raises(ConfigError, match=r"tasks\.1 \(grounding\): unknown setting 'task\.draw'.*'drawn'"):
         make_task(validate({**BASE, "tasks": ["digits", {"name": "grounding", "draw": True}]}))
     task = make_task(validate({**BASE, "tasks": [{"name": "classification", "label": "birds"}, "digits"]}))
@@ -443,6 +429,18 @@ def test_errors_of_one_task_name_it(tmp_path):
                                 batch=SimpleNamespace(options={}))
     with pytest.raises(ConfigError, match=r"algo\.advantage\.part='right': task 'letter' has no such reward part"):
         _check_parts(algorithm, mixture())  # pyright: ignore
+    (tmp_path / "rows.jsonl").write_text('{"id": "own", "n": 3}\n')
+    rows = {"train": str(tmp_path / "rows.jsonl")}
+    config = validate({"tasks": [{"name": "tests.rollout.test_group_source:Number", "data": rows},
+                                 {"name": "tests.rollout.test_group_source:Number", "label": "other", "data": rows}],
+                       "model": {"name": "x"}, "data": {"own_samples": False}})
+    assert [s.id for s in task_samples(make_task(config), "train")] == ["Number/own", "other/own"]
+    # curriculum.part is asked of the tasks that have it.
+    config = validate({"tasks": [{"name": "tests.rollout.test_group_source:Number"}, {"name": "tests.helpers:Vowels"}],
+                       "model": {"name": "x"}, "curriculum": {"part": "right"}})
+    number, vowels = make_task(config).members
+    assert (number.criterion, number.overridden) == ({"right": 0.5}, True)
+    assert (vowels.criterion, vowels.overridden) == ({"vowels": 0.5}, False)
 
 
 def test_words_change_single_tasks(tmp_path):
@@ -465,18 +463,3 @@ def test_words_change_single_tasks(tmp_path):
     child.write_text("extends: mix.yaml\ntask: qa\n")
     with pytest.raises(ConfigError, match="are both set"):
         load(child)
-
-
-def test_rows_and_outcomes_are_each_tasks_own(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"id": "own", "n": 3}\n')
-    rows = {"train": str(tmp_path / "rows.jsonl")}
-    config = validate({"tasks": [{"name": "tests.rollout.test_group_source:Number", "data": rows},
-                                 {"name": "tests.rollout.test_group_source:Number", "label": "other", "data": rows}],
-                       "model": {"name": "x"}, "data": {"own_samples": False}})
-    assert [s.id for s in task_samples(make_task(config), "train")] == ["Number/own", "other/own"]
-    # curriculum.part is asked of the tasks that have it.
-    config = validate({"tasks": [{"name": "tests.rollout.test_group_source:Number"}, {"name": "tests.helpers:Vowels"}],
-                       "model": {"name": "x"}, "curriculum": {"part": "right"}})
-    number, vowels = make_task(config).members
-    assert (number.criterion, number.overridden) == ({"right": 0.5}, True)
-    assert (vowels.criterion, vowels.overridden) == ({"vowels": 0.5}, False)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.tables import each
 from vlrl.config import validate
 from vlrl.data import read_samples
 from vlrl.errors import ConfigError
@@ -57,7 +58,7 @@ def name_of(name):
     return f"tests.task.test_row_files:{name}"
 
 
-@pytest.mark.parametrize("split", ["train", "heldout"])
+@each("split", ["train", "heldout"])
 def test_a_file_that_no_one_reads_is_refused(split, rows):
     with pytest.raises(ConfigError, match=rf"data\.{split}='.*rows.jsonl' is not read: task .* makes its own samples"
                                           r".*data\.own_samples=false"):
@@ -66,12 +67,12 @@ def test_a_file_that_no_one_reads_is_refused(split, rows):
     assert ids(other, **{split: rows}) == [f"{other}-{n}" for n in range(3)]
 
 
-@pytest.mark.parametrize("split", ["train", "heldout"])
+@each("split", ["train", "heldout"])
 def test_own_samples_false_puts_the_rows_in_their_place(split, rows):
     assert ids(split, own_samples=False, **{split: rows}) == ["a"]
 
 
-@pytest.mark.parametrize("split", ["train", "heldout"])
+@each("split", ["train", "heldout"])
 def test_rows_stay_in_their_place_however_often_they_are_asked_for(split, rows):
     data = {"own_samples": False, split: rows}
     task = make_task(validate({"task": name_of("Made"), "model": {"name": "x"}, "data": data}))
@@ -93,6 +94,6 @@ def test_rows_beside_own_samples_by_task(rows):
         ids("train", [name_of("Made"), {"name": name_of("Made"), "label": "other"}], train=rows)
 
 
-@pytest.mark.parametrize(("name", "found"), [("Read", "a"), ("Opened", "own-a")])
+@each("name found", [("Read", "a"), ("Opened", "own-a")])
 def test_a_task_may_read_its_file_as_it_likes(name, found, rows):
     assert ids("train", name=name, train=rows) == [found]

@@ -60,11 +60,18 @@ def test_a_part_that_is_not_finite_is_unscorable(value):
     assert one.parts == {"a": None, "b": 1.0} and one.reward is None and "'a'" in one.error
 
 
-def test_group_parts_are_laid_over_the_single_ones():
+def test_samples_and_group_parts_that_fail():
     t = task(lambda x: {"a": 1.0}, lambda answers: [{"b": float(i)} for i, _ in enumerate(answers)])
     assert [s.reward for s in scored(t, "x", "y", "z")] == [1.0, 1.5, 2.0]
     with pytest.raises(TaskError, match="1 results for 2 answers"):
         scored(task(lambda x: {"a": 1.0, "b": 0.0}, lambda answers: [{}]), "x", "y")
+    def broken():
+        yield SAMPLE
+        raise KeyError("k")
+    with pytest.raises(TaskError, match=r"task 'given': samples\('x'\) failed: .*test_scoring.py:\d+: KeyError: 'k'"):
+        task_samples(Given(broken), "x")
+    with pytest.raises(ConfigError, match="train and heldout"):
+        task_samples(Given(lambda: load("grounding", {"drawn": True}).samples("x")), "x")
 
 
 @each("given says", [
@@ -206,16 +213,6 @@ test_samples_of_another_shape_stop = refused(TaskError, lambda made: task_sample
     (None, "it returned NoneType, expected a sequence of Sample"), ({"a": SAMPLE}, "dict"), ({SAMPLE}, "set"),
     ("abc", "str"), (3, "int"), (list, "type"), ([{"id": 1}], "contains dict"), ((SAMPLE, None), "contains NoneType")
 ], start=r"task 'given': samples\('train'\).*")
-
-
-def test_samples_that_raise():
-    def broken():
-        yield SAMPLE
-        raise KeyError("k")
-    with pytest.raises(TaskError, match=r"task 'given': samples\('x'\) failed: .*test_scoring.py:\d+: KeyError: 'k'"):
-        task_samples(Given(broken), "x")
-    with pytest.raises(ConfigError, match="train and heldout"):
-        task_samples(Given(lambda: load("grounding", {"drawn": True}).samples("x")), "x")
 
 
 def test_tasks_load_by_name_module_and_file(tmp_path, monkeypatch):

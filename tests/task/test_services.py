@@ -14,7 +14,6 @@ from vlrl.task.services import AbsentService, Services, without_absent_parts
 from vlrl.training.loop import train
 from vlrl.types import Answer, Sample
 
-# --- what is not available -------------------------------------------------------------------------------------------
 
 class Judged(Number):
     rewards = {"right": 1.0, "quality": 0.5, "order": 0.25}
@@ -48,7 +47,7 @@ class Unnamed(Asking):
 SEVEN = Sample(id="7", row={"n": 7, "answer": "7"})
 
 
-def test_a_service_is_an_attribute_and_its_absence_is_named():
+def test_a_service_that_is_absent_is_named_at_the_start(tmp_path):
     services = Services(given={"judge": len})
     assert services.judge([1, 2]) == 2 and "judge" in services and "clip" not in services and services.variants == {}
     assert not hasattr(services, "clip")
@@ -56,6 +55,11 @@ def test_a_service_is_an_attribute_and_its_absence_is_named():
         _ = services.clip
     with pytest.raises(TaskError, match="the service 'judge' is not available"):
         score_group(Unnamed(), SEVEN, [Answer(text="7")], 0)
+    path = write_config(tmp_path, tmp_path / "no-model")
+    text = (tmp_path / "shades.py").read_text()  # before the model, which is not available, is loaded
+    (tmp_path / "shades.py").write_text(text.replace("    rewards", '    needs = {"clip": ["short"]}\n    rewards'))
+    with pytest.raises(ConfigError, match=r"'Shades'|'shades'.*'short' needs the service 'clip'.*task.rewards.short=0"):
+        train(configs.load(path, [f"run.dir={tmp_path}/run"]))
 
 
 @each("task skipped parts", [
@@ -83,11 +87,3 @@ def test_a_run_leaves_out_what_weighs_nothing_and_refuses_the_rest():
     assert group.weights == {"right": 1.0, "order": 0.25} and group.rewards == [1.0, 1.25, 1.5]
     with pytest.raises(ConfigError, match=r"'jugde', which is not known\. Did you mean 'judge'"):
         unserved_parts(Misspelt(), (), names)
-
-
-def test_training_stops_at_its_start(tmp_path):
-    path = write_config(tmp_path, tmp_path / "no-model")
-    text = (tmp_path / "shades.py").read_text()  # before the model, which is not available, is loaded
-    (tmp_path / "shades.py").write_text(text.replace("    rewards", '    needs = {"clip": ["short"]}\n    rewards'))
-    with pytest.raises(ConfigError, match=r"'Shades'|'shades'.*'short' needs the service 'clip'.*task.rewards.short=0"):
-        train(configs.load(path, [f"run.dir={tmp_path}/run"]))

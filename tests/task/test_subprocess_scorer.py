@@ -104,6 +104,9 @@ def test_the_same_scores_in_the_same_order(scorer):
     assert found == expected and [s.error is None for s, _ in found[0]] == [True, False, False, True, True]
     assert found[0][3][0].parsed["asked"] == 4  # the state of its own process
     assert both(scorer)[0] == both(scorer)[1]
+    before = os.getpid()
+    found, _ = score_all(Odd(), SAMPLE, answers("copy"), [], 3, Services())
+    assert os.getpid() == before and found[0][0].parts["length"] == 4  # the copy does not come here
 
 
 @pytest.mark.slow
@@ -134,12 +137,6 @@ def test_a_copy_left_behind_pays_no_other_answer(scorer, text, tmp_path):
     assert rewards == [(float(len(text)), None), (5.0, None)] * 10 and scorer.worker.late == 0
 
 
-def test_a_copy_that_scoring_leaves_behind_in_this_process_ends():
-    before = os.getpid()
-    found, _ = score_all(Odd(), SAMPLE, answers("copy"), [], 3, Services())
-    assert os.getpid() == before and found[0][0].parts["length"] == 4  # the copy does not come here
-
-
 def test_a_killed_fork_server_warns(scorer, caplog):
     os.kill(scorer.fork_server.process, signal.SIGKILL)
     assert scored(scorer, "one")[0][0][0].reward == 3
@@ -147,13 +144,10 @@ def test_a_killed_fork_server_warns(scorer, caplog):
     assert "cannot be sent" not in caplog.text
 
 
-def test_a_group_that_hangs(scorer):
+def test_what_hangs_or_was_started_ends(scorer, tmp_path):
     scorer.seconds = 0.2  # for each of its answers
     found, _ = scored(scorer, "one", "group")
     assert all(s.reward is None and "TimeoutError" in s.error for s, _ in found)
-
-
-def test_what_the_answer_has_started_ends_too(scorer, tmp_path):
     sample = replace(SAMPLE, row={"q": "?", "pid": str(tmp_path / "pid")})
     scored(scorer, "child", sample=sample)
     pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + 60

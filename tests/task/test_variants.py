@@ -45,7 +45,6 @@ from vlrl.types import LoadedMedia, Media, Sample, Variant
 
 LIMITS = LimitsSettings()
 
-# --- edits ------------------------------------------------------------------------------------------------------------
 
 def clip(colours, **more):
     return Media(kind="video", source=[Image.new("RGB", (8, 8), (c, c, c)) for c in colours], fps=2.0, **more)
@@ -94,8 +93,6 @@ test_bad_edits_are_named = refused(DataError, lambda edit: load_media(clip([0, 2
     (("shufle", 1), "'shufle' is not known. Did you mean 'shuffle'"), (("shuffle",), "missing 1 required"),
     (("shuffle", "x"), "shuffle"), (("noise", 0.3, 1), "integer from 0 to 1000"), (("noise", 1001, 1), "1001")])
 
-
-# --- what a task may ask for ------------------------------------------------------------------------------------------
 
 V = Variant(name="v", media=(), n=1)
 
@@ -162,8 +159,6 @@ def test_the_task_on_the_page_does_what_the_page_says():
         found = [s.parts for s in score_group(task, sample, answers, 0, services)]
         assert found == [{"correct": 1.0, "order": order}, {"correct": 0.0, "order": order}]
 
-
-# --- with a model -----------------------------------------------------------------------------------------------------
 
 class Looking(Vowels):
     """A tiny model's answers, with noisy ones among them and shuffled or noisy ones beside."""
@@ -264,8 +259,6 @@ def test_trained_variants_learn_under_the_unchanged_prompt(scene, tmp_path):
     again = compare(Looking(), folder)
     assert again.rollouts == 12 and again.changed == 0
 
-
-# --- whole runs -------------------------------------------------------------------------------------------------------
 
 TASK = '''
 from dataclasses import replace

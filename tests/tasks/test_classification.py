@@ -41,8 +41,6 @@ def score(mode, text, **row):
     return scored({**ROW, **row}, text, thinking=mode)[0].parts
 
 
-# --- recipes ----------------------------------------------------------------------------------------------------------
-
 @each("text accuracy format", [
     ("Tabby cat", 1, 1), ("tabby", 1, 1),  # a synonym
     ("dog", 0, 1), ("tabby cat", 0, 0),  # exact, as CLS-RL compares
@@ -101,20 +99,6 @@ def test_recipes_by_hand(recipe):
     assert scored(ROW, think("tabby"), recipe="cls_rl")[0].reward == 2
 
 
-test_names_within_other_words = by_hand(names_class, [
-    ("water lily", "water_lily", (), True), ("waterlily", "Water Lily", (), True),
-    ("it is a water lily", "waterlily", (), True), ("lily", "water lily", (), False),  # less than half of it
-    ("water", "water lily", (), True), ("water", "water lily", ("water iris",), False),  # several fit
-    ("rose tulip water lily", "water lily", (), False), ("a pink water lily", "water lily", (), False),
-    ("a pink water lily", "water lily", ("rose",), True), ("rose, water lily", "water lily", ("rose",), False),
-    ("cat", "black cat", ("cat",), False), ("black cat", "cat", ("black cat",), False),
-    ("a big black cat", "black cat", ("cat",), True), ("a big black cat", "cat", ("black cat",), False),
-    ("concatenate", "cat", ("dog",), False), ("737", "737-200", ("737-300",), False),
-    ("Boeing 737-200", "737-200", ("737-300",), True), ("of", "bird of paradise", (), False), ("", "", (), False),
-    ("cat", "!", (), False), ("dog", "cat", ("!",), False),
-    ("\u8fd9\u662f\u72d7", "\u72d7", ("\u732b",), True), ("\u8fd9\u662f\u72d7", "\u732b", ("\u72d7",), False)])
-
-
 @each("row", [ROW, SEVERAL])
 def test_what_it_is_not_is_no_class(row):
     name = row["label"] if isinstance(row["label"], str) else ", ".join(row["label"])
@@ -146,7 +130,7 @@ def test_prompts_and_what_is_read():
     assert task.metrics(sample, parse_answer("dog"), {}) == {} and task.target(sample) == "Tabby cat"
 
 
-def test_both_templates_are_scored_as_they_ask():
+def test_prompts_and_rows_of_several_labels():
     task = load("classification", {"thinking": "both"})
     sample = task.sample_from_row(ROW)
     assert len(task.templates) == 2
@@ -156,9 +140,15 @@ def test_both_templates_are_scored_as_they_ask():
         assert task.score(visit, parse_answer(task.oracle(visit))) == {"accuracy": 1, "format": 1}
         text = task.messages(visit)[0]["content"][-1]["text"]
         assert text.startswith("What does the image show? Choose from: Tabby cat, dog.")
+    task = built()
+    sample = task.sample_from_row(SEVERAL)
+    assert task.messages(sample)[0]["content"][-1]["text"].startswith(
+        "What does the image show? Choose all that are there from: cat, dog, mug, cup. Separate names by commas.\n")
+    assert task.oracle(sample) == "cat, dog" and scored(SEVERAL, "cat, dog")[0].reward == 1.1
+    assert [s.parts["format"] for s in scored(SEVERAL, "kitty", "cat, cow", "", "cat")] == [1, 0, 0, 1]
+    one = task.sample_from_row({"id": 1, "label": "cat", "multi": True})
+    assert one["label"] == ["cat"] and task.sample_from_row({"id": 1, "label": 7})["label"] == "7"
 
-
-# --- several labels ---------------------------------------------------------------------------------------------------
 
 SETS = {  # Jaccard, F1, the same set
     "cat, dog": (1, 1, 1), "dog\ncat": (1, 1, 1), "dog; kitty": (1, 1, 1), "cat, kitty, dog": (1, 1, 1),
@@ -175,17 +165,18 @@ def test_several_labels_by_hand(recipe):
         assert [s.parts["accuracy"] for s in found] == pytest.approx([v[place] for v in SETS.values()])
 
 
-def test_rows_with_several_labels():
-    task = built()
-    sample = task.sample_from_row(SEVERAL)
-    assert task.messages(sample)[0]["content"][-1]["text"].startswith(
-        "What does the image show? Choose all that are there from: cat, dog, mug, cup. Separate names by commas.\n")
-    assert task.oracle(sample) == "cat, dog" and scored(SEVERAL, "cat, dog")[0].reward == 1.1
-    assert [s.parts["format"] for s in scored(SEVERAL, "kitty", "cat, cow", "", "cat")] == [1, 0, 0, 1]
-    one = task.sample_from_row({"id": 1, "label": "cat", "multi": True})
-    assert one["label"] == ["cat"] and task.sample_from_row({"id": 1, "label": 7})["label"] == "7"
-
-
+test_names_within_other_words = by_hand(names_class, [
+    ("water lily", "water_lily", (), True), ("waterlily", "Water Lily", (), True),
+    ("it is a water lily", "waterlily", (), True), ("lily", "water lily", (), False),  # less than half of it
+    ("water", "water lily", (), True), ("water", "water lily", ("water iris",), False),  # several fit
+    ("rose tulip water lily", "water lily", (), False), ("a pink water lily", "water lily", (), False),
+    ("a pink water lily", "water lily", ("rose",), True), ("rose, water lily", "water lily", ("rose",), False),
+    ("cat", "black cat", ("cat",), False), ("black cat", "cat", ("black cat",), False),
+    ("a big black cat", "black cat", ("cat",), True), ("a big black cat", "cat", ("black cat",), False),
+    ("concatenate", "cat", ("dog",), False), ("737", "737-200", ("737-300",), False),
+    ("Boeing 737-200", "737-200", ("737-300",), True), ("of", "bird of paradise", (), False), ("", "", (), False),
+    ("cat", "!", (), False), ("dog", "cat", ("!",), False),
+    ("\u8fd9\u662f\u72d7", "\u72d7", ("\u732b",), True), ("\u8fd9\u662f\u72d7", "\u732b", ("\u72d7",), False)])
 test_bad_rows_are_named = refused(DataError, lambda change: load("classification").sample_from_row({**ROW, **change}), [
     ({"label": None}, "label=None"), ({"label": []}, r"label=\[\]"), ({"label": ""}, "label=''"),
     ({"label": [True]}, r"label=\[True\]"), ({"labels": "a"}, "labels='a'"), ({"synonyms": [None]}, "synonyms"),
@@ -200,8 +191,6 @@ def test_unknown_values(given):
     with pytest.raises(ConfigError, match=rf"task\.{next(iter(given))}="):
         load("classification", given)
 
-
-# --- few shots, base and new classes ----------------------------------------------------------------------------------
 
 def test_few_shots_are_nested_and_follow_ids_alone():
     samples = [(f"s{i}", ("cat", "dog", "mug")[i % 3:i % 3 + 1]) for i in range(60)] + [("rare", ("yak",))]
@@ -273,7 +262,7 @@ def with_files(data, **settings):
     return task
 
 
-def test_shots_leave_the_heldout_split_alone(files):
+def test_shots_and_base_classes_of_files(files, tmp_path):
     task = with_files(files, shots=2)
     train = task.samples("train")
     assert len(train) == 8 and len(task.samples("heldout")) == 4
@@ -282,9 +271,6 @@ def test_shots_leave_the_heldout_split_alone(files):
     assert [s.id for s in task.samples("train")] == [s.id for s in train]
     assert [s.id for s in with_files(files, shots=2, shots_seed=1).samples("train")] != [s.id for s in train]
     assert len(with_files(files).samples("train")) == 40
-
-
-def test_base_and_new_classes(files, tmp_path):
     task = with_files(files, classes="base", shots=1)
     assert sorted(s["label"] for s in task.samples("train")) == ["ant", "bee"]
     assert {s["label"] for s in with_files(files, classes="new").samples("train")} == {"cat", "dog"}
@@ -312,8 +298,6 @@ def test_summary_of_halves_and_of_confidence():
         "ece": pytest.approx(0.4)}
 
 
-# --- inputs -----------------------------------------------------------------------------------------------------------
-
 def test_folders_and_tables_are_read(tmp_path):
     for split in ("train", "test"):
         for name in ("sea_lion", "C++"):
@@ -328,8 +312,6 @@ def test_folders_and_tables_are_read(tmp_path):
         assert all(s.media[0].source.is_file() for s in samples)
     assert len(read_rows(tmp_path / "images")) == 4
 
-
-# --- configs, cheats, bounds ------------------------------------------------------------------------------------------
 
 @each("name", [name for name in CONFIGS if name != "digits"])
 def test_every_config_scores_its_perfect_answer(name):

@@ -28,7 +28,7 @@ def test_the_split_is_fixed_and_covers_every_digit(digits):
     assert a.samples("train")[3].id == b.samples("train")[3].id
 
 
-def test_samples_carry_the_real_digits_of_their_split(digits):
+def test_digits_of_their_split_and_few_of_them(digits):
     task = load("digits")
     arrays, labels = digits.digit_arrays()
     for split, places in zip(("train", "heldout"), digits.split_indices(), strict=True):
@@ -39,9 +39,6 @@ def test_samples_carry_the_real_digits_of_their_split(digits):
             assert samples[i].media[0].source.tobytes() == digits.digit_image(arrays[places[i]]).tobytes()
     with pytest.raises(ConfigError, match="train and heldout"):
         task.samples("valid")
-
-
-def test_few_digits_and_half_of_them(digits):
     task = load("digits", {"shots": 2, "classes": "new"})
     train, heldout = task.samples("train"), task.samples("heldout")
     assert sorted(s["label"] for s in train) == sorted("5566778899") and len(heldout) == 397
@@ -50,9 +47,6 @@ def test_few_digits_and_half_of_them(digits):
     asked = load("digits", {"recipe": "cls_rl"}).samples("train")[0]
     assert task.messages(asked)[0]["content"][-1]["text"] == "Which digit is this? Answer with the digit only."
     assert asked["question"] == "Which digit is this? Choose from: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."
-
-
-def test_images_and_prompts(digits):
     array = np.zeros((8, 8))
     array[2:6, 2:6] = 16
     image = digits.digit_image(array)

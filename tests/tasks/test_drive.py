@@ -70,7 +70,7 @@ def test_the_same_scene_and_decisions_show_the_same_pictures():
         assert played(task, sample, actions)[0][0].media[0].source.size == (64, 32)
 
 
-def test_scenes_of_splits_and_seeds_are_apart():
+def test_scenes_and_successes_by_scenario():
     task, other = drive(count=50), drive(count=50)
     other.seed = 1
     names = [{s["scene"] for s in t.samples(split)} for t in (task, other) for split in ("train", "heldout")]
@@ -79,6 +79,11 @@ def test_scenes_of_splits_and_seeds_are_apart():
                                                                   "roundabout": 12}
     with pytest.raises(ConfigError, match="train and heldout"):
         task.samples("test")
+    samples = drive().samples("heldout")
+    parts = [{"success": 1.0, "collision": 0.0}, {"success": 0.0, "collision": 1.0}, {}, {"success": 0.0}]
+    records = [{"sample": samples[4 * (i // 2) + i % 2], "parts": p} for i, p in enumerate(parts)]
+    assert drive().summarize(records) == {"success/highway": 0.5, "collision/highway": 0.0, "success/merge": 0.0,
+                                          "collision/merge": 0.5}
 
 
 @each("text expected", [
@@ -178,13 +183,22 @@ def test_words_of_speed(word, low, high):
     assert low <= world.ego.speed - before <= high
 
 
-def test_words_of_the_path():
+def test_paths_and_copies_of_a_drive():
     for path, by in (("LEFT_CHANGE", -1), ("RIGHT_CHANGE", 1), ("STRAIGHT", 0)):
         world = World("highway", "lanes", 12, traffic=0)
         lane = world.ego.lane_index[2]
         seconds = [world.drive(Decision("KEEP", path if i == 0 else "STRAIGHT")) for i in range(4)]
         assert world.ego.lane_index[2] == min(2, max(0, lane + by)) and not any(s.ended for s in seconds)
         assert all(abs(a) <= rules.SIDEWAYS for s in seconds for a in s.across)  # nobody is shaken
+    for scenario in SCENARIOS:
+        world = World(scenario, "copied", 6)
+        world.drive(Decision("ACCELERATE"))
+        other = world.copy()
+        other.drive(Decision("STOP"))
+        again = world.copy()
+        ends = [w.drive(Decision()) for w in (world, again)]
+        assert np.array_equal(world.ego.position, again.ego.position) and ends[0] == ends[1]
+        assert world.picture(64).tobytes() == again.picture(64).tobytes() != other.picture(64).tobytes()
 
 
 def test_what_is_paid_follows_from_what_happened():
@@ -203,18 +217,6 @@ def test_what_is_paid_follows_from_what_happened():
     assert own.reward == pytest.approx(2.0)
 
 
-def test_a_copy_goes_on_in_the_same_way():
-    for scenario in SCENARIOS:
-        world = World(scenario, "copied", 6)
-        world.drive(Decision("ACCELERATE"))
-        other = world.copy()
-        other.drive(Decision("STOP"))
-        again = world.copy()
-        ends = [w.drive(Decision()) for w in (world, again)]
-        assert np.array_equal(world.ego.position, again.ego.position) and ends[0] == ends[1]
-        assert world.picture(64).tobytes() == again.picture(64).tobytes() != other.picture(64).tobytes()
-
-
 def test_solvable_scenes_are_those_in_which_the_expert_arrives(monkeypatch):
     """Another scene takes the place of one in which it does not; the same at every call."""
     from vlrl.tasks import _drive_expert  # pyright: ignore[reportMissingImports]  # likewise
@@ -226,14 +228,6 @@ def test_solvable_scenes_are_those_in_which_the_expert_arrives(monkeypatch):
     with pytest.raises(DataError, match=r"'train-000002': .* in none of 100 scenes of intersection: .*task.seconds"):
         task.samples("train")[2]
     assert drive().samples("train")[1]["scene"] == "0/train/1"
-
-
-def test_success_and_collisions_are_told_by_scenario():
-    samples = drive().samples("heldout")
-    parts = [{"success": 1.0, "collision": 0.0}, {"success": 0.0, "collision": 1.0}, {}, {"success": 0.0}]
-    records = [{"sample": samples[4 * (i // 2) + i % 2], "parts": p} for i, p in enumerate(parts)]
-    assert drive().summarize(records) == {"success/highway": 0.5, "collision/highway": 0.0, "success/merge": 0.0,
-                                          "collision/merge": 0.5}
 
 
 class Cosines:

@@ -141,8 +141,6 @@ def test_the_order_of_a_group_does_not_matter(order):
         assert [s.parts for s in scored(recipe, ROW, *[texts[i] for i in order])] == [parts[i] for i in order]
 
 
-# --- cheats -----------------------------------------------------------------------------------------------------------
-
 EVERY = ", ".join(word for table in ("KEEP ACCELERATE DECELERATE STOP", "STRAIGHT LEFT_TURN RIGHT_TURN LEFT_CHANGE "
                                      "RIGHT_CHANGE") for word in table.split())
 
@@ -192,8 +190,6 @@ def test_the_contract(recipe, tmp_path):
                      "obstacles": [{"center": [40, 0], "size": [4, 2]}, behind]})
     assert_contract("driving", {"recipe": recipe}, rows, tmp_path)
 
-
-# --- rows, prompts, metrics, marks ------------------------------------------------------------------------------------
 
 test_rows_that_cannot_be_used = refused(
     DataError, lambda recipe, change: built(recipe).sample_from_row({**ROW, **change}), [
@@ -268,8 +264,6 @@ def test_the_path_in_the_picture():
     assert task.overlay(task.sample_from_row(WAY), [[5, 1, 1]]) == []
     assert [m["role"] for m in built("plan").overlay(sample, {"speed": ["KEEP"], "path": []})] == ["target"]
 
-
-# --- pictures of outcomes, configs ------------------------------------------------------------------------------------
 
 def brightness(images, texts):
     """A service whose cosine with the first text falls with brightness, and with the others rises."""

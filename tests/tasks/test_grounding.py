@@ -22,7 +22,7 @@ def score(task, text, **row):
     return task.score(Sample(id="r1", row={**ROW, **row}), parse_answer(text))
 
 
-@pytest.mark.parametrize(("text", "iou", "format"), [
+@each("text iou format", [
     ("[20, 10, 60, 50]", 1.0, 1), ("[20, 10, 60, 30]", 0.5, 1), ("[40, 30, 80, 70]", 400 / 2800, 1),
     ("[60, 50, 20, 10]", 0.0, 1),  # inverted
     ("[20, 10, 60]", 0.0, 0), ("It is [20, 10, 60, 50]", 1.0, 0),
@@ -43,15 +43,14 @@ def test_cheats_pay_less_than_a_mediocre_answer(task):
     assert score(task, "[20, 10, 60, 30], [20, 10, 60, 50]") == {"iou": 0.5, "format": 0}
 
 
-@pytest.mark.parametrize(("text", "iou"), [("none", 1), ("no box", 1), ("", 0), ("<think>it is gone", 0),
-                                           ("[1, 2, 3, 4]", 0), ("[1, 2, 3", 0)])
+@each("text iou", [("none", 1), ("no box", 1), ("", 0), ("<think>it is gone", 0), ("[1, 2, 3, 4]", 0), ("[1, 2, 3", 0)])
 def test_an_absent_object(task, text, iou):
     assert score(task, text, boxes=[])["iou"] == iou
     sample = Sample(id="r1", row={**ROW, "boxes": []})
     assert task.oracle(sample) == "none" and task.target(sample) is None and task.overlay(sample, None) == []
 
 
-@pytest.mark.parametrize(("convention", "written"), [
+@each("convention written", [
     ("norm1000", "[100, 100, 300, 500]"), ("norm999", "[100, 100, 300, 500]"), ("norm1", "[0.1, 0.1, 0.3, 0.5]"),
     ("processed", "[56, 28, 168, 140]"), ("original", "[20, 10, 60, 50]")])
 def test_answers_in_every_convention(task, convention, written):
@@ -90,7 +89,7 @@ test_bad_rows_are_named = refused(DataError, lambda change, task: task.sample_fr
     ({"width": 10**400}, "width=1000"), ({"height": float("nan")}, "height=nan")], start=r"row 'r1'.*")
 
 
-def test_drawn_scenes_differ_by_split_and_seed():
+def test_drawn_scenes_and_own_guidance():
     task, other = load("grounding", {"drawn": True, "count": 5}), load("grounding", {"drawn": True, "count": 5})
     other.seed = 1
     rows = [[s.row for s in t.samples(split)] for t, split in ((task, "train"), (task, "heldout"), (other, "train"))]
@@ -100,6 +99,10 @@ def test_drawn_scenes_differ_by_split_and_seed():
     for split in ("valid", "", "heldout-2"):
         with pytest.raises(ConfigError, match=rf"split '{split}': task 'grounding' has train and heldout"):
             task.samples(split)
+    row = {"width": 200, "height": 100, "boxes": [{"box": [0, 0, 20, 20]}], "expression": "mug"}
+    assert load("grounding").guidance(Sample(id="a", row={**row, "hints": ["On the desk."]}), []) == "On the desk."
+    assert load("grounding").guidance(Sample(id="a", row={**row, "boxes": []}), []) is None
+    assert load("grounding", {"recipe": "counting"}).guidance(Sample(id="a", row=row), []) is None
 
 
 @each("size", [32, 33, 50, 300])
@@ -122,10 +125,3 @@ def test_sizes_and_counts_that_cannot_be_drawn(key, value):
 def test_guidance_is_the_ninth_of_the_image_that_it_lies_in(box, said):
     sample = Sample(id="a", row={"width": 200, "height": 100, "boxes": [{"box": box}], "expression": "mug"})
     assert load("grounding").guidance(sample, []) == f"It is at the {said} of the image."
-
-
-def test_guidance_of_a_row_comes_first_and_some_recipes_have_none():
-    row = {"width": 200, "height": 100, "boxes": [{"box": [0, 0, 20, 20]}], "expression": "mug"}
-    assert load("grounding").guidance(Sample(id="a", row={**row, "hints": ["On the desk."]}), []) == "On the desk."
-    assert load("grounding").guidance(Sample(id="a", row={**row, "boxes": []}), []) is None
-    assert load("grounding", {"recipe": "counting"}).guidance(Sample(id="a", row=row), []) is None

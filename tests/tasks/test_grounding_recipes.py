@@ -174,7 +174,7 @@ def test_weighted_sum_by_hand(text, p, k):
     assert parts("vlm_r1_ovd", TWO, think(text), ovd_reward="weighted_sum")[0] == pytest.approx(paid)
 
 
-def test_a_row_names_its_reward():
+def test_rewards_of_rows_and_of_absent_objects():
     text = think(fenced(HALF, CAT, (0, 0, 9, 9, "cat")))
     rows = {name: {**TWO, "accu_reward_method": name} for name in ("od_ap", "od_ap50", "odLength")}
     found = {name: parts("vlm_r1_ovd", row, text)[0] for name, row in rows.items()}
@@ -183,6 +183,9 @@ def test_a_row_names_its_reward():
     assert parts("vlm_r1_ovd", rows["od_ap"], text, ovd_reward="odLength")[0] == found["odLength"]
     with pytest.raises(DataError, match=r"accu_reward_method='mcq' is not a reward for boxes.*task.name=qa"):
         parts("vlm_r1_ovd", {**TWO, "meta": {"accu_reward_method": "mcq"}}, text)
+    for text, paid in (("```json\n[]\n```", 1), ("None", 1), ("qz wv", 0), ("", 1), ("I do not know", 0),
+                       ("<think>no cat", 0), ("<think>no</think>", 0)):
+        assert parts("vision_r1_griffon", ABSENT, text) == (paid,) * 3
 
 
 @each("recipe case", [(name, case) for name, table in TABLES.items() for case in table])
@@ -235,7 +238,7 @@ def test_what_a_subclass_sets_itself_wins(monkeypatch):
         "accuracy": 1.0, "format": 0.5}
 
 
-def test_prompts_name_what_is_asked():
+def test_prompts_and_marks():
     def asked(recipe, row):
         task = load("grounding", {"recipe": recipe})
         return task.messages(task.sample_from_row(row))[0]["content"][-1]["text"]
@@ -246,6 +249,15 @@ def test_prompts_name_what_is_asked():
     drawn = load("grounding", {"recipe": "vlm_r1_ovd", "drawn": True, "count": 1})
     assert "{categories}" not in drawn.messages(drawn.samples("train")[0])[0]["content"][-1]["text"]
     assert asked("soft_iou", ROW) == "Locate the mug. Answer with its box as [x1, y1, x2, y2]."
+    def marks(recipe, row, text):
+        task = load("grounding", {"recipe": recipe})
+        sample = task.sample_from_row(row)
+        return [(m["kind"], m["at"], m["label"], m["role"])
+                for m in task.overlay(sample, task.parse(sample, parse_answer(text)))]
+    assert marks("vlm_r1_ovd", TWO, think(fenced(MUG)))[1:] == [
+        ("box", [100, 20, 140, 60], "cat", "target"), ("box", [20, 10, 60, 50], "mug", "answer")]
+    assert marks("pointing", POINTS, "[[1, 2]]")[2:] == [("point", [1, 2], "mug", "answer")]
+    assert marks("curr_reft_binary", ROW, "yes") == [] and marks("counting", ROW, "1") == []
 
 
 def test_what_is_measured_over_a_split():
@@ -265,27 +277,9 @@ def test_what_is_measured_over_a_split():
     assert rec.summarize([]) == {}
 
 
-def test_marks_of_every_kind_of_answer():
-    def marks(recipe, row, text):
-        task = load("grounding", {"recipe": recipe})
-        sample = task.sample_from_row(row)
-        return [(m["kind"], m["at"], m["label"], m["role"])
-                for m in task.overlay(sample, task.parse(sample, parse_answer(text)))]
-    assert marks("vlm_r1_ovd", TWO, think(fenced(MUG)))[1:] == [
-        ("box", [100, 20, 140, 60], "cat", "target"), ("box", [20, 10, 60, 50], "mug", "answer")]
-    assert marks("pointing", POINTS, "[[1, 2]]")[2:] == [("point", [1, 2], "mug", "answer")]
-    assert marks("curr_reft_binary", ROW, "yes") == [] and marks("counting", ROW, "1") == []
-
-
 @each("recipe answer text", [
     ("curr_reft_choice", "C", "not C"), ("curr_reft_choice", "A", "It isn't A"), ("counting", 3, "not 3")])
 def test_what_is_not_so_is_no_answer(recipe, answer, text):
     row = {**ROW, "boxes": [], "question": "Which?", "options": ["x", "y", "z"], "answer": answer}
     paid = [parts(recipe, row, think(text), negation=rule)[0] for rule in ("read", "ignored")]
     assert paid == [0, 1]
-
-
-def test_griffon_pays_nothing_said_for_nothing_there():
-    for text, paid in (("```json\n[]\n```", 1), ("None", 1), ("qz wv", 0), ("", 1), ("I do not know", 0),
-                       ("<think>no cat", 0), ("<think>no</think>", 0)):
-        assert parts("vision_r1_griffon", ABSENT, text) == (paid,) * 3

@@ -190,7 +190,26 @@ def test_by_hand(recipe, case):
     assert scored(recipe, row, text)[0] == pytest.approx(tuple(expected), abs=1e-9)
 
 
-def test_totals_letters_and_ranges():
+@each("texts expected", [
+    (["[0, 0, 10, 10]", "[0, 0, 10, 10]", "[5, 0, 15, 10]"], [250 / 300, 250 / 300, 200 / 300]),
+    (["[0, 0, 10, 10]", "", "[10, 10, 0, 0]", "junk", "[1, 2, 3]", "[1, 2, 3, 4, 5]"], [1, 0, 0, 0, 0, 0]),
+    (["", "junk"], [0, 0]), (["[0, 0, 10, 10]", "[50, 50, 60, 60]"], [1, 1]),  # nothing shared
+    (["[60, 50]", "[60, 50]"], [1, 1]),
+    (["[60, 50]", "[10, 0, 110, 100]"], [1, 1]),  # a point grows by 50 pixels to each side
+    (["<think>[0, 0, 9, 9]</think>[0, 0, 10, 10]", "```json\n[{\"bbox_2d\": [0, 0, 10, 10]}]\n```"], [1, 1]),
+    (["[0, 0, 10, 10]🙂", LONG, "[-50, -50, 10, 10]", "[500, 500, 600, 600]"], [1, 0, 1, 0]),  # clipped to the image
+])
+def test_consensus_by_hand(texts, expected):
+    found = [c for (c,) in scored("gui_rcpo", BARE, *texts)]
+    assert found == pytest.approx(expected)
+    assert [c for (c,) in scored("gui_rcpo", BARE, *texts[::-1])] == pytest.approx(expected[::-1])
+
+
+def test_votes_totals_and_ranges():
+    assert scored("gui_rcpo", BARE, "[60, 50]", "[10, 0, 110, 100]", point_reach=25.0) == [
+        (1,), (pytest.approx((50 * 50 * 2 + 100 * 100 - 2500) / (2 * 100 * 100)),)]
+    assert scored("region_vote", BARE, "[0, 0, 10, 10]", "[0, 0, 10, 10]", "[50, 50, 60, 60]", "") == [
+        (1,), (1,), (0,), (0,)]
     for recipe, text, total in (("gui_g1", fenced(BOX), 1.375), ("gui_r1", think(act("click", (40, 30))), 1),
                                 ("infigui_r1", think('{"action": "click", "coordinate": [61, 30]}'), 0.28),
                                 ("ui_r1", think("[{'action': 'click', 'coordinate': [61, 50]}]"), 2)):
@@ -208,32 +227,6 @@ def test_totals_letters_and_ranges():
             for x in (999, 1000)]
     assert paid == [{"accuracy": pytest.approx(50 / 50.05, abs=1e-3)}, {"accuracy": 0}]
 
-
-# --- agreement --------------------------------------------------------------------------------------------------------
-
-@each("texts expected", [
-    (["[0, 0, 10, 10]", "[0, 0, 10, 10]", "[5, 0, 15, 10]"], [250 / 300, 250 / 300, 200 / 300]),
-    (["[0, 0, 10, 10]", "", "[10, 10, 0, 0]", "junk", "[1, 2, 3]", "[1, 2, 3, 4, 5]"], [1, 0, 0, 0, 0, 0]),
-    (["", "junk"], [0, 0]), (["[0, 0, 10, 10]", "[50, 50, 60, 60]"], [1, 1]),  # nothing shared
-    (["[60, 50]", "[60, 50]"], [1, 1]),
-    (["[60, 50]", "[10, 0, 110, 100]"], [1, 1]),  # a point grows by 50 pixels to each side
-    (["<think>[0, 0, 9, 9]</think>[0, 0, 10, 10]", "```json\n[{\"bbox_2d\": [0, 0, 10, 10]}]\n```"], [1, 1]),
-    (["[0, 0, 10, 10]🙂", LONG, "[-50, -50, 10, 10]", "[500, 500, 600, 600]"], [1, 0, 1, 0]),  # clipped to the image
-])
-def test_consensus_by_hand(texts, expected):
-    found = [c for (c,) in scored("gui_rcpo", BARE, *texts)]
-    assert found == pytest.approx(expected)
-    assert [c for (c,) in scored("gui_rcpo", BARE, *texts[::-1])] == pytest.approx(expected[::-1])
-
-
-def test_votes_by_hand():
-    assert scored("gui_rcpo", BARE, "[60, 50]", "[10, 0, 110, 100]", point_reach=25.0) == [
-        (1,), (pytest.approx((50 * 50 * 2 + 100 * 100 - 2500) / (2 * 100 * 100)),)]
-    assert scored("region_vote", BARE, "[0, 0, 10, 10]", "[0, 0, 10, 10]", "[50, 50, 60, 60]", "") == [
-        (1,), (1,), (0,), (0,)]
-
-
-# --- rows, coordinates, metrics ---------------------------------------------------------------------------------------
 
 @settings(max_examples=50)
 @given(st.integers(1, 4000), st.integers(1, 4000), st.floats(0, 1), st.floats(0, 1),

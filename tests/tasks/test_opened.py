@@ -98,4 +98,3 @@ def test_actions_behind_their_thinking():
     assert calls_of(EnvironmentAction(f"Perhaps {call}", "<think>")) == []
 
 
-# --- what environments are told ---------------------------------------------------------------------------------------

@@ -63,8 +63,6 @@ def wrong(name, task, sample):
     return [*boxes, *([formed[name]] if name in formed else []), think("nothing"), "", think("")]
 
 
-# --- own tasks --------------------------------------------------------------------------------------------------------
-
 class Shaped(Task):
     rewards = {"format": 1.0, "near": 1.0, "far": 0.5}
     outcome = {"near": 0.8, "far": 0.2}

@@ -44,8 +44,6 @@ def scored(*texts, services=None, **options):
     return scores(built(**options), ROW, *texts, services=services)
 
 
-# --- recipes ----------------------------------------------------------------------------------------------------------
-
 TABLES = {
     "direct": {"2": (1, 1), " 2\n": (1, 1), "2.": (1, 0), "Response 2": (1, 0), "1": (0, 1), "1 2": (0, 0), "": (0, 0),
                "2 1": (0, 0), "22": (0, 0), "12": (0, 0), "two": (0, 0), "both": (0, 0), think("2"): (0, 0),
@@ -100,11 +98,22 @@ def test_without_a_judge_or_with_one_that_fails():
         assert found.reward is None and words in (found.error or "")
 
 
-def test_the_prompt_shows_question_and_responses():
+def test_prompts_and_orders(data):
     task = built()
     (message,) = task.messages(task.sample_from_row(ROW))
     assert message["content"][-1]["text"].startswith(
         "[Question]: What is it?\n\n[Response 1]: a cat {second}\n\n[Response 2]: a dog\n\nWhich response")
+    as_is, swapped, both = (samples(data, order=order)[1] for order in ("as_is", "swapped", "both"))
+    assert [len(found) for found in (as_is, swapped, both)] == [6, 6, 12]
+    assert [s.id for s in both[:4]] == ["r0", "r0-swapped", "r1", "r1-swapped"] == [s["id"] for s in both[:4]]
+    for i in range(6):
+        a, b = as_is[i], both[2 * i + 1]
+        assert both[2 * i].row == a.row and b.row == swapped[i].row
+        assert b["responses"] == a["responses"][::-1] and b["answer"] == 3 - a["answer"] and b["pair"] == a.id
+    task, _ = samples(data)
+    shown = task.messages(both[1])[0]["content"][-1]["text"]
+    assert "[Response 1]: second 0\n\n[Response 2]: first 0\n\n" in shown
+    assert [task.score(s, parse_answer("1"))["accuracy"] for s in both[:2]] == [1, 0]
 
 
 test_rows_that_cannot_be_used = refused(DataError, lambda change: built().sample_from_row({**ROW, **change}), [
@@ -114,8 +123,6 @@ test_rows_that_cannot_be_used = refused(DataError, lambda change: built().sample
     ({"answer": 0}, "answer=0"), ({"answer": True}, "answer=True"), ({"answer": "2"}, "answer='2'"),
     ({"answer": None}, "answer=None"), ({"answer": [1]}, "answer=")], start="row 'r1': .*")
 
-
-# --- orders -----------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
 def data(tmp_path):
@@ -129,20 +136,6 @@ def samples(data, **options):
     task = load("preference", options)
     task.data = data
     return task, task.samples("train")
-
-
-def test_orders(data):
-    as_is, swapped, both = (samples(data, order=order)[1] for order in ("as_is", "swapped", "both"))
-    assert [len(found) for found in (as_is, swapped, both)] == [6, 6, 12]
-    assert [s.id for s in both[:4]] == ["r0", "r0-swapped", "r1", "r1-swapped"] == [s["id"] for s in both[:4]]
-    for i in range(6):
-        a, b = as_is[i], both[2 * i + 1]
-        assert both[2 * i].row == a.row and b.row == swapped[i].row
-        assert b["responses"] == a["responses"][::-1] and b["answer"] == 3 - a["answer"] and b["pair"] == a.id
-    task, _ = samples(data)
-    shown = task.messages(both[1])[0]["content"][-1]["text"]
-    assert "[Response 1]: second 0\n\n[Response 2]: first 0\n\n" in shown
-    assert [task.score(s, parse_answer("1"))["accuracy"] for s in both[:2]] == [1, 0]
 
 
 def test_summary_by_hand(data):
@@ -160,7 +153,7 @@ def test_summary_by_hand(data):
     assert task.summarize([]) == {}
 
 
-@pytest.mark.parametrize(("said", "bias", "agreement"), [
+@each("said bias agreement", [
     (lambda s: 1, 0.5, 0), (lambda s: 2, -0.5, 0), (lambda s: s["answer"], 0, 1), (lambda s: 3 - s["answer"], 0, 1)])
 def test_who_always_says_one_shows_it(data, said, bias, agreement):
     task, found = samples(data, order="both")
@@ -170,8 +163,6 @@ def test_who_always_says_one_shows_it(data, said, bias, agreement):
     silent = task.summarize([{"sample": s.row, "parsed": None, "parts": {"accuracy": 0.0}} for s in found])
     assert silent["pairs/agreement"] == 0 and "position_bias" not in silent
 
-
-# --- configs, cheats, bounds ------------------------------------------------------------------------------------------
 
 @each("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):

@@ -65,8 +65,6 @@ def glm(answer):
 NEVER = Services(given={"judge": lambda questions: ["0.0"] * len(questions)})
 
 
-# --- answer types -----------------------------------------------------------------------------------------------------
-
 TYPES = [
     (CHOICE, {"B": 1, "b": 1, "(B)": 1, "B. a dog": 1, "a dog": 1, "The answer is B.": 1, "it is a dog, sure": 1,
               "there is a cat": 0, "it is a black dog": 0, "A": 0, "A, B": 0, "A B C": 0, "B or C": 0,
@@ -106,7 +104,7 @@ def test_types_by_hand(row, table):
     assert [s.parts["accuracy"] for s in found] == pytest.approx(list(table.values()), abs=1e-4)
 
 
-def test_totals_lengths_and_settings():
+def test_totals_lengths_and_noise():
     for name, expected in (("exact", 0), ("edit", 5 / 17)):
         assert scored(TEXT, "a man", text_score=name)[0].parts["accuracy"] == pytest.approx(expected)
     right, wrong, bare = think("12"), think("13"), "12"
@@ -119,9 +117,19 @@ def test_totals_lengths_and_settings():
     assert [s.parts["length"] for s in found] == [0.5, -0.5, 0, -0.5, 0]
     assert [s.parts["length"] for s in scored(COUNT, *texts, lengths=[7] * 5, recipe="kimi_k1_5")] == [0] * 5
     assert [qa(recipe="kimi_k1_5").weights_at(step)["length"] for step in (0, 99, 100, 900)] == [0, 0, 1, 1]
+    assert [noise_step(step, 500, 60) for step in (0, 20, 38, 40, 42, 60, 10**6)] == [500, 500, 366, 250, 134, 0, 0]
+    task = qa(recipe="noisy_rollout")
+    picture = Image.new("RGB", (8, 8))
+    sample = sample_of(task, COUNT)
+    assert task.variants(sample, 8, 0) == ()  # no image, nothing to add noise to
+    sample = replace(sample, media=(Media(source=picture), Media(source=picture)))
+    (noisy,) = task.variants(sample, 9, 40)
+    assert (noisy.name, noisy.n, noisy.trained) == ("noisy", 4, True)
+    edits = [m.edits for m in noisy.media]
+    assert [(name, amount) for ((name, amount, _),) in edits] == [("noise", 250)] * 2 and edits[0] != edits[1]
+    assert [m.edits for m in task.variants(sample, 9, 40)[0].media] == edits
+    assert task.variants(sample, 9, 41)[0].media[0].edits != edits[0] and task.variants(sample, 8, 60) == ()
 
-
-# --- recipes ----------------------------------------------------------------------------------------------------------
 
 STAGES = "<planning>p</planning> <caption>c</caption>\n<reasoning>r</reasoning><summary>s</summary>"
 FORMS = {  # text -> accuracy, format, of the count 12
@@ -173,23 +181,6 @@ def test_a_judge_lifts_what_the_rule_does_not_pay():
     assert [s.reward for s in found] == [1, 0, 1, 0, 0]
 
 
-def test_half_of_a_group_sees_noise():
-    assert [noise_step(step, 500, 60) for step in (0, 20, 38, 40, 42, 60, 10**6)] == [500, 500, 366, 250, 134, 0, 0]
-    task = qa(recipe="noisy_rollout")
-    picture = Image.new("RGB", (8, 8))
-    sample = sample_of(task, COUNT)
-    assert task.variants(sample, 8, 0) == ()  # no image, nothing to add noise to
-    sample = replace(sample, media=(Media(source=picture), Media(source=picture)))
-    (noisy,) = task.variants(sample, 9, 40)
-    assert (noisy.name, noisy.n, noisy.trained) == ("noisy", 4, True)
-    edits = [m.edits for m in noisy.media]
-    assert [(name, amount) for ((name, amount, _),) in edits] == [("noise", 250)] * 2 and edits[0] != edits[1]
-    assert [m.edits for m in task.variants(sample, 9, 40)[0].media] == edits
-    assert task.variants(sample, 9, 41)[0].media[0].edits != edits[0] and task.variants(sample, 8, 60) == ()
-
-
-# --- one item in three forms ------------------------------------------------------------------------------------------
-
 def test_forms_of_an_item():
     def asked(row, form, number=0):
         return load("qa", {"form": form}).sample_from_row({"id": f"r{number}", **row}).row
@@ -213,8 +204,6 @@ def test_forms_of_an_item():
         with pytest.raises(DataError, match=f"row 'r0': .*{words}"):
             asked(row, form)
 
-
-# --- rows -------------------------------------------------------------------------------------------------------------
 
 test_rows_that_cannot_be_used = refused(DataError, lambda change: sample_of(qa(), {**CHOICE, **change}), [
     ({"question": " "}, "question= "), ({"question": None}, "question=None"), ({"answer_type": "sum"}, "one of choice"),
@@ -255,8 +244,6 @@ def test_questions_with_images_and_accuracy_by_type(tmp_path):
                for kind, c, v in (("math", "geo", 1.0), ("math", None, 0.0), ("count", "geo", 0.0), ("ocr", "x", None))]
     assert qa().summarize(records) == {"accuracy/count": 0, "accuracy/geo": 0.5, "accuracy/math": 0.5}
 
-
-# --- configs, cheats, bounds ------------------------------------------------------------------------------------------
 
 @each("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
@@ -352,8 +339,6 @@ def test_no_verdict_never_pays(monkeypatch):
 def test_the_contract(recipe, tmp_path):
     assert_contract("qa", {"recipe": recipe}, [*ROWS, MATH], tmp_path)
 
-
-# --- what users of other projects met ---------------------------------------------------------------------------------
 
 KINDS_OF_3 = [{"answer_type": kind, "answer": "3"} for kind in (
     "number", "count", "math", "text", "chart", "ocr", "regression")]

@@ -27,9 +27,6 @@ def test_each_turn_shows_the_next_colour():
     for name, observation in zip(sample["colours"], shown, strict=False):
         pixel = observation.media[0].source.getpixel((0, 0))
         assert (name == "yellow" and min(pixel[:2]) > pixel[2]) or pixel.index(max(pixel)) == names.get(name)
-
-
-def test_it_is_the_same_for_a_seed_alone():
     task = load("recall")
     sample = task.samples("heldout")[0]
     first, again, other = ([o.media[0].source.getpixel((0, 0)) for o in played(task, sample, ["", ""], seed)[0]]

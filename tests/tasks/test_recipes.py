@@ -41,8 +41,6 @@ def rewards(task, sample, *texts):
     return [s.reward for s in found]
 
 
-# --- configs ----------------------------------------------------------------------------------------------------------
-
 @each("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])
@@ -68,8 +66,6 @@ def test_there_is_a_config_for_each_published_recipe():
     assert set(CONFIGS) == {name for _, name in RECIPES} - {
         "soft_iou", "reasoning", "counting", "pointing", "element", "click", "region_vote"}
 
-
-# --- cheats -----------------------------------------------------------------------------------------------------------
 
 WHOLE, CORNER, TINY = [0, 0, 200, 100], [0, 0, 2, 2], [39, 29, 41, 31]
 HUNDRED = [[x * 20, y * 10, x * 20 + 20, y * 10 + 10] for y in range(10) for x in range(10)]
@@ -124,8 +120,6 @@ def test_no_cheat_in_words_beats_an_honest_answer(recipe, mediocre, texts):
     honest = rewards(task, sample, mediocre)[0]
     assert all(rewards(task, sample, text)[0] < honest for text in texts)
 
-
-# --- bounds -----------------------------------------------------------------------------------------------------------
 
 def contract_rows(name, recipe):
     """Rows with different answers, in several conventions."""

@@ -106,8 +106,6 @@ def test_by_hand(recipe):
         assert [parts["accuracy"], parts["format"]] == pytest.approx(expected, abs=1e-6), (row, text[:80])
 
 
-# --- beside the group -------------------------------------------------------------------------------------------------
-
 CLIP = {**CHOICE, "video": "clip.mp4"}
 STILL = {**CHOICE, "image": "still.png"}
 RIGHT, WRONG, BARE = think("B"), think("A"), "<answer>B</answer>"
@@ -124,7 +122,7 @@ def test_temporal(row, texts, shuffled, paid):
     assert [parts["temporal"] for parts in scored("video_r1", row, *texts, services=services)] == list(paid)
 
 
-def test_bonuses_of_video_r1():
+def test_shuffled_clips_and_bonuses():
     def paid(tokens, *texts, **settings):
         return [parts["length"] for parts in scored("video_r1", CLIP, *texts, tokens=tokens, **settings)]
     assert [paid(n, RIGHT, WRONG, RIGHT) for n in (319, 320, 512, 513)] == [[0] * 3, [1, 0, 1], [1, 0, 1], [0] * 3]
@@ -142,9 +140,6 @@ def test_bonuses_of_video_r1():
     strict = scored("grpo_care", CLIP, RIGHT, RIGHT, services=services, consistency_margin=0)
     assert [p["consistency"] for p in strict] == [1, 0]
     assert set(built("grpo_care").needs) == {"reference_logprobs"} and not built("video_r1").needs
-
-
-def test_shuffled_clips():
     task = built("video_r1")
     sample = task.sample_from_row({**CLIP, "image": "now.png", "video_start": 2})
     assert [m.kind for m in sample.media] == ["video", "image"]  # the past before the present
@@ -169,8 +164,6 @@ def test_consistency(texts, likely, paid):
     services = reference([np.array(values) for values in likely])
     assert [parts["consistency"] for parts in scored("grpo_care", CLIP, *texts, services=services)] == list(paid)
 
-
-# --- rows, prompts, metrics -------------------------------------------------------------------------------------------
 
 @each("recipe row words", [
     ("direct", {**CHOICE, "question": ""}, "question="),
@@ -197,7 +190,7 @@ def asked(recipe, row):
     return task.messages(task.sample_from_row(row))[-1]["content"][-1]["text"]
 
 
-def test_prompts():
+def test_prompts_and_summaries():
     assert asked("direct", CHOICE) == "What is it?\nOptions:\nA. a cat\nB. a dog\nC. a hen\nAnswer directly."
     listed = {**CHOICE, "question": "What is it?\nA. a cat\nB. a dog\nC. a hen"}
     assert asked("direct", listed) == listed["question"] + "\nAnswer directly."
@@ -210,9 +203,6 @@ def test_prompts():
     assert "at the face: eyebrows." in asked("favchat", FACE)
     assert asked("seed_bench_r1", CHOICE).startswith("What is it?\nOptions:\nA. a cat\n")
     assert "{" not in "".join(asked(recipe, row) for recipe in TABLES for row in ROWS[recipe])
-
-
-def test_summary_by_type_level_and_attribute():
     rows = [({**CHOICE, "category": "L1"}, 1), ({**CHOICE, "category": "L3"}, 0), ({**NUMBER, "category": "L3"}, 1),
             ({**FACE, "category": "L1"}, 0)]
     records = [{"sample": row, "parts": {"accuracy": float(right)}, "metrics": {}} for row, right in rows]
@@ -223,8 +213,6 @@ def test_summary_by_type_level_and_attribute():
     assert task.metrics(sample, parse_answer("10 to 15"), {})["miou"] == 0.5
     assert task.metrics(task.sample_from_row(CHOICE), parse_answer("B"), {}) == {}
 
-
-# --- every recipe -----------------------------------------------------------------------------------------------------
 
 @each("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):

@@ -224,7 +224,7 @@ def measured(recipe, rows, texts):
     return scaffold.measured(loaded(recipe), rows, texts)
 
 
-def test_metrics():
+def test_metrics_and_marks():
     rows = [SPAN, {**SPAN, "category": "indoor"}, {**SPAN, "category": "indoor"}]
     single, split = measured("videochat_r1_span", rows, [think("15 to 20"), think("0 to 40"), think("soon")])
     assert single == [{"miou": 0.5, "miop": 1, "r1@0.3": 1, "r1@0.5": 1, "r1@0.7": 0},
@@ -239,9 +239,6 @@ def test_metrics():
                       {"overlap": 0, "sr@0.5": 0, "ao": 0, "sr": 0}]
     single, _ = measured("onethinker", [TYPED, TRACK], [think("10"), think(KEYED)])
     assert "miou" not in single[0] and single[1]["overlap"] == 1
-
-
-def test_marks():
     task = loaded("videochat_r1_track")
     sample = task.sample_from_row(TRACK)
     target, answer = task.overlay(sample, task.parse(sample, parse_answer(think(RIGHT))))

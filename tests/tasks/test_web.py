@@ -92,15 +92,12 @@ def test_no_text_raises(form, text):
         assert found.verb
 
 
-def test_the_prompt_names_every_verb():
+def test_prompts_samples_and_summaries():
     names = {**{verb: verb for verb in actions.VERBS}, **{"double_click": "left_double", "key": "hotkey",
                                                           "answer": "finished"}}
     for form in ("gui_r1", "call"):
         assert all(verb in actions.FORMS[form].prompt for verb in actions.VERBS)
     assert all(name in actions.FORMS["ui_tars"].prompt for name in names.values())
-
-
-def test_samples_are_a_page_and_a_seed():
     task = web(pages=("click-test", "click-tab"), heldout_pages=("click-link",), count=60)
     train, heldout = task.samples("train"), task.samples("heldout")
     assert {s["page"] for s in train} == {"click-test", "click-tab"}
@@ -111,6 +108,16 @@ def test_samples_are_a_page_and_a_seed():
     seed = train[7]["seed"]
     task.seed = 1
     assert task.samples("train")[7]["seed"] != seed
+    # And none of which only the page speaks.
+    task = web(pages=("click-test",))
+    shown = [f"{web_module.UNREAD}: why.", "", f"The page said: {web_module.UNREAD}", ""]
+    acted = tuple(PastAction(action="x", observation=text) for text in shown)
+    found = task.metrics(task.samples("train")[0], replace(parse_answer("x"), turns=acted), {})
+    assert found == {"unread": 0.25, "turns": 4.0}
+    task = web(pages=("click-test",), heldout_pages=("click-tab",), count=4)
+    records = [{"sample": s, "parts": {"success": float(i < 2)}} for i, s in enumerate(task.samples("heldout"))]
+    assert task.summarize(records) == {
+        "success/click-tab": 0.5, "success/click-test": 0.5, "success/heldout_pages": 0.5, "success/trained_pages": 0.5}
 
 
 test_an_action_is_read = by_hand(read, [
@@ -178,16 +185,3 @@ def test_what_episodes_earn():
         [1 + 0.1 + 0.1, 1 + 0.1 * 0.81 + 0.1 * 2 / 3, 0.1, 0.05, 0.0], abs=1e-5)
     assert [s.correct for s, _ in scored] == [True, True, False, False, False]
     assert scored[0][0].parts == {"success": 1.0, "efficiency": 1.0, "format": 1.0, "page": 0.5}
-
-
-def test_success_and_unread_actions_are_told():
-    # And none of which only the page speaks.
-    task = web(pages=("click-test",))
-    shown = [f"{web_module.UNREAD}: why.", "", f"The page said: {web_module.UNREAD}", ""]
-    acted = tuple(PastAction(action="x", observation=text) for text in shown)
-    found = task.metrics(task.samples("train")[0], replace(parse_answer("x"), turns=acted), {})
-    assert found == {"unread": 0.25, "turns": 4.0}
-    task = web(pages=("click-test",), heldout_pages=("click-tab",), count=4)
-    records = [{"sample": s, "parts": {"success": float(i < 2)}} for i, s in enumerate(task.samples("heldout"))]
-    assert task.summarize(records) == {
-        "success/click-tab": 0.5, "success/click-test": 0.5, "success/heldout_pages": 0.5, "success/trained_pages": 0.5}

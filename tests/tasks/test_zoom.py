@@ -78,7 +78,7 @@ def test_a_crop_can_be_read_and_the_whole_cannot(kind):
         assert np.mean([counted(c) == int(a) for c, a in zip(crop, answers, strict=True)]) >= 0.85
 
 
-def test_zoom_shows_the_square_around_a_box():
+def test_squares_around_a_box_and_frames_of_a_clip():
     task = zoom()
     sample = task.samples("train")[0]
     whole = task.coordinates.from_original(sample, sample["boxes"][0]["box"])
@@ -89,16 +89,6 @@ def test_zoom_shows_the_square_around_a_box():
         np.asarray(shown, int) - np.asarray(scenes.crop(full, tuple(row["boxes"][0]["box"]), 64), int)).mean() < 8
     at_edge, _ = tool(task, sample)(box=[-500, -500, 40, 10])
     assert at_edge.size == (64, 64)
-
-
-@each("box", [[0, 0, 1000, 1000], [-9, 0, 950, 3], [5, 5, 5, 9], [9, 9, 1, 1], [1, 2, 3], [], [0, 0, 1e300, 1e300]])
-def test_a_box_that_shows_nothing_new_is_an_error(box):
-    task = zoom()
-    with pytest.raises(ValueError, match="the box"):
-        tool(task, task.samples("train")[0])(box=box)
-
-
-def test_a_frame_of_a_clip():
     task = zoom(media="clip", answer="count")
     sample = task.samples("train")[8]
     assert sample["second"] == 2 and len(sample.media[0].source) == 6 and sample.media[0].source[0].size == (16, 16)
@@ -108,6 +98,13 @@ def test_a_frame_of_a_clip():
             tool(task, sample)(seconds=seconds)
     assert task.oracle_actions(sample)[0] == \
         '<tool_call>{"name": "frame", "arguments": {"seconds": 2}}</tool_call>'
+
+
+@each("box", [[0, 0, 1000, 1000], [-9, 0, 950, 3], [5, 5, 5, 9], [9, 9, 1, 1], [1, 2, 3], [], [0, 0, 1e300, 1e300]])
+def test_a_box_that_shows_nothing_new_is_an_error(box):
+    task = zoom()
+    with pytest.raises(ValueError, match="the box"):
+        tool(task, task.samples("train")[0])(box=box)
 
 
 def rewarded(task, sample, *actions):
