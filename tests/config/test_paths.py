@@ -37,7 +37,7 @@ def load(project, text, *words):
     return loading.load(project / "a.yaml", words)
 
 
-def test_paths_go_by_the_file_then_by_the_working_directory(project):
+def test_paths_go_by_the_file_then_by_the_working_directory(project, tmp_path):
     loaded = load(project, "task: mine.py:Mine\nalgo: {loss: 'mine.py:Mine'}\ndata: {heldout: 'more-*.jsonl'}")
     assert loaded.data.train == str(project / "rows.jsonl")  # both folders have it
     assert loaded.data.heldout == str(project / "more-*.jsonl")
@@ -48,9 +48,6 @@ def test_paths_go_by_the_file_then_by_the_working_directory(project):
     assert loaded.tasks[0].name == str(project / "mine.py")
     loaded = load(project, "task: qa\ndata: {train: /rows.jsonl}\nmodel: {name: Qwen/Qwen2.5-VL-3B-Instruct}")
     assert loaded.data.train == "/rows.jsonl" and loaded.model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
-
-
-def test_a_split_of_a_folder_is_a_path_too(project, tmp_path):
     (project / "shards").mkdir()
     loaded = load(project, "task: mine.py:Mine\ndata: {train: shards@train, heldout: 'org/name@test'}")
     assert (loaded.data.train, loaded.data.heldout) == (str(project / "shards@train"), "org/name@test")
@@ -59,23 +56,11 @@ def test_a_split_of_a_folder_is_a_path_too(project, tmp_path):
     assert split_of_folder(str(tmp_path / "a@b/rows.jsonl")) is None
     assert split_of_folder(str(tmp_path / "a@b.jsonl")) is None
     assert split_of_folder(str(tmp_path / "a@b")) == (str(tmp_path / "a"), "b")
-
-
-def test_a_message_names_both_places(project, tmp_path):
     loaded = load(project, "task: no.py:Mine\ndata: {train: no.jsonl}")
     both = rf"looked for as {project}/no\.py and {tmp_path}/elsewhere/no\.py"
     with pytest.raises(ConfigError, match=both):
         task.load(loaded.task.name)
     assert f"{project}/no.jsonl" in searched_in("no.jsonl") and not searched_in("rows.jsonl")
-
-
-def test_a_neighbour_hides_no_other_module(project):
-    (project / "yaml.py").write_text("raise SystemExit('the wrong one')\n")
-    (project / "other.py").write_text(TASK.replace("from neighbour", "import yaml\nfrom neighbour"))
-    assert task.load(f"{project}/other.py").weights == {"right": 2.5}
-
-
-def test_a_run_folder_as_model_is_its_newest_checkpoint(project):
     checkpoints = project / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     with pytest.raises(RunError, match="has no complete checkpoint"):
@@ -83,3 +68,6 @@ def test_a_run_folder_as_model_is_its_newest_checkpoint(project):
     for step in (1, 12):
         checkpoint.save(checkpoints, step, lambda folder: (folder / "w").write_text("x"), {}, 9)
     assert load(project, "task: qa\nmodel: {name: run}").model.name == str(checkpoints / "step-000012")
+    (project / "yaml.py").write_text("raise SystemExit('the wrong one')\n")
+    (project / "other.py").write_text(TASK.replace("from neighbour", "import yaml\nfrom neighbour"))
+    assert task.load(f"{project}/other.py").weights == {"right": 2.5}

@@ -23,26 +23,19 @@ BITS = 10
 class Made:
     """A file to make: the times of its frames and how it stores them."""
 
-    times: Sequence[Any]
-    """Seconds at which each frame is shown, as written into the file."""
+    times: Sequence[Any]  # seconds at which each frame is shown, as written into the file
     what: str = ""
     size: tuple[int, int] = (160, 96)
     codec: str = "libx264"
-    ticks: int = 12800
-    """Units of a second that the file counts in."""
-    rate: int | Fraction = 25
-    """Frames per second that the file declares."""
+    ticks: int = 12800  # units of a second that the file counts in
+    rate: int | Fraction = 25  # frames per second that the file declares
     pixels: str = "yuv420p"
-    rotation: int = 0
-    """Degrees, counterclockwise, by which a player turns the stored pictures."""
-    audio: float = 0.0
-    """Seconds of silence beside it."""
+    rotation: int = 0  # degrees, counterclockwise, by which a player turns the stored pictures
+    audio: float = 0.0  # seconds of silence beside it
     options: Mapping[str, str] = field(default_factory=dict)
     container: Mapping[str, str] = field(default_factory=dict)
-    span: tuple[float | None, float | None] = (None, None)
-    """The clip that is read."""
-    hidden: int = 0
-    """Frames that an edit list cuts off at the start."""
+    span: tuple[float | None, float | None] = (None, None)  # the clip that is read
+    hidden: int = 0  # frames that an edit list cuts off at the start
 
     @property
     def shown(self) -> np.ndarray:
@@ -153,8 +146,7 @@ class Row:
     """One file as one decoder reads it."""
 
     loaded: LoadedMedia
-    true: np.ndarray
-    """[frames taken] seconds from the clip's start at which the frames shown are presented."""
+    true: np.ndarray  # [frames taken] seconds from the clip's start at which the frames shown are presented
     gap: np.ndarray
     """[frames taken] seconds to the nearest other frame of the file, on the longer side: one frame, there."""
 

@@ -30,20 +30,13 @@ class Hub:
         self.asked: list[str] = []
         self.commits: dict[str, dict[str, tuple[Mapping[str, bytes], Any]]] = {}
         self.revisions: dict[str, dict[str, str]] = {}
-        self.refusals: dict[str, tuple[int, str]] = {}
-        """Name -> status and X-Error-Code."""
-        self.private: dict[str, bool] = {}
-        """Of those that were made here."""
-        self.tokens: set[str] | None = None
-        """Those that may write; None = any."""
-        self.large = 10**9
-        """Files of so many bytes are sent by LFS."""
-        self.objects: dict[str, bytes] = {}
-        """By their sha256."""
-        self.cuts = 0
-        """Uploads of objects that are cut off from now on."""
-        self.received: list[bytes] = []
-        """Every request line, header and body that came to write."""
+        self.refusals: dict[str, tuple[int, str]] = {}  # name -> status and X-Error-Code
+        self.private: dict[str, bool] = {}  # of those that were made here
+        self.tokens: set[str] | None = None  # those that may write; None = any
+        self.large = 10**9  # files of so many bytes are sent by LFS
+        self.objects: dict[str, bytes] = {}  # by their sha256
+        self.cuts = 0  # uploads of objects that are cut off from now on
+        self.received: list[bytes] = []  # every request line, header and body that came to write
 
     def head(self, name: str) -> Mapping[str, bytes]:
         """The files of the newest commit."""

@@ -107,8 +107,14 @@ PRIVATE = """127.0.0.1 127.255.255.254 0.0.0.0 0.1.2.3 10.0.0.1 172.16.0.1 192.1
 PUBLIC = "8.8.8.8 93.184.216.34 2606:4700::1111 ::ffff:8.8.8.8 64:ff9b::8.8.8.8 2002:808:808::1".split()
 
 
-def test_public_addresses_and_others():
+def test_addresses_and_entries_of_the_setting():
     assert [a for a in (*PRIVATE, *PUBLIC) if is_public(ipaddress.ip_address(a))] == PUBLIC
+    for entry in ("", "https://a.org/path", "a.org:99999", "*", "u@a.org", "2130706433", "ftp://a.org"):
+        with pytest.raises(ConfigError, match=r"data\.urls"):
+            validate({"data": {"urls": [entry]}, "task": "digits", "model": {"name": "x"}})
+    assert DataSettings.model_validate({"urls": "a.org"}).urls == ("a.org",)
+    assert MediaAccess.of(DataSettings()).urls is None and MediaAccess.of(None).urls is None
+    assert MediaAccess.of(DataSettings(urls=True)).urls.hosts is None
 
 
 def test_the_default_asks_no_private_address(tmp_path, serve):
@@ -123,20 +129,24 @@ def test_the_default_asks_no_private_address(tmp_path, serve):
     assert not server.asked
 
 
-def test_odd_hosts_are_refused_unasked(tmp_path):
+def test_odd_hosts_and_private_answers_are_refused(tmp_path):
     def never(*_):
         raise AssertionError("looked up")
     for host in ("2130706433", "0177.0.0.1", "0x7f000001", "127.1", "0x7f.1", "127.0.0.0x1", "[fe80::1%25lo]", "",
                  "a..b", "-", "a b", "[::1", "example.org\\@127.0.0.1", "ex\u0430mple.org"):
         with pytest.raises(DataError, match="media URL"):
             get(f"https://{host}/a.png", Policy(None, tmp_path, AddressGuard(look_up=never)))
-
-
-def test_one_private_answer_of_the_resolver_is_enough(tmp_path):
     for found in (["8.8.8.8", "10.0.0.5"], ["8.8.8.8", "::ffff:192.168.0.1"], ["fe80::1%eth0"], ["what"]):
         with pytest.raises(DataError, match=r"photos\.example has the address .*not a public internet address"):
             guard = AddressGuard(look_up=lambda host, port, f=found: f)
             get("https://photos.example/a.png", Policy(None, tmp_path, guard))
+    for entry, url, right in HOSTS:
+        own = Policy(None if entry is None else (entry,), tmp_path)
+        if right:
+            assert checked_url(url, own).url == url
+        else:
+            with pytest.raises(DataError, match="media URL"):
+                checked_url(url, own)
 
 
 def test_the_connection_goes_to_the_address_that_was_checked(serve, policy):
@@ -205,16 +215,6 @@ HOSTS = [
     (None, "https://a.org/" + "x" * 5000, False)]
 
 
-def test_hosts_of_the_setting(tmp_path):
-    for entry, url, right in HOSTS:
-        own = Policy(None if entry is None else (entry,), tmp_path)
-        if right:
-            assert checked_url(url, own).url == url
-        else:
-            with pytest.raises(DataError, match="media URL"):
-                checked_url(url, own)
-
-
 def test_secrets_are_refused_and_never_printed(tmp_path, serve, policy):
     with pytest.raises(DataError, match="has a user or a password") as error:
         checked_url("https://me:s3cret@a.org/x.png", Policy(None, tmp_path))
@@ -225,15 +225,6 @@ def test_secrets_are_refused_and_never_printed(tmp_path, serve, policy):
     remote = checked_url(server.url("/x.png?token=s3cret"), policy())
     assert "s3cret" not in f"{error.value}{remote}{remote!r}{Media(source=remote)}"
     assert redacted("https://u:p@[bad/x?y") == "'[bad/x'"
-
-
-def test_bad_entries_of_the_setting():
-    for entry in ("", "https://a.org/path", "a.org:99999", "*", "u@a.org", "2130706433", "ftp://a.org"):
-        with pytest.raises(ConfigError, match=r"data\.urls"):
-            validate({"data": {"urls": [entry]}, "task": "digits", "model": {"name": "x"}})
-    assert DataSettings.model_validate({"urls": "a.org"}).urls == ("a.org",)
-    assert MediaAccess.of(DataSettings()).urls is None and MediaAccess.of(None).urls is None
-    assert MediaAccess.of(DataSettings(urls=True)).urls.hosts is None
 
 
 @pytest.mark.parametrize(("place", "words"), [

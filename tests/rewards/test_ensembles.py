@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.tables import by_hand
 from vlrl.rewards.ensembles import ENSEMBLES, combined, spread
 
-SCORES = (1.0, 2.0, 6.0)
-"""Mean 3, variance (4 + 1 + 9) / 3."""
+SCORES = (1.0, 2.0, 6.0)  # mean 3, variance (4 + 1 + 9) / 3
 
 
 test_each_by_hand = by_hand(lambda name, lam: ENSEMBLES[name](SCORES, lam), [

@@ -72,7 +72,7 @@ def test_one_process_replies_until_it_ends(worker):
     assert ask(worker, b"b") == b"b!"
 
 
-def test_a_hang_is_killed_with_what_it_has_started(worker):
+def test_a_hang_is_killed_and_progress_is_none(worker):
     child = int(ask(worker, b"child"))
     with pytest.raises(WorkerHung):
         ask(worker, b"hang", 0.2)
@@ -80,6 +80,17 @@ def test_a_hang_is_killed_with_what_it_has_started(worker):
     while alive(child) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(child) and ask(worker, b"a") == b"a!"
+    begun, places = time.monotonic(), iter(range(1000))
+    with pytest.raises(WorkerHung):
+        worker.ask(b"hang", lambda: (next(places) if time.monotonic() < begun + 0.5 else None, 0.1))
+    assert time.monotonic() > begun + 0.5
+    ask(worker, b"a")
+    child = os.fork()
+    if child == 0:
+        worker.forget()
+        worker.kill()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0 and ask(worker, b"b") == b"b!"
 
 
 def alive(pid):
@@ -107,20 +118,3 @@ def test_replies_that_belong_to_no_request_are_dropped_and_counted(worker):
         assert ask(worker, b"unasked") == b"first"  # its number; "late" has that of the request before
         assert ask(worker, b"b") == b"b!"  # and "unasked!" comes twice
         assert worker.late == 2 * i
-
-
-def test_progress_is_no_hang(worker):
-    begun, places = time.monotonic(), iter(range(1000))
-    with pytest.raises(WorkerHung):
-        worker.ask(b"hang", lambda: (next(places) if time.monotonic() < begun + 0.5 else None, 0.1))
-    assert time.monotonic() > begun + 0.5
-
-
-def test_a_forked_process_leaves_it_alone(worker):
-    ask(worker, b"a")
-    child = os.fork()
-    if child == 0:
-        worker.forget()
-        worker.kill()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0 and ask(worker, b"b") == b"b!"

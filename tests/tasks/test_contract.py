@@ -41,8 +41,7 @@ ROWS = {
                    for answer in (1, 2, 2, 1)],
     "classification": [{"label": "cat", "labels": ["cat", "dog"]}, {"label": "7"}, {"label": "C++", "question": "?"},
                        {"label": "tabby", "synonyms": ["tabby cat"], "question": "Which cat?"}]}
-IN_A_BROWSER = ("web",)
-"""What is checked in tests/tasks/test_web_pages.py instead, as it needs one."""
+IN_A_BROWSER = ("web",)  # what is checked in tests/tasks/test_web_pages.py instead, as it needs one
 CASES = [(name, i) for name in builtin_names() if name not in IN_A_BROWSER
          for i in range(len(VARIANTS.get(name, [{}])))]
 PIECES = [*special_tokens(), "[", "]", ",", "1", "23.5", "-", " ", "cat", "none", "\0", "\ufffd"]

@@ -135,7 +135,7 @@ def test_its_config_pays_less_for_a_brake_that_is_no_decision():
         assert said.reward - misspelt.reward == pytest.approx(1)
 
 
-def test_a_collision_ends_the_drive():
+def test_what_ends_the_drive():
     world = World("highway", "behind", 12)
     seconds = []
     while world.left and not (seconds and seconds[-1].ended):
@@ -143,9 +143,6 @@ def test_a_collision_ends_the_drive():
     assert seconds[-1].collision and not seconds[-1].off_road and seconds[-1].now < 1
     assert not any(s.collision for s in seconds[:-1]) and min(s.ttc for s in seconds) < 0.1
     assert world.left > 0
-
-
-def test_the_road_and_the_time_end_the_drive():
     task = drive(actions="waypoints", traffic=0)
     for place in range(4):
         _, steps = played(task, task.samples("train")[place], ["[[6, 8, 1], [8, 30, 3]]"] * 4)

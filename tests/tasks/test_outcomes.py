@@ -1,6 +1,7 @@
-"""What makes an answer correct: of every shipped recipe, of own tasks, and by the settings of a run."""
+"""What makes an answer correct: of every shipped recipe, of own tasks, by the settings of a run; shipped configs."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,44 @@ def wrong(name, task, sample):
     write = getattr(task.used, "write", None)
     boxes = [write(task, sample, [[150.0, 70.0, 190.0, 90.0]])] if write and name != "gui/gui_rcpo" else []
     return [*boxes, *([formed[name]] if name in formed else []), think("nothing"), "", think("")]
+
+
+EARNED = {"gui/se_gui": 3.0, "driving/alphadrive": 2.44, "driving/alphadrive_released": 3.6, "qa/vision_r1_ptst": 1.0,
+          "video/video_r1": 2.0, "video/grpo_care": 2.0}
+"""By the perfect answer where it is not the sum of the weights: bonuses, products, and parts that need more answers."""
+UNPUBLISHED = {
+    "classification": {"plain"}, "preference": {"direct", "respond"}, "qa": {"direct", "thinking", "easy_r1"},
+    "driving": {"plan", "trajectory", "clip_baseline", "clip_goal"}, "gui": {"element", "click", "region_vote"},
+    "grounding": {"soft_iou", "reasoning", "counting", "pointing"},
+    "video": {"direct", "span", "time_r1_reasoning", "temporal_r1", "videochat_r1_span", "onethinker"}}
+
+
+@each("name", [name for name in CASES if name != "gui/gui_rcpo"])  # whose perfect answer is what the others say
+def test_perfect_answers_earn_everything_and_silence_nothing(name):
+    task, sample = made(name)
+    folder, recipe = name.split("/")
+    assert task.used is load(folder, {"recipe": recipe}).used
+    right, silent = scored(task, sample, task.oracle(sample), "")
+    earned = EARNED.get(name) or sum(weight for weight in task.weights_at(0).values() if weight > 0)
+    assert right.error is None and right.reward == pytest.approx(earned) and silent.reward <= 0
+
+
+@each("folder", UNPUBLISHED)
+def test_there_is_a_config_for_each_published_recipe(folder):
+    found = {path.stem: path.read_text("utf-8") for path in (ROOT / "configs" / folder).glob("*.yaml")}
+    found = {name: text for name, text in found.items() if name not in ("tiny", "digits")}
+    assert set(found) - {"reward_model"} == {*load(folder)._recipes} - UNPUBLISHED[folder]
+    assert [name for name, text in found.items() if not re.search(r"\(\d{4}\.\d{5}|\(25", text)] == [], "cite no paper"
+
+
+@each("folder name recipe reward", [
+    ("grounding", "vision_r1_griffon", "vision_r1_griffon", 2.0), ("gui", "se_gui", "element", 2.0),
+    ("driving", "alphadrive", "plan", 2.1), ("video", "video_r1", "direct", 1.1)])
+def test_configs_of_the_embedded_model(folder, name, recipe, reward):
+    task = build_task.make_task(config.load(ROOT / "configs" / folder / "tiny.yaml"))
+    assert task.used is load(folder, {"recipe": recipe}).used
+    sample = sample_from(task, CASES[f"{folder}/{name}"].sample, ROOT)
+    assert scored(task, sample, task.oracle(sample))[0].reward == pytest.approx(reward)
 
 
 class Shaped(Task):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tables import each, refused
 from tests.tasks.scaffold import scores, think
-from vlrl import config, testing
+from vlrl import testing
 from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
@@ -18,10 +18,7 @@ from vlrl.task import load
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
 from vlrl.tools.tasks.score_rows import score_row
-from vlrl.training import build_task
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = {path.stem: path for path in sorted((ROOT / "configs" / "preference").glob("*.yaml"))}
 ROW = {"id": "r1", "question": "What is it?", "responses": ["a cat {second}", "a dog"], "answer": 2}
 
 
@@ -162,16 +159,6 @@ def test_who_always_says_one_shows_it(data, said, bias, agreement):
     assert (summary["position_bias"], summary["pairs/agreement"]) == (bias, agreement)
     silent = task.summarize([{"sample": s.row, "parsed": None, "parts": {"accuracy": 0.0}} for s in found])
     assert silent["pairs/agreement"] == 0 and "position_bias" not in silent
-
-
-@each("name", CONFIGS)
-def test_every_config_scores_its_perfect_answer(name):
-    task = build_task.make_task(config.load(CONFIGS[name]))
-    sample = task.sample_from_row(ROW)
-    right, silent = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0)
-    assert right.reward == sum(task.weights_at(0).values()) and silent.reward == 0
-    paper = {"tiny": "", "r1_reward": "(2505.02835)", "reward_model": "(2009.01325)"}[name]
-    assert paper in CONFIGS[name].read_text(encoding="utf-8")
 
 
 @each("recipe", TABLES)
