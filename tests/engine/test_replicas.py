@@ -124,20 +124,13 @@ def asking(value, weight=1):
 
 def test_results_come_in_order_and_the_work_is_shared(stubs):
     a, b = stubs(), stubs()
-    done = []
-    here = threading.get_ident()
-
-    def note(number, result):
-        assert threading.get_ident() == here
-        done.append((number, result))
-
-    both = pool(a, b)
+    done, both = [], pool(a, b)
     assert len(both.admit_all()) == 2
-    found = both.run([asking(i) for i in range(40)], note)
+    found = both.run([asking(i) for i in range(40)], lambda *one: done.append((threading.get_ident(), *one)))
     assert found == [*range(40)]
-    assert Counter([*a.seen, *b.seen]) == Counter(range(40))
-    assert min(len(a.seen), len(b.seen)) >= 10
-    assert len(done) == 39 and all(number == result for number, result in done)  # not for the last one
+    assert Counter([*a.seen, *b.seen]) == Counter(range(40)) and min(len(a.seen), len(b.seen)) >= 10
+    assert len(done) == 39  # not for the last one
+    assert all(thread == threading.get_ident() and number == result for thread, number, result in done)
 
 
 def test_who_gets_a_request_by_hand():
@@ -180,15 +173,12 @@ def test_no_server_gets_more_answers_at_once_than_allowed(stubs):
     both = pool(slow, quick)
     both.admit_all()
 
-    def tasks():
-        yield asking("heavy", weight=8)
-        yield from (asking(i) for i in range(6))
-
     def note(number, _):
         if len(quick.seen) == 6:
             free.set()
 
-    assert both.run(tasks(), note) == ["heavy", *range(6)]
+    assert both.run((asking(i, weight=8 if i == "heavy" else 1) for i in ("heavy", *range(6))), note) == [
+        "heavy", *range(6)]
     assert slow.seen == ["heavy"]
 
 
@@ -260,9 +250,6 @@ def test_a_server_that_comes_back_gets_nothing_before_it_is_admitted(stubs):
         return work.wait(PATIENT) and (200, {"echo": body})
 
     other.answer = answer
-
-    def tasks():
-        yield asking("first")
 
     def second():
         (found,) = yield [ServerCall("/do", lambda: b'"first"')]
@@ -408,10 +395,7 @@ def test_a_server_that_takes_longer_to_load_than_a_run_lasts_is_admitted(stubs):
     both.replicas[1].awaited = False
     assert both.run([asking(1)]) == [1] and asked.wait(PATIENT) and not both.replicas[1].ready
     loaded.set()
-    end = time.monotonic() + PATIENT
-    while not both.replicas[1].report:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    _until(lambda: both.replicas[1].report)
     asked.clear()
     assert sorted(both.run([asking(i) for i in range(10)])) == [*range(10)]
     assert both.replicas[1].ready and b.seen and not asked.is_set()

@@ -236,13 +236,13 @@ def hosted(name, **settings):
 def test_slow_and_killed_in_a_host(server):
     """Over HTTP with another server beside it, which takes its episodes."""
     other = Serving("mcp_server.py")
-    task, host = hosted([f"mcp:{server.url}/mcp", f"mcp:{other.url}/mcp"], step_s=16, reset_s=400)
+    task, host = hosted([f"mcp:{server.url}/mcp", f"mcp:{other.url}/mcp"], step_s=24, reset_s=400)
     try:
         assert "open_door" in [s["function"]["name"] for s in schemas(task, Sample(id="a"))]
         one, two = (host.open(Sample(id=str(i)), 3) for i in range(2))
         assert all(isinstance(found, Observation) for found in host.reset([one, two]))
         slow, well = host.step([one, two], [call("fault", kind="sleep"), call("open_door", number=1)])
-        assert isinstance(slow, EnvironmentFailure) and "no answer within 12 s" in slow.reason
+        assert isinstance(slow, EnvironmentFailure) and "no answer within 18 s" in slow.reason
         assert isinstance(well, Step) and well.parts == {"tool_success": 1} and host.restarts == 0
         other.kill()
         server.kill()

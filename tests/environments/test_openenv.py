@@ -85,7 +85,7 @@ def test_killed_slow_and_back_again():
     """Two servers: one is stopped and then killed while episodes live on both; new ones go to the other."""
     servers = [Serving("openenv_server.py", path="/health") for _ in range(2)]
     names = [f"openenv:{server.url}" for server in servers]
-    chosen = EnvironmentSettings(name=names, workers=1, step_s=12, reset_s=400)
+    chosen = EnvironmentSettings(name=names, workers=1, step_s=16, reset_s=400)
     task = Climbing()
     task.outside = resolved(chosen)
     host = Environments(lambda _: task, chosen)
@@ -99,7 +99,7 @@ def test_killed_slow_and_back_again():
         stopped.send(signal.SIGSTOP)
         found = host.step(episodes, ["up"] * 4)
         slow = [f for f, url in zip(found, urls, strict=True) if url == stopped.url]
-        assert all(isinstance(f, EnvironmentFailure) and "no answer within 9 s" in f.reason for f in slow)
+        assert all(isinstance(f, EnvironmentFailure) and "no answer within 12 s" in f.reason for f in slow)
         assert all(isinstance(f, Step) for f, url in zip(found, urls, strict=True) if url != stopped.url)
         assert host.restarts == 0  # given up before the process is ended
         stopped.stop()
