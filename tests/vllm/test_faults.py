@@ -246,7 +246,7 @@ def test_without_a_server_the_run_stops_and_another_one_ends_it(served, start, u
     other = Serve(served.root, "others", 1, "engine.timeout_s=15", settings=HASTY)  # spawned as a user's is
     try:
         assert_same(undisturbed["plain"], start("gone", *other.ready()))
-        server, said, what = other.server(0), other.log.read_text, "its engine has not responded for 15 s; the server is"
+        server, said, what = other.server(0), other.log.read_text, "its engine has not responded for 15 s; the server"
         told = said().count(what)  # by a busy machine
         for process in server.children(recursive=True):
             process.suspend()
