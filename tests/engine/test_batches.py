@@ -163,7 +163,6 @@ def test_a_batch_too_large_for_the_memory_is_halved(parts, monkeypatch, caplog):
     tried.clear()
     engine.generate(requests)
     assert max(tried) == 2  # remembered
-    policy, _, requests = parts
     engine = HFEngine(policy, 0, 4)
     fails_above(engine, 0, monkeypatch)
     with pytest.raises(TrainingError, match=r"a single completion .*CUDA out of memory.*model\.max_pixels"):

@@ -109,8 +109,8 @@ def test_a_stop_string_may_be_written_letter_by_letter(parts):
 
 
 def test_thinking_over_budget_is_ended(parts):
+    policy, prompt, texts = parts
     for end in ("\n</think>\n", "</think><answer>"):
-        policy, prompt, texts = parts
         closing = texts.ids(end).tolist()
         (plain,) = generate(parts, PLAIN)
         (found,) = generate(parts, dataclasses.replace(PLAIN, thinking_budget=5, thinking_end=end))

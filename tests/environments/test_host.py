@@ -175,17 +175,14 @@ def test_a_copy_that_a_world_leaves_behind_answers_no_other_episode(worlds):
 
 
 def test_a_reset_that_fails_is_tried_again_and_not_for_ever(worlds, tmp_path):
+    _, begun = worlds
     for how in ("raise", "exit"):
-        _, begun = worlds
         for fails, tries in ((2, 3), (9, 4)):
             file = tmp_path / f"{how}-{fails}"
             begin = time.monotonic()
             _, shown = begun(how=how, fails=fails, file=str(file))
             assert len(file.read_text()) == tries and time.monotonic() - begin < 10, how
-            if fails == 2:
-                assert shown.text == "well", how
-            else:
-                assert shown.reason.startswith("reset: "), how
+            assert shown.text == "well" if fails == 2 else shown.reason.startswith("reset: "), how
 
 
 def test_resets_while_a_server_is_away_have_one_try_each_until_it_is_back(worlds, tmp_path):
