@@ -271,7 +271,7 @@ async def test_weights_come_from_given_folders_alone_and_no_pickle(server, tmp_p
                         ("/vlrl/load", server.load("a-1", adapter=str(server.root / "linked"))),
                         ("/vlrl/compare", {"version": "", "base": str(server.root / "linked"), "adapter": None})):
         status, said = await server.ask(path, value)
-        assert status == 403 and "none of the folders" in said["error"]
+        assert status == 403 and "outside the folders in" in said["error"]
     pickled = server.folder("pickled", "adapter_model.bin", "other.safetensors")
     status, said = await server.ask("/vlrl/load", server.load("a-1", adapter=pickled))
     assert status == 400 and "adapter_model.safetensors" in said["error"]
@@ -280,8 +280,8 @@ async def test_weights_come_from_given_folders_alone_and_no_pickle(server, tmp_p
     assert not server.engine.calls and server.routes.version == ""
     (tmp_path / "theirs").mkdir()
     (server.root / "link").symlink_to(tmp_path / "theirs")
-    for where, code, why in (("/etc", 403, "none of the folders"), ("../theirs", 403, "none of the folders"),
-                             ("link", 403, "none of the folders"), ("missing", 404, "must share the folder")):
+    for where, code, why in (("/etc", 403, "outside the folders in"), ("../theirs", 403, "outside the folders in"),
+                             ("link", 403, "outside the folders in"), ("missing", 404, "must share the folder")):
         status, said = await server.ask("/vlrl/load", server.load("a-1", base=["a-1", str(server.root / where)]))
         assert status == code and why in said["error"], where
 
