@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
-from vlrl.algo import advantage
 from vlrl.algo.tables import ADVANTAGES
 from vlrl.methods.objectives import advantage as group_advantage
 from vlrl.methods.objectives import turn_advantage
@@ -59,12 +58,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_by_hand(case):
-    name, options, groups, more, expected = CASES[case]
-    found = ADVANTAGES[name](scores(groups, **more), **options)
-    assert found.dtype == torch.float64
-    assert found.tolist() == pytest.approx(expected, abs=1e-7)
+def test_by_hand():
+    for case, (name, options, groups, more, expected) in CASES.items():
+        found = ADVANTAGES[name](scores(groups, **more), **options)
+        assert found.dtype == torch.float64 and found.tolist() == pytest.approx(expected, abs=1e-7), case
 
 
 def test_reinforce_pp_by_hand():
@@ -76,9 +73,6 @@ def test_reinforce_pp_by_hand():
     with_kl = scores([[1, 0]], **more, kl=[np.array([1.0, 2.0]), np.zeros(1)], kl_coef=0.1)
     found = group_advantage.reinforce_pp(with_kl)
     assert torch.cat(found).tolist() == pytest.approx([d / ROOT(0.19) for d in (0.2, 0.3, -0.5)], abs=1e-6)
-
-
-def test_reinforce_pp_skips_untrained_tokens_and_unscorable_answers():
     masks = [np.array([True, False, True]), np.ones(1, bool), np.ones(2, bool)]
     s = scores([[1, 0, None]], tokens=[[5, 0, 6], [7], [8, 9]], masks=masks)
     assert [f.tolist() for f in group_advantage.reinforce_pp(s, gamma=0.5)] == [
@@ -86,8 +80,7 @@ def test_reinforce_pp_skips_untrained_tokens_and_unscorable_answers():
 
 
 def test_tempo_by_hand():
-    tokens = [[1, 2, 3], [1, 2, 4], [1, 5], [1, 5]]
-    found = tree_advantage.tempo(scores([[1, 0, 0, None]], tokens=tokens))
+    found = tree_advantage.tempo(scores([[1, 0, 0, None]], tokens=[[1, 2, 3], [1, 2, 4], [1, 5], [1, 5]]))
     # V: 1/3 at the root and after 1; 1/2 after 1 2; 0 after 1 5; std of 1 0 0 is sqrt(1/3)
     expected = [[2 / 3, 2 / 3 + 1 / 6, 2 / 3 + 1 / 2], [-1 / 3, -1 / 3 + 1 / 6, -1 / 3 - 1 / 2], [-1 / 3, -2 / 3],
                 [0, 0]]
@@ -102,24 +95,11 @@ TREE = [[1, 2, 3, 3], [1, 2, 4], [1, 5], [6, 7, 8]]
 """Root: {1: {2: {3 3, 4}, 5}, 6 7 8}."""
 
 
-def test_rose_by_hand():
-    # V of the root 1/2, after 1: 2/3, after 1 2: 1/2, after 1 5: 1
-    found = tree_advantage.rose(scores([[1, 0, 1, 0]], tokens=TREE), shorter=0)
-    expected = [[1 / 6, -1 / 6, 1 / 2, 1 / 2], [1 / 6, -1 / 6, -1 / 2], [1 / 6, 1 / 3], [-1 / 2] * 3]
-    for values, wanted in zip(found, expected, strict=True):
-        assert values.tolist() == pytest.approx(wanted, abs=1e-9)
-    # right answers of 4 and 2 tokens: the long one is paid .8
+def test_rose_and_treerl_by_hand():
+    """Of the right answers of 4 and 2 tokens the long one is paid .8; what else it does is seen below."""
     found = tree_advantage.rose(scores([[1, 0, 1, 0]], tokens=TREE, lengths=[4, 3, 2, 3]))
     assert found[0].tolist() == pytest.approx([.6 - .45, .4 - .6, .4, .4], abs=1e-9)
     assert found[3].tolist() == pytest.approx([-.45] * 3, abs=1e-9)
-
-
-def test_treerl_by_hand():
-    found = tree_advantage.treerl(scores([[1, 0, 1, 0]], tokens=TREE))
-    expected = [[2 / 6 / ROOT(3), -1 / 6 / ROOT(2), 1 / 2 + 1 / 2, 1 / 2 + 1 / 2],
-                [2 / 6 / ROOT(3), -1 / 6 / ROOT(2), -1 / 2 - 1 / 2], [2 / 6 / ROOT(3), 1 / 2 + 1 / 3], [-1.0] * 3]
-    for values, wanted in zip(found, expected, strict=True):
-        assert values.tolist() == pytest.approx(wanted, abs=1e-9)
     masks = [np.array([False, True, True, False]), np.ones(3, bool), np.ones(2, bool), np.ones(3, bool)]
     found = tree_advantage.treerl(scores([[1, 0, None, 0]], tokens=TREE, masks=masks))
     # without the third: V of the root 1/3, after 1 and after 1 2 1/2
@@ -154,32 +134,27 @@ def test_deepsearch_by_hand():
     assert [v.tolist() for v in tree_advantage.deepsearch(plain)] == [[1], [-1, -1], [1], [-1]]
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_credit_of_nodes_by_another_way(seed):
+def test_credit_of_nodes_by_another_way():
     """Values of prefixes by looking them up: rose adds up to R - V(root), treerl is the same on each prefix."""
-    rng = np.random.default_rng(seed)
-    tokens = [rng.integers(0, 2, rng.integers(1, 7)).tolist() for _ in range(rng.integers(2, 8))]
-    rewards = rng.integers(0, 3, len(tokens)) / 2
-    s = scores([rewards.tolist()], tokens=tokens)
-    s = replace(s, outcome=torch.zeros(len(tokens), dtype=torch.bool))
-
-    def through(prefix):
-        return [r for t, r in zip(tokens, rewards, strict=True) if t[:len(prefix)] == prefix]
-
-    rose, treerl = tree_advantage.rose(s), tree_advantage.treerl(s)
-    for i, own in enumerate(tokens):
-        before, root, edge = np.mean(through([])), np.mean(through([])), np.mean(through([]))
-        leaves = len(through([]))
-        for t in range(len(own)):
-            here = through(own[:t + 1])
-            if len(here) < leaves:
-                before, edge, leaves = edge, np.mean(here), len(here)
-                # answers that end here go on to nowhere: the value before is that of all who came here
-                before = np.mean(through(own[:t]))
-            parted = leaves < len(through([]))
-            assert float(rose[i][t]) == pytest.approx(edge - before if parted else 0, abs=1e-9)
-            wanted = (2 * edge - root - before) / np.sqrt(leaves) if parted else 0
-            assert float(treerl[i][t]) == pytest.approx(wanted, abs=1e-9)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        tokens = [rng.integers(0, 2, rng.integers(1, 7)).tolist() for _ in range(rng.integers(2, 8))]
+        rewards = rng.integers(0, 3, len(tokens)) / 2
+        s = scores([rewards.tolist()], tokens=tokens)
+        s = replace(s, outcome=torch.zeros(len(tokens), dtype=torch.bool))
+        def through(prefix, tokens=tokens, rewards=rewards):
+            return [r for t, r in zip(tokens, rewards, strict=True) if t[:len(prefix)] == prefix]
+        rose, treerl, root, everyone = tree_advantage.rose(s), tree_advantage.treerl(s), rewards.mean(), len(tokens)
+        for i, own in enumerate(tokens):
+            before, edge, leaves = root, root, everyone
+            for t in range(len(own)):
+                here = through(own[:t + 1])
+                if len(here) < leaves:
+                    # answers that end here go on to nowhere: the value before is that of all who came here
+                    before, edge, leaves = np.mean(through(own[:t])), np.mean(here), len(here)
+                parted = leaves < everyone
+                wanted = [edge - before, (2 * edge - root - before) / np.sqrt(leaves)] if parted else [0, 0]
+                assert [float(rose[i][t]), float(treerl[i][t])] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_ema_std_by_hand():
@@ -188,33 +163,23 @@ def test_ema_std_by_hand():
     assert ema(scores([[0, 1], [1, 0, None]])).tolist() == pytest.approx([-1, 1, 1, -1, 0])
     # 1 1 1 0: m1 = 0.45 + 0.075, m2 the same
     std = ROOT(0.525 - 0.525**2)
-    found = ema(scores([[1, 1], [1, 0]]))
-    assert found.tolist() == pytest.approx([0, 0, 0.5 / std, -0.5 / std])
+    assert ema(scores([[1, 1], [1, 0]])).tolist() == pytest.approx([0, 0, 0.5 / std, -0.5 / std])
     # rewards 0 and 100: |A| > 5, so its own std, 50
-    assert ema(scores([[0, 100]])).abs().max() < 5
     wild = EmaStd(decay=0.999999)
     wild.moments = {"x": (0.0, 0.01)}
     assert wild(scores([[0, 100], [0.1, 0.3]])).tolist()[:2] == pytest.approx([-1, 1], abs=1e-6)
-    again = EmaStd(decay=0.9, eps=0.0)
+    again, s = EmaStd(decay=0.9, eps=0.0), scores([[0.3, 0.4]])
     again.load_state_dict(ema.state_dict())
-    s = scores([[0.3, 0.4]])
     assert again(s).tolist() == ema(s).tolist() and again.state_dict() == ema.state_dict()
-
-
-def test_ema_std_keeps_tasks_apart():
+    # tasks are kept apart, and a settled one has no infinite advantage
+    two = EmaStd(eps=0.0)
     s = scores([[0, 1], [0, 10]], task=torch.tensor([0, 0, 1, 1]), task_names=["a", "b"])
-    ema = EmaStd(eps=0.0)
-    assert ema(s).tolist() == pytest.approx([-1, 1, -1, 1])
-    assert {k: round(v[0], 6) for k, v in ema.moments.items()} == {"a": 0.5, "b": 5.0}
+    assert two(s).tolist() == pytest.approx([-1, 1, -1, 1])
+    assert {k: round(v[0], 6) for k, v in two.moments.items()} == {"a": 0.5, "b": 5.0}
+    settled = EmaStd()
+    assert settled(scores([[0.1] * 3])).tolist() == [0, 0, 0]
+    assert all(math.isfinite(a) for a in settled(scores([[0.1, 0.1, 0.1001]])))
 
-
-def test_a_settled_task_has_no_infinite_advantage():
-    ema = EmaStd()
-    assert ema(scores([[0.1] * 3])).tolist() == [0, 0, 0]
-    assert all(math.isfinite(a) for a in ema(scores([[0.1, 0.1, 0.1001]])))
-
-
-# --- what must hold for any rewards ----------------------------------------------------------------------------------
 
 REWARD = st.one_of(st.none(), st.floats(-10, 10), st.sampled_from([0.0, 1.0]))
 GROUPS = st.lists(st.lists(REWARD, min_size=1, max_size=6), min_size=1, max_size=4)
@@ -267,31 +232,7 @@ def test_for_any_rewards(name, groups, seed):
     assert values(name, moved) == pytest.approx([found[i] for i in order], rel=1e-6, abs=1e-7)
 
 
-@settings(max_examples=8)
-@given(groups=GROUPS, factor=st.floats(0.5, 20), shift=st.floats(-3, 3))
-def test_scale_and_shift(groups, factor, shift):
-    """Divided by a std, no factor of the rewards is seen; centred, no shift."""
-    def changed(a, b):
-        return scores([[None if r is None else a * round(r, 2) + b for r in g] for g in groups])
-    for function in (advantage.grpo, group_advantage.batch_std):
-        plain = function(changed(1.0, 0.0), eps=0.0)
-        assert torch.allclose(function(changed(factor, shift), eps=0.0), plain, atol=1e-6)
-    assert torch.allclose(advantage.dr_grpo(changed(factor, shift)), factor * advantage.dr_grpo(changed(1.0, 0.0)),
-                          atol=1e-6)
-
-
-@settings(max_examples=8)
-@given(seed=st.integers(0, 10**6), size=st.integers(2, 8))
-def test_tempo_moves_credit_between_answers_but_makes_none(seed, size):
-    """Where all answers are equally long, the corrections of every token sum to 0 over the group."""
-    rng = random.Random(seed)
-    rewards = [rng.choice([0.0, 0.5, 1.0]) for _ in range(size)]
-    s = scores([rewards], tokens=[[rng.randrange(2) for _ in range(4)] for _ in rewards])
-    total = torch.stack(tree_advantage.tempo(s)).sum(0)
-    assert total.abs().max() < 1e-6
-
-
-def test_clip_delta_by_hand():
+def test_clip_delta_by_hand(caplog):
     """eta = .5, the mean of .2, .8, .5; what is above it, or of an unscorable answer, earns nothing."""
     s = scores([[1, 0, None]], masks=[np.array(m, bool) for m in ([1, 1, 0, 1, 1], [1, 1], [1])],
                steps=[[(0, 2, 0.2), (2, 4, 0.8)], [(0, 1, 0.5)], [(0, 1, -9.0)]])
@@ -300,9 +241,6 @@ def test_clip_delta_by_hand():
     raised = group_advantage.clip_delta(s, scale=2.0, eta=0.6, eps=0.0)
     a = 0.5 / 0.5 ** 0.5
     assert [x.tolist() for x in raised[:2]] == [pytest.approx([a - 0.8] * 2 + [0, a, a]), pytest.approx([-a - 0.2, -a])]
-
-
-def test_repeated_good_steps_earn_nothing(caplog):
     once, often = (scores([[1, 0]], masks=[np.ones(6, bool)] * 2, steps=[steps, [(0, 6, 0.1)]])
                    for steps in ([(0, 6, 0.9)], [(0, 2, 0.9), (2, 4, 0.9), (4, 6, 0.9)]))
     assert [group_advantage.clip_delta(s, eta=0.5)[0].tolist() for s in (once, often)] == [
@@ -312,11 +250,8 @@ def test_repeated_good_steps_earn_nothing(caplog):
     assert "no answer has step values" in caplog.text
 
 
-def test_a_step_without_rollouts():
+def test_a_step_without_rollouts_and_an_unknown_part():
     empty = scores([], tokens=[], parts={}, greedy=[])
     assert all(values(name, empty) == [] for name in WITHOUT_CRITIC)
-
-
-def test_an_unknown_part_is_named():
     with pytest.raises(ValueError, match="no reward part 'iou'; the reward parts are: a"):
         group_advantage.w_reinforce(scores([[1]], parts={"a": [1]}), part="iou")

@@ -19,9 +19,6 @@ def test_the_coefficient_is_steered_to_the_target():
     other = KLCoefficient(0.1, target=0.02, horizon=100)
     other.load_state_dict(kl.state_dict())
     assert other.value == kl.value and kl.metrics() == {"kl_coef": kl.value}
-
-
-def test_without_a_target_it_stays():
     kl = KLCoefficient(0.1)
     kl.observe(5.0, answers=1000)
     kl.load_state_dict({})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
+from tests.e2e.runs import ROOT, finished, metrics, write_config
 from tests.engine.scripted import ScriptedEngine
 from tests.helpers import credited_groups, load
 from tests.helpers import settings as made_settings
@@ -60,11 +60,9 @@ def test_the_stored_reward_is_what_the_task_paid():
 
 def test_the_greedy_answer_is_the_baseline_and_in_no_group():
     asked = []
-
     def script(prompt, i):
         asked.append(i)
         return "wrong" if i else prompt.text
-
     groups, _ = credited(script, algo={"advantage": "remax"})
     assert asked == [0, 1, 2] * 2 + [0] * 2
     for g in groups:
@@ -75,15 +73,12 @@ def test_the_greedy_answer_is_the_baseline_and_in_no_group():
     assert not any(g.aside for g in groups)
 
 
-def test_advantages_per_token():
+def test_advantages_per_token_and_left_out_rollouts():
     groups, _ = credited(right_after(2), algo={"advantage": "tempo"})
     for g in groups:
         first, second, _ = (r.advantage for r in g.rollouts)
         assert isinstance(first, np.ndarray) and first.shape == (5,) and second.shape == (6,)
         assert first[0] == second[0] and np.allclose(first[:5], second[:5])
-
-
-def test_left_out_rollouts_say_so():
     groups, _ = credited(right_after(2), algo={"batch": {"name": "rorecomp", "decay": 1}}, steps=3)
     assert [[r.trained for r in g.rollouts] for g in groups] == [[False, True, True]] * 2
 
@@ -135,39 +130,18 @@ def test_wrong_settings_are_named(algorithm, says):
         credited(right_after(1), algo=algorithm)
 
 
-def test_forgetting_needs_a_correction_or_a_word_against_it():
+def test_forgetting_needs_a_correction_and_a_size():
     def found(algo):
         return validate({"task": "x", "model": {"name": "x"}, "algo": algo, "rollout": {"forget": {"lr": 1e-3}}})
-
     with pytest.raises(ConfigError, match=r"rollout\.forget\.lr=0\.001 .*Set algo\.correction=token_truncate"):
         found({})
     for algo in ({"correction": "token_truncate"}, {"correction": "none"},
                  {"loss": {"name": "vespo", "from_sampler": True}}, {"loss": "mine.py:loss"}):
-        again = validate(found(algo).model_dump(mode="json"))
-        assert again.rollout.forget.lr == 1e-3
-
-
-def test_the_preset_corrects_the_second_half_and_forgets_at_low_entropy_alone():
+        assert validate(found(algo).model_dump(mode="json")).rollout.forget.lr == 1e-3
     found = load_config(ROOT / "configs" / "quickstart.yaml", ["extends=algorithms/eepo.yaml"])
     assert found.algo.correction.name == "token_truncate" and 0 < found.rollout.forget.entropy < 1
-
-
-def test_forgetting_needs_a_size():
     with pytest.raises(ConfigError, match=r"rollout\.forget\.entropy=0\.3 has no effect"):
         validate({"task": "x", "model": {"name": "x"}, "rollout": {"forget": {"entropy": 0.3}}})
-
-
-# --- with real models ------------------------------------------------------------------------------------------------
-
-EVERYTHING = """
-algo:
-  advantage: {name: ema_std, decay: 0.9}
-  shaping: [overlong, {name: grsp, clusters: 2}]
-  kl_coef: 0.05
-  kl_in: reward
-  correction: token_truncate
-rollout: {prompts_per_step: 4, group_size: 4, max_new_tokens: 8, forget: {lr: 1.0e-3}}
-"""
 
 
 @pytest.mark.parametrize("advantage", ["rloo", "reinforce_pp"])
@@ -176,10 +150,8 @@ def test_a_log_probability_that_the_engine_does_not_know_has_no_kl_in_the_reward
     policy, encode = load(config)
     policy.keep_reference()
     groups = credited_groups(policy, encode, config, ("text",))
-
     def known(c, first):
         return replace(c, logprobs=np.array([first, *c.logprobs[1:]], np.float32))
-
     credit, first = Credit(Algorithm(config), config, policy), groups[0].rollouts[0]
     reference = credit.reference.logprobs([groups[0].prompt], [first.completion], 1.0)[0][0]
     found = []
@@ -222,23 +194,6 @@ def test_kl_in_the_reward_is_that_of_rloo(tiny_models):
 
 
 @pytest.mark.slow
-def test_a_run_with_all_of_it_resumes_exactly(tiny_models, tmp_path):
-    config = write_config(tmp_path, tiny_models["qwen3_vl"])
-    config.write_text(config.read_text().replace("rollout: {prompts_per_step: 4, group_size: 4, max_new_tokens: 8}",
-                                                 EVERYTHING.strip()))
-    words = ("steps=7", "save.every=3", "eval.samples=0")
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = run(config, whole, *words)
-    assert done.returncode == 0, done.stderr
-    kill_after(config, broken, 5, *words)
-    done = run(config, broken, *words)
-    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
-    assert weights(whole, 7) == weights(broken, 7)
-    assert metrics(whole) == metrics(broken) and {"kl", "reward/shaped"} <= metrics(whole)[0].keys()
-    assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["remax", "reinforce_pp"])
 def test_two_processes_give_the_same_advantages(tiny_models, tmp_path, algorithm):
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
@@ -247,8 +202,7 @@ def test_two_processes_give_the_same_advantages(tiny_models, tmp_path, algorithm
     if algorithm == "reinforce_pp":
         words += ["algo.kl_in=reward", "algo.kl_coef=0.1"]
     for processes, name in ((1, "one"), (2, "two")):
-        done = run(config, tmp_path / name, *words, processes=processes)
-        assert done.returncode == 0, done.stderr
+        finished(config, tmp_path / name, *words, processes=processes)
     one, two = ({(r["group_id"], r["index"]): r for r in RunFolder(tmp_path / name).rollouts(0).to_pylist()}
                 for name in ("one", "two"))
     assert one.keys() == two.keys() and len(one) == 16 + 4 * (algorithm == "remax")

@@ -29,35 +29,15 @@ def learned(loss, x):
     return value.tolist(), x.logits.grad[0].tolist()
 
 
-def test_the_whole_distribution_by_hand():
+def test_the_whole_distribution_and_the_sampled_token_by_hand():
     value, gradient = learned(reverse_kl, told(P, Q, 0))
     kl = 0.3 * LN(2.5)  # .5 log(.5/.2) + .3 log 1 + .2 log(.2/.5)
     assert value == pytest.approx([kl], abs=1e-5)
     assert gradient == pytest.approx([0.5 * (LN(2.5) - kl), 0.3 * -kl, 0, 0.2 * (-LN(2.5) - kl)], abs=1e-5)
-
-
-@pytest.mark.parametrize("token, gap", [(0, LN(2.5)), (1, 0.0), (3, -LN(2.5))])
-def test_the_sampled_token_by_hand(token, gap):
-    value, gradient = learned(sampled_kl, told(P, Q, token))
-    assert value == pytest.approx([gap], abs=1e-5)
-    assert gradient == pytest.approx([gap * ((v == token) - p) for v, p in enumerate(P)], abs=1e-5)
-
-
-def test_the_sampled_token_is_right_in_the_mean():
-    values, gradients = zip(*(learned(sampled_kl, told(P, Q, token)) for token in (0, 1, 3)), strict=True)
-    value, gradient = learned(reverse_kl, told(P, Q, 0))
-    chances = [0.5, 0.3, 0.2]
-    assert sum(c * v[0] for c, v in zip(chances, values, strict=True)) == pytest.approx(value[0], abs=1e-6)
-    mean = [sum(c * g[v] for c, g in zip(chances, gradients, strict=True)) for v in range(4)]
-    assert mean == pytest.approx(gradient, abs=1e-6)
-
-
-@pytest.mark.parametrize("loss", LOSSES.values())
-def test_nothing_is_learned_where_both_agree(loss):
-    value, gradient = learned(loss, told(P, P, 1))
-    shifted = loss(TokenChunk(torch.zeros(1, 4), torch.zeros(1, 4), torch.tensor([2])))
-    assert value == pytest.approx([0], abs=1e-6) and gradient == pytest.approx([0] * 4, abs=1e-6)
-    assert shifted.item() == 0
+    for token, gap in ((0, LN(2.5)), (1, 0.0), (3, -LN(2.5))):
+        value, gradient = learned(sampled_kl, told(P, Q, token))
+        assert value == pytest.approx([gap], abs=1e-5), token
+        assert gradient == pytest.approx([gap * ((v == token) - p) for v, p in enumerate(P)], abs=1e-5), token
 
 
 def by_token(own, theirs, banned, temperature):
@@ -73,10 +53,10 @@ def by_token(own, theirs, banned, temperature):
 
 @pytest.mark.parametrize("width", [9, 7, 12])
 def test_against_one_token_at_a_time(width):
-    """60 random batches, whole and in chunks, with a teacher whose output layer has as many rows, fewer or more."""
+    """Random batches, whole and in chunks, with a teacher whose output layer has as many rows, fewer or more."""
     rng = random.Random(width)
     rows = 9
-    for _ in range(60):
+    for _ in range(15):
         torch.manual_seed(rng.randrange(10**6))
         count, temperature, chunk = rng.randint(1, 8), rng.choice([1.0, 0.7]), rng.choice([1, 3, 100])
         banned = sorted({2, *range(min(width, rows), rows)})

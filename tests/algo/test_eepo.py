@@ -19,8 +19,7 @@ def made(tiny_models):
                       train={"lr": 1e-3, "tokens_per_batch": 120})
     policy, encode = load(config)
     groups = credited_groups(policy, encode, config, ("text", "image"))
-    answers = [(g.prompt, [r.completion for r in g.rollouts]) for g in groups]
-    return config, policy, answers
+    return config, policy, [(g.prompt, [r.completion for r in g.rollouts]) for g in groups]
 
 
 def likelihood(config, policy, answers):
@@ -42,12 +41,16 @@ def test_less_likely_within_and_the_same_bits_after(made):
     assert likelihood(config, policy, answers) == before
 
 
-def test_restored_after_an_error(made):
+def test_restored_after_an_error_and_without_answers(made):
     config, policy, answers = made
     weights = {n: p.detach().clone() for n, p in policy.trainable()}
     with pytest.raises(RuntimeError), Forgetting(policy, config)(answers, 0, 1.0):
         raise RuntimeError
     assert all(torch.equal(p, weights[n]) for n, p in policy.trainable())
+    config, policy, _ = made
+    weights = {n: p.detach().clone() for n, p in policy.trainable()}
+    with Forgetting(policy, config)([], 0, 1.0):
+        assert all(torch.equal(p, weights[n]) for n, p in policy.trainable())
 
 
 @pytest.mark.parametrize("entropy, due", [(0.01, False), (math.log(1e6), True)])
@@ -58,10 +61,3 @@ def test_nothing_to_forget_where_answers_differ_anyway(made, entropy, due):
     before = likelihood(config, policy, answers)
     with Forgetting(policy, config)(answers, 0, 1.0):
         assert (likelihood(config, policy, answers) < before) == due
-
-
-def test_no_answers(made):
-    config, policy, _ = made
-    weights = {n: p.detach().clone() for n, p in policy.trainable()}
-    with Forgetting(policy, config)([], 0, 1.0):
-        assert all(torch.equal(p, weights[n]) for n, p in policy.trainable())

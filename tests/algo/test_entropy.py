@@ -56,8 +56,7 @@ def test_siren_pulls_the_mean_of_peak_tokens_to_where_it_began():
     """Of 1 2 3 4 (5 is not trained) the upper half is above the median 2.5: 3 and 4, mean 3.5."""
     function = siren()
     values, x = held([1.0, 2.0, 3.0, 4.0, 5.0], p=0.8, mask=[1, 1, 1, 1, 0])
-    found = loss(function, x)
-    found.backward()
+    loss(function, x).backward()
     assert values.grad.tolist() == [0] * 5 and function.function.anchor == 3.5
     values, x = held([1.0, 2.0, 4.0, 7.0, 9.0], p=0.8, mask=[1, 1, 1, 1, 0])
     loss(function, x).backward()
@@ -74,9 +73,6 @@ def test_siren_takes_a_share():
     function.function.anchor = 0.0
     loss(function, x).backward()
     assert [i for i, g in enumerate(values.grad.tolist()) if g] == [8, 9]
-
-
-def test_siren_is_selected_in_single_precision_too():
     values, x = held([1.0], p=0.8)
     x.stats["nucleus_entropy:0.8"] = values.float().detach().requires_grad_()
     assert loss(siren(), x).isfinite()
@@ -116,8 +112,5 @@ def test_e3_by_hand():
     for _ in range(99):
         again.observe_step(0.0, 1.0, 1000)
     assert again.temperature(1.0) == 3 and again.target == 2
-
-
-def test_what_cannot_be():
     with pytest.raises(ConfigError, match=r"low=2 is above high=1.5"):
         bound(ENTROPIES, "temperature", low=2)

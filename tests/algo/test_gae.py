@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.algo.flat import flat, random_step
+from tests.algo.flat import flat, part, random_step
 from tests.algo.made import scores
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import ActionCredit
@@ -30,91 +30,40 @@ def lists(arrays):
     return [array.tolist() for array in arrays]
 
 
-ONE = [(1.0, [1, 1, 1], [(0, 3, 0.0)], [0.2, 0.4, 0.6])]
 EPISODE = [(2.0, [1, 1, 0, 0, 1, 1], [(0, 2, 0.5), (4, 6, 0.5)], [0.2, 0.4, 9.0, 9.0, 0.6, 0.8])]
 """A turn of two tokens, an observation, another turn; the outcome adds 1 to the last one."""
 
 
-def test_gae_by_hand():
-    s = judged(ONE, gamma=0.5, lam=0.5)
-    # deltas: .5 * .4 - .2 = 0, .5 * .6 - .4 = -.1, 1 - .6 = .4; summed with .25: .4; -.1 + .1 = 0; 0 + 0 = 0
-    found = gae(s, normalize=False)
-    assert lists(found.advantages) == [pytest.approx([0.0, 0.0, 0.4], abs=1e-12)]
-    assert lists(found.targets) == [pytest.approx([0.2, 0.4, 1.0])]
-    # lambda 1: the return less the value; lambda 0: one step
-    assert lists(gae(replace(s, gamma=1.0, lam=1.0), False).advantages) == [pytest.approx([0.8, 0.6, 0.4])]
-    assert lists(gae(replace(s, gamma=1.0, lam=0.0), False).advantages) == [pytest.approx([0.2, 0.2, 0.4])]
+# gae: deltas on the trained tokens .4 - .2 = .2, .5 + .6 - .4 = .7, .8 - .6 = .2, 1.5 - .8 = .7
+OF_TOKENS = [0.2 + 0.5 * (0.7 + 0.5 * 0.55), 0.7 + 0.5 * 0.55, 0.2 + 0.5 * 0.7, 0.7]
+# turn_gae: V = .2 and .6 before the turns, bilevel_gae: .4 and .8 of their last tokens, macro_gae: their means
+BY_START, BY_END, BY_MEAN = (0.5 + 0.9 * b - a + 0.45 * (1.5 - b) for a, b in ((0.2, 0.6), (0.4, 0.8), (0.3, 0.7)))
+# bilevel_gae: tokens .8 V' - V + .4 A'
+INNER = [0.8 * 0.4 - 0.2 + 0.4 * BY_END, 0.8 * 0.8 - 0.6 + 0.4 * 0.7]
 
 
-def test_observations_are_no_decisions():
-    found = gae(judged(EPISODE, gamma=1.0, lam=0.5), normalize=False)
-    # deltas on the trained tokens: .4 - .2 = .2, .5 + .6 - .4 = .7, .8 - .6 = .2, 1.5 - .8 = .7
-    a = [0.2 + 0.5 * (0.7 + 0.5 * 0.55), 0.7 + 0.5 * 0.55, 0.2 + 0.5 * 0.7, 0.7]
-    assert lists(found.advantages) == [pytest.approx([a[0], a[1], 0, 0, a[2], a[3]])]
-    wanted = [a[0] + 0.2, a[1] + 0.4, NAN, NAN, a[2] + 0.6, a[3] + 0.8]
-    assert lists(found.targets) == [pytest.approx(wanted, nan_ok=True)]
+@pytest.mark.parametrize("rule, options, gamma, advantages, targets", [
+    (gae, {}, 1.0, OF_TOKENS, [a + v for a, v in zip(OF_TOKENS, [0.2, 0.4, 0.6, 0.8], strict=True)]),
+    (turn_gae, {}, 0.9, [BY_START] * 2 + [0.9] * 2, [BY_START + 0.2, NAN, 1.5, NAN]),
+    (bilevel_gae, {"token_gamma": 0.8, "token_lam": 0.5}, 0.9, [INNER[0], BY_END, INNER[1], 0.7],
+     [INNER[0] + 0.2, BY_END + 0.4, INNER[1] + 0.6, 1.5]),
+    (macro_gae, {"tokens": 3}, 0.9, [BY_MEAN] * 2 + [0.8] * 2, [BY_MEAN + 0.3] * 2 + [1.5] * 2)])
+def test_by_hand(rule, options, gamma, advantages, targets):
+    found = rule(judged(EPISODE, gamma=gamma, lam=0.5), normalize=False, **options)
+    assert lists(found.advantages) == [pytest.approx([*advantages[:2], 0, 0, *advantages[2:]])]
+    assert lists(found.targets) == [pytest.approx([*targets[:2], NAN, NAN, *targets[2:]], nan_ok=True)]
 
 
-def test_turn_gae_by_hand():
-    found = turn_gae(judged(EPISODE, gamma=0.9, lam=0.5), normalize=False)
-    # V = .2 and .6 before the turns, rewards .5 and 1.5
-    last = 1.5 - 0.6
-    first = 0.5 + 0.9 * 0.6 - 0.2 + 0.45 * last
-    assert lists(found.advantages) == [pytest.approx([first, first, 0, 0, last, last])]
-    assert lists(found.targets) == [pytest.approx([first + 0.2, NAN, NAN, NAN, 1.5, NAN], nan_ok=True)]
-
-
-def test_bilevel_gae_by_hand():
-    found = bilevel_gae(judged(EPISODE, gamma=0.9, lam=0.5), token_gamma=0.8, token_lam=0.5, normalize=False)
-    # turns by the values .4 and .8 of their last tokens
-    last = 1.5 - 0.8
-    first = 0.5 + 0.9 * 0.8 - 0.4 + 0.45 * last
-    # tokens: .8 V' - V + .4 A'
-    a, b = 0.8 * 0.4 - 0.2 + 0.4 * first, 0.8 * 0.8 - 0.6 + 0.4 * last
-    assert lists(found.advantages) == [pytest.approx([a, first, 0, 0, b, last])]
-    assert lists(found.targets) == [pytest.approx([a + 0.2, first + 0.4, NAN, NAN, b + 0.6, 1.5], nan_ok=True)]
-
-
-def test_macro_gae_by_hand():
-    found = macro_gae(judged(ONE, gamma=0.5, lam=0.5), tokens=2, normalize=False)
-    # V = .3 of the first two and .6 of the last token, rewards 0 and 1
-    assert lists(found.advantages) == [pytest.approx([0.25 * 0.4, 0.25 * 0.4, 0.4], abs=1e-12)]
-    assert lists(found.targets) == [pytest.approx([0.4, 0.4, 1.0])]
-    # a macro action ends with its turn: V = .3 and .7, rewards .5 and 1.5
-    found = macro_gae(judged(EPISODE, gamma=0.9, lam=0.5), tokens=3, normalize=False)
-    last = 1.5 - 0.7
-    first = 0.5 + 0.9 * 0.7 - 0.3 + 0.45 * last
-    assert lists(found.advantages) == [pytest.approx([first, first, 0, 0, last, last])]
-    assert lists(found.targets) == [pytest.approx([first + 0.3] * 2 + [NAN, NAN, 1.5, 1.5], nan_ok=True)]
-
-
-def test_the_kl_is_taken_off_each_token():
-    s = judged(EPISODE, kl=[np.array([1.0, 2.0, 9.0, 9.0, 3.0, 4.0])], kl_coef=0.1)
-    assert lists(gae(s, False).targets) == [pytest.approx([2 - 1.0, 2 - 0.9, NAN, NAN, 1.5 - 0.7, 1.5 - 0.4],
-                                                          nan_ok=True)]
-    assert lists(turn_gae(s, False).targets) == [pytest.approx([2 - 1.0, NAN, NAN, NAN, 1.5 - 0.7, NAN], nan_ok=True)]
-    assert lists(bilevel_gae(s, normalize=False).targets) == [
-        pytest.approx([2 - 0.3, 2 - 0.2, NAN, NAN, 1.5 - 0.7, 1.5 - 0.4], nan_ok=True)]
-    assert lists(macro_gae(s, tokens=2, normalize=False).targets) == [
-        pytest.approx([2 - 1.0, 2 - 1.0, NAN, NAN, 1.5 - 0.7, 1.5 - 0.7], nan_ok=True)]
-
-
-@pytest.mark.parametrize("rule", [gae, turn_gae, bilevel_gae, macro_gae])
-def test_what_has_no_decision_or_no_reward_teaches_nothing(rule):
-    s = judged([*EPISODE, (None, *EPISODE[0][1:]), (1.0, [0, 0, 0], [(0, 3, 0.0)], [1.0, 2.0, 3.0]), *ONE])
-    found, alone = rule(s), rule(judged([*EPISODE, *ONE]))
-    assert all(not a.any() and t.isnan().all() for a, t in zip(found.advantages[1:3], found.targets[1:3], strict=True))
-    kept = [found.advantages[0], found.advantages[3]]
-    assert lists(kept) == lists(alone.advantages)  # in no mean and no deviation either
-
-
-def test_a_turn_without_a_trained_token_is_paid_with_the_one_before():
+def test_what_has_no_decision_or_no_reward_teaches_nothing():
+    one = (1.0, [1, 1, 1], [(0, 3, 0.0)], [0.2, 0.4, 0.6])
+    s = judged([*EPISODE, (None, *EPISODE[0][1:]), (1.0, [0, 0, 0], [(0, 3, 0.0)], [1.0, 2.0, 3.0]), one])
+    for rule in (gae, turn_gae, bilevel_gae, macro_gae):
+        found, alone = rule(s), rule(judged([*EPISODE, one]))
+        assert not any(a.any() for a in found.advantages[1:3]) and all(t.isnan().all() for t in found.targets[1:3])
+        assert lists(found.advantages[::3]) == lists(alone.advantages)  # in no mean and no deviation either
     whole = judged([(3.0, [0, 1, 0, 0, 1], [(0, 1, 0.5), (1, 2, 0.5), (3, 4, 1.0), (4, 5, 1.0)], [0.0] * 5)])
-    assert lists(gae(whole, False).targets) == [pytest.approx([NAN, 3.0, NAN, NAN, 1.0], nan_ok=True)]
-    assert lists(turn_gae(whole, False).targets) == [pytest.approx([NAN, 3.0, NAN, NAN, 1.0], nan_ok=True)]
-
-
-# --- an independent implementation ------------------------------------------------------------------------------------
+    for rule in (gae, turn_gae):
+        assert lists(rule(whole, False).targets) == [pytest.approx([NAN, 3.0, NAN, NAN, 1.0], nan_ok=True)]
 
 
 def drawn(seed):
@@ -185,9 +134,12 @@ def written_again(rollout, rule, gamma, lam, inner, kl, coef, size):
     return advantages, targets
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_as_written_down_again(seed):
-    rollouts, draw = drawn(seed), random.Random(seed)
+def test_as_written_down_again():
+    for seed in range(40):
+        compare_with_the_sums(drawn(seed), random.Random(seed))
+
+
+def compare_with_the_sums(rollouts, draw):
     gamma, lam, inner = draw.choice([1.0, 0.9]), draw.choice([0.0, 0.5, 1.0]), (draw.choice([1.0, 0.7]), draw.random())
     kl = [np.array([draw.gauss(0, 1) for _ in mask]) for _, mask, *_ in rollouts]
     s = judged(rollouts, gamma=gamma, lam=lam, kl=kl, kl_coef=0.1)
@@ -207,9 +159,6 @@ def test_as_written_down_again(seed):
             white = [0.0 if equal or i not in advantages else (advantages[i] - mean) / scale for i in range(len(a))]
             assert a.tolist() == pytest.approx(white, abs=1e-6)
             assert t.tolist() == pytest.approx([targets.get(i, NAN) for i in range(len(t))], abs=1e-6, nan_ok=True)
-
-
-# --- the loss of the critic -------------------------------------------------------------------------------------------
 
 
 def learning(values, old, targets, mask=None, **more):
@@ -237,18 +186,12 @@ def test_value_loss_by_hand():
     loss.backward()
     assert values.grad.tolist() == pytest.approx([1 / 3, 0, 0, 0])
     assert float(metrics["critic/clip_frac"]) == pytest.approx(2 * 4 / 3)
-
-
-def test_untrained_tokens_teach_the_critic_nothing():
     values = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     loss, _ = value_loss(learning(values, [0.0, 0.0], [0.0, 0.0], mask=[1, 0]), values, 0.2)
     loss.backward()
     assert float(loss.detach()) == 0.5 and values.grad.tolist() == [1, 0]
     loss, _ = value_loss(learning(values, [0.0, 0.0], [NAN, NAN]), values)
     assert float(loss.detach()) == 0
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algo, says", [
@@ -269,8 +212,6 @@ def test_wrong_settings_are_named(algo, says):
 
 def test_the_loss_is_shared_out_as_tokens_are():
     """Micro-batches add up to the whole."""
-    from tests.algo.flat import part
-
     x = random_step(5)
     g = torch.Generator().manual_seed(1)
     old, targets = (torch.randn(len(x.mask), generator=g, dtype=torch.float64) for _ in range(2))

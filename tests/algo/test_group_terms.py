@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.algo.flat import bound, flat, gradient, part, process, random_step, run, side_by_side, with_prepared
 from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.tables import LOSSES
-from vlrl.methods.objectives.group_terms import token_keys
+from vlrl.methods.objectives.group_terms import _mixed, token_keys
 
 
 def sig(v):
@@ -42,21 +42,15 @@ def test_nft_by_hand(options, value, slope):
     agree(run(bound(LOSSES, "nft", **options), x)[0], x, value, slope)
 
 
-def test_nft_leaves_out_unscorable_rollouts_and_groups_of_one_kind():
+def test_nft_at_the_weights_that_sampled_and_its_bounds():
     x = flat([-1.0] * 5, [-1.1] * 5, rollout=[0, 1, 2, 3, 4], rewards=[1.0, float("nan"), 0.0, 1.0, 1.0],
              group=[0, 0, 0, 5, 5])
     agree(run(bound(LOSSES, "nft"), x)[0], x, [-0.05, 0, 0, 0, 0], [-0.5, 0, E(0.1) / 2, 0, 0])
-
-
-def test_nft_is_grpo_and_dr_grpo_at_the_weights_that_sampled():
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     x = flat([-1.0] * 8, rollout=list(range(8)), rewards=rewards.double(), group=[0] * 8)
     centred = rewards - rewards.mean()
     for like, expected in (("dr_grpo", centred), ("grpo", centred / rewards.std(correction=0))):
         assert gradient(run(bound(LOSSES, "nft", like=like), x)[0], x) == pytest.approx((-expected).tolist(), abs=1e-6)
-
-
-def test_nft_keeps_the_rate_and_the_ratio_in_bounds():
     x = flat([-1.0] * 100, rollout=list(range(100)), rewards=[1.0] * 99 + [0.0], group=[0] * 100)
     assert gradient(run(bound(LOSSES, "nft"), x)[0], x)[-1] == pytest.approx(0.98, abs=1e-6)  # not 0.99
     x = flat([0.0, 0.0], [-15.0, -15.0], rollout=[0, 1], rewards=[1.0, 0.0], group=[0, 0])
@@ -83,9 +77,6 @@ def test_pacs_weighs_the_rarer_outcome_more():
     agree(run(bound(LOSSES, "pacs", balanced=False), x)[0], x, [log(2)] * 3, [-1.0, 0.5, 0.5])
     alone = replace(x, rewards=torch.tensor([1.0, float("nan"), float("nan")]).double())
     agree(run(bound(LOSSES, "pacs"), alone)[0], x, [0, 0, 0], [0, 0, 0])
-
-
-def test_pacs_against_the_reference():
     term = bound(LOSSES, "pacs", anchor="reference")
     assert "reference" in term.requires and "reference" not in bound(LOSSES, "pacs").requires
     x = flat([-1.0] * 3, rollout=[0, 0, 1], group=[0, 0], rewards=[1.0, 0.0], reference_logprobs=PACS["old"])
@@ -145,16 +136,12 @@ def test_stable_reinforce_by_hand():
     agree(run(bound(LOSSES, "stable_reinforce", pre_clip=2.0, clip_low=0.5, clip_high=1.0), x)[0], x,
           [2, -E(0.5), E(-0.5)], [0, -E(0.5), E(-0.5)])
     # mean 0, deviation sqrt(18 / 11) = 1.28: 3 is 2.35 deviations away
-    advantages = [3.0, -3.0] + [0.0] * 9
-    x = flat([-1.0] * 12, adv=[*advantages, 99.0], mask=[1] * 11 + [0])
+    x = flat([-1.0] * 12, adv=[3.0, -3.0, *[0.0] * 9, 99.0], mask=[1] * 11 + [0])
     assert gradient(run(bound(LOSSES, "stable_reinforce"), x)[0], x) == pytest.approx([-3, 3] + [0] * 10)
     per_token, metrics = run(bound(LOSSES, "stable_reinforce", sigma=2.3), x)
     agree(per_token[:11], replace(x, mask=x.mask[:11]), [0.0] * 11, [0.0] * 12)
     assert metrics["clipped"].tolist() == [True] * 2 + [False] * 9 + [True]
-
-
-def test_stable_reinforce_keeps_equal_advantages():
-    x = flat([-1.0] * 7, adv=[0.1] * 7)
+    x = flat([-1.0] * 7, adv=[0.1] * 7)  # equal advantages stay
     assert gradient(run(bound(LOSSES, "stable_reinforce"), x)[0], x) == pytest.approx([-0.1] * 7)
 
 
@@ -192,12 +179,8 @@ def test_kl_cov_by_hand():
           [-3 * r[0] + 1, -2 * r[1], 2 * r[2], 0])
     agree(run(bound(LOSSES, "kl_cov", coef=0.5, share=0.7), x)[0], x,
           [-3 * r[0] + 0.1, -2 * r[1], 2 * r[2] + 0.25, -3.4], [-3 * r[0] + 0.5, -2 * r[1], 2 * r[2] - 0.5, 0])
-
-
-def test_kl_cov_chooses_among_equals_by_the_draw():
     x = flat([-1.0] * 40, [-1.5] * 40, [1.0] * 40, rollout=[0] * 40)
-    chosen = {run(bound(LOSSES, "kl_cov"), replace(x, step=s))[0].argmax().item() for s in range(6)}
-    assert len(chosen) > 1
+    assert len({run(bound(LOSSES, "kl_cov"), replace(x, step=s))[0].argmax().item() for s in range(6)}) > 1
     assert sum(v > -E(0.5) for v in run(bound(LOSSES, "kl_cov", share=0.1), x)[0].tolist()) == 4
 
 
@@ -207,37 +190,30 @@ def test_a_draw_follows_the_rollout_not_its_number_or_process():
     moved = flat([-1.0] * 3, rollout=[0, 0, 1], identity=[-5, 12], seed=4, step=9)
     assert token_keys(moved).tolist() == keys[3:] and len(set(keys)) == 6
     assert token_keys(replace(x, step=10)).tolist() != keys != token_keys(replace(x, seed=5)).tolist()
-    # splitmix64's published first outputs for seed 0 are of the states after one and two additions
-    assert hex(int(_mixed(0)) & (2 ** 64 - 1)) == "0xe220a8397b1dcdaf"
-
-
-def _mixed(value):
-    from vlrl.methods.objectives.group_terms import _mixed as mixed
-    return mixed(torch.tensor([value]))[0]
-
-
-def test_random_draws_are_even():
+    # splitmix64's published first output for seed 0
+    assert hex(int(_mixed(torch.tensor([0]))[0]) & (2 ** 64 - 1)) == "0xe220a8397b1dcdaf"
     keys = token_keys(flat([-1.0] * 4000, rollout=[i // 40 for i in range(4000)]))
     assert abs((keys > 0).double().mean().item() - 0.5) < 0.03
     assert abs((keys % 8 == 0).double().mean().item() - 0.125) < 0.03
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"nft"}))
-def test_processes_and_their_rollouts_change_nothing(monkeypatch, name):
-    options = {"clip_cov": {"share": 0.1, "cov_low": 0.0}, "kl_cov": {"share": 0.1}}
-    term = bound(LOSSES, name, **options.get(name, {}))
+def test_processes_and_their_rollouts_change_nothing(monkeypatch):
     x = random_step(6, groups=4)
-    whole = gradient(run(term, x)[0], x)
     split = [[12, 13, 14, 15, 4, 5, 6, 7], [8, 9, 10, 11], [0, 1, 2, 3]]  # groups 3 and 1, 2, 0
     own = [process(x, rollouts) for rollouts in split]
-    got = torch.zeros(len(x.mask), dtype=torch.float64)
-    for p, (per_token, _) in zip(own, side_by_side(monkeypatch, [lambda p=p: run(term, p) for p in own]), strict=True):
-        got += torch.autograd.grad((per_token * p.mask).sum(), x.logprobs, retain_graph=True)[0]
-    assert got.tolist() == pytest.approx(whole, abs=1e-10)
+    for name in sorted({*LOSSES} - {"nft"}):
+        options = {"clip_cov": {"share": 0.1, "cov_low": 0.0}, "kl_cov": {"share": 0.1}}.get(name, {})
+        term, got = bound(LOSSES, name, **options), torch.zeros(len(x.mask), dtype=torch.float64)
+        with monkeypatch.context() as patch:
+            whole = gradient(run(term, x)[0], x)
+            shares = side_by_side(patch, [lambda p=p, term=term: run(term, p) for p in own])
+        for p, (per_token, _) in zip(own, shares, strict=True):
+            got += torch.autograd.grad((per_token * p.mask).sum(), x.logprobs, retain_graph=True)[0]
+        assert got.tolist() == pytest.approx(whole, abs=1e-10), name
 
 
-@pytest.mark.parametrize("name", ["nft", "pacs", "oreal"])
-def test_a_group_of_equal_rewards_has_no_gradient_where_it_was_sampled(name):
+def test_a_group_of_equal_rewards_has_no_gradient_where_it_was_sampled():
     x = random_step(4, gap=0.0)
     x = replace(x, rewards=torch.ones_like(x.rewards), advantages=torch.zeros_like(x.advantages))
-    assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12)
+    for name in ("nft", "pacs", "oreal"):
+        assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12), name

@@ -108,21 +108,25 @@ def test_names_and_options_are_merged(loaded, texts, words, loss):
 SHIPPED_WITH_A_CLIP = ["dapo", "siren", "top_entropy", "prorl", "brorl", "gspo", "gspo_token", "luspo", "gmpo"]
 
 
-@pytest.mark.parametrize("preset", SHIPPED_WITH_A_CLIP)
-@pytest.mark.parametrize("extended", [True, False])
-def test_a_clip_on_the_command_line_holds_over_the_preset(tmp_path, preset, extended):
+def test_a_clip_on_the_command_line_holds_over_the_preset(tmp_path):
     words = ["algo.clip_low=0.01", "algo.clip_high=0.02"]
-    (tmp_path / "run.yaml").write_text(f"extends: [algorithms/{preset}.yaml]\n{BASE}" if extended else BASE)
-    found = config.load(tmp_path / "run.yaml", words if extended else [*words, f"extends=algorithms/{preset}.yaml"])
-    options = Objective.of(found.algo).term.options
-    assert (options["clip_low"], options["clip_high"]) == (0.01, 0.02)
-    assert config.validate(yaml.safe_load(config.dump(found))) == found
+    for preset in SHIPPED_WITH_A_CLIP:
+        for text, more in ((BASE, [f"extends=algorithms/{preset}.yaml"]),
+                           (f"extends: [algorithms/{preset}.yaml]\n{BASE}", [])):
+            (tmp_path / "run.yaml").write_text(text)
+            found = config.load(tmp_path / "run.yaml", [*words, *more])
+            options = Objective.of(found.algo).term.options
+            assert (options["clip_low"], options["clip_high"]) == (0.01, 0.02), (preset, more)
+            assert config.validate(yaml.safe_load(config.dump(found))) == found
 
 
-def test_of_two_words_for_a_bound_the_later_holds(loaded):
+def test_of_two_words_for_a_bound_the_later_holds_and_two_values_in_one_place_are_refused(loaded):
     found = loaded("algo: {clip_low: 0.1, clip_high: 0.3}\n", GSPO, words=["algo.loss.clip_low=0.5"])
     assert Objective.of(found.algo).term.options == {"clip_low": 0.5, "clip_high": 4e-4}
     assert (found.algo.clip_low, found.algo.clip_high) == (None, None)
+    values = {"clip_low": 0.1, "loss": {"name": "gspo", "clip_low": 0.2}}
+    with pytest.raises(ConfigError, match=r"algo.clip_low=0.1 and algo.loss.clip_low=0.2 are the same bound"):
+        Objective.of(AlgoSettings.model_validate(values))
 
 
 @pytest.mark.parametrize("preset", ["reinforce", "sapo", "dppo", "vespo", "kimi", "nft", "pacs", "oreal", "kl_cov"])
@@ -130,12 +134,6 @@ def test_a_clip_is_refused_where_the_term_has_none(loaded, preset):
     found = loaded("", words=["algo.clip_high=0.3", f"extends=algorithms/{preset}.yaml"])
     with pytest.raises(ConfigError, match=r"algo.clip_high=0.3.*algo.loss='\w+' does not clip.*ppo_clip, .*gspo"):
         Objective.of(found.algo)
-
-
-def test_two_values_of_a_bound_in_one_place_are_refused():
-    values = {"clip_low": 0.1, "loss": {"name": "gspo", "clip_low": 0.2}}
-    with pytest.raises(ConfigError, match=r"algo.clip_low=0.1 and algo.loss.clip_low=0.2 are the same bound"):
-        Objective.of(AlgoSettings.model_validate(values))
 
 
 def test_a_list_of_parents_and_lists_of_names(loaded, tmp_path):
@@ -149,9 +147,6 @@ def test_a_list_of_parents_and_lists_of_names(loaded, tmp_path):
     assert config.load(tmp_path / "0.yaml", [f"extends={tmp_path}/other.yaml"]).algo.loss.name == "cispo"
     with pytest.raises(ConfigError, match=r"'nope.yaml' does not exist"):
         config.load(tmp_path / "0.yaml", ["extends=[nope.yaml]"])
-
-
-def test_differences_name_the_option(loaded):
     a, b = loaded(GSPO), loaded(GSPO, words=["algo.loss.clip_high=1", "algo.advantage=rloo"])
     assert config.differences(a, b) == ["algo.advantage: 'grpo' -> 'rloo'", "algo.loss.clip_high: 0.0004 -> 1"]
 

@@ -65,8 +65,7 @@ def test_composed_by_hand():
 
 
 def test_each_function_sees_what_it_prepared():
-    weights = [bound("longest", longest), bound("longest", longest)]
-    whole = Objective(**PARTS, weights=weights)
+    whole = Objective(**PARTS, weights=[bound("longest", longest), bound("longest", longest)])
     prepared = whole.prepare(X)
     assert set(prepared) == {"weights.0", "weights.1"} and whole.prepares and "step" in whole.requires
     assert whole(replace(X, prepared=prepared))[0].item() == pytest.approx(-5 * 2 * 2 / 4)
@@ -83,6 +82,8 @@ def test_of_settings_only_what_is_asked_for():
     values |= {"kl_in": "loss", "kl": "k2", "correction": "token_mask"}
     with_kl = Objective.of(AlgoSettings.model_validate(values))
     assert set(with_kl.functions) == {"loss", "aggregation", "correction", "kl", "kl_weights.0"}
+    for options in ({"low": 5}, {"low": 6, "high": None}):
+        assert Objective.of(AlgoSettings.model_validate({"correction": {"name": "token_mask", **options}})).correction
 
 
 @pytest.mark.parametrize(("values", "says"), [
@@ -97,8 +98,3 @@ def test_what_cannot_be_meant_is_refused(values, says):
     with pytest.raises(ConfigError) as error:
         Objective.of(AlgoSettings.model_validate(values))
     assert says in str(error.value)
-
-
-def test_bounds_of_a_correction_may_be_equal_or_open():
-    for options in ({"low": 5}, {"low": 6, "high": None}):
-        assert Objective.of(AlgoSettings.model_validate({"correction": {"name": "token_mask", **options}})).correction

@@ -37,56 +37,39 @@ def test_the_outcome_decides_not_the_reward():
     assert grouped.correct(scores([REWARDS])).tolist() == [True] * 4  # nothing but rewards is known
     assert grouped.correct(scores([[0.5, 0.6]])).tolist() == [False, True]
     assert step(outcome=OUTCOME).correct(1.5).tolist() == [False, False, False, True]
-
-
-def test_the_unscorable_are_neither():
     s = scores([[None, 1.0]], outcome=torch.tensor([True, True]))
     assert grouped.correct(s).tolist() == [False, True] and w_reinforce(s).tolist() == [0, 0.1]
     x = flat([-1.0, -1.0], rollout=[0, 1], rewards=[float("nan"), 0.0], group=[0, 0], outcome=[True, False])
     assert x.correct().tolist() == [False, False] and x.wrong().tolist() == [False, True]
-
-
-def test_a_part_is_asked_where_it_is_named():
     s = scores([REWARDS], outcome=OUTCOME, parts={"iou": [0.9, 0.1, 0.6, 0.2]})
     assert grouped.correct(s, "iou").tolist() == [True, False, True, False]
 
 
-def test_nft_learns_from_a_group_whose_wrong_answers_have_the_format():
+def test_nft_and_oreal_learn_by_the_outcome():
     blind, seeing = step(), step(outcome=OUTCOME)
     assert gradient(nft(blind)[0], blind) == [0.0] * 8
     # half are correct, so q = .5 and the group weighs 1 - q: -.5 on the right tokens, +.5 on the wrong ones
     assert gradient(nft(seeing)[0], seeing) == pytest.approx([0.5] * 4 + [-0.5] * 4, abs=1e-9)
-
-
-@pytest.mark.parametrize("name", ["pacs", "oreal", "simko"])
-def test_terms_see_the_outcome(name):
-    table, more = LOSSES, {"adv": [-1.0, -1, -1, -1, 1, 1, 1, 1], "entropy": [1.0, 2] * 4}
-    more["stats"] = {"top:3": torch.tensor([[-0.1, -2, -3]] * 8, dtype=torch.float64)} if name == "simko" else {}
-    blind, seeing = step(**more), step(**more, outcome=OUTCOME)
-    term = bound(table, name)
-    assert gradient(run(term, blind)[0], blind) != gradient(run(term, seeing)[0], seeing)
-
-
-@pytest.mark.parametrize("name", ["dads", "stcr"])
-def test_token_weights_see_the_outcome(name):
-    mask = [1.0, 1, 1, 1, 1, 0, 1, 0]  # the right ones are shorter
-    blind, seeing = (step(adv=[1.0] * 8, mask=mask, **more) for more in ({}, {"outcome": OUTCOME}))
-    weight = bound(WEIGHTS, name)
-    assert run(weight, blind).tolist() != run(weight, seeing).tolist()
-
-
-@pytest.mark.parametrize("shape", [kimi_length, lambda s: length_bonus(s, low=1), cosine, dast, step_pruner, grsp,
-                                   lambda s: rorecomp(s, decay=1)])
-def test_shaping_and_batches_see_the_outcome(shape):
-    more = {"lengths": [2, 8, 4, 6], "texts": ["a", "a\n\nb", "a\n\nb\n\nc", "a"], "step": 5}
-    blind, seeing = scores([REWARDS], **more), scores([REWARDS], **more, outcome=OUTCOME)
-    assert shape(blind).tolist() != shape(seeing).tolist()
-
-
-def test_oreal_leaves_the_unscorable_out():
     x = flat([-1.0, -1.0, -1.0], adv=[1.0, 1, 1], rollout=[0, 1, 2], rewards=[1.0, 1.0, float("nan")], group=[0, 0, 0],
              outcome=[True, False, False])
     assert gradient(run(bound({"oreal": Oreal}, "oreal"), x)[0], x) == pytest.approx([-3.0, -1.5, 0.0])
+
+
+def test_terms_weights_shaping_and_batches_see_the_outcome():
+    for name in ("pacs", "oreal", "simko"):
+        more = {"adv": [-1.0, -1, -1, -1, 1, 1, 1, 1], "entropy": [1.0, 2] * 4, "stats": {
+            "top:3": torch.tensor([[-0.1, -2, -3]] * 8, dtype=torch.float64)} if name == "simko" else {}}
+        blind, seeing, term = step(**more), step(**more, outcome=OUTCOME), bound(LOSSES, name)
+        assert gradient(run(term, blind)[0], blind) != gradient(run(term, seeing)[0], seeing), name
+    for name in ("dads", "stcr"):
+        mask = [1.0, 1, 1, 1, 1, 0, 1, 0]  # the right ones are shorter
+        blind, seeing = (step(adv=[1.0] * 8, mask=mask, **more) for more in ({}, {"outcome": OUTCOME}))
+        assert run(bound(WEIGHTS, name), blind).tolist() != run(bound(WEIGHTS, name), seeing).tolist(), name
+    more = {"lengths": [2, 8, 4, 6], "texts": ["a", "a\n\nb", "a\n\nb\n\nc", "a"], "step": 5}
+    blind, seeing = scores([REWARDS], **more), scores([REWARDS], **more, outcome=OUTCOME)
+    for shape in (kimi_length, lambda s: length_bonus(s, low=1), cosine, dast, step_pruner, grsp,
+                  lambda s: rorecomp(s, decay=1)):
+        assert shape(blind).tolist() != shape(seeing).tolist()
 
 
 SEEN = []

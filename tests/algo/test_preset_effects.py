@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.algo.test_preset_gradients import ELSEWHERE
 from vlrl.config import presets
 from vlrl.tools.machine import needs
 from vlrl.training.build_task import make_task
@@ -14,7 +15,6 @@ sys.path.append(str(ROOT / "benchmarks"))
 import preset_effects as effects  # noqa: E402 - a script beside the package
 
 ROUNDING = 1e-5
-ALGORITHMS = sorted(name for name, effect in effects.ALGORITHMS.items() if not isinstance(effect, effects.Metric))
 WITHOUT_EFFECT = {"apo", "grsp", "hicra", "himac", "hiper", "length_bonus", "rorecomp"}
 """Whose needs the shipped config, or the embedded model, does not meet."""
 
@@ -27,6 +27,11 @@ def bench(tmp_path_factory):
 def test_every_preset_is_looked_at():
     every = {kind: {p.name for p in presets.shipped() if p.kind == kind} for kind in effects.EFFECTS}
     assert every == {kind: {*table} for kind, (table, _) in effects.EFFECTS.items()}
+
+
+ALGORITHMS = sorted(name for name, effect in effects.ALGORITHMS.items() if not isinstance(effect, effects.Metric)
+                    and name in {*WITHOUT_EFFECT, *ELSEWHERE, "gspo", "gdpo", "siren", "tis"})
+"""Those whose gradient test_preset_gradients.py does not tell from the default's, and one of each kind."""
 
 
 @pytest.mark.slow

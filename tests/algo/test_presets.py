@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.runs import metrics
 from vlrl import config
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import loading
+from vlrl.training.loop import train
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "algorithms"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -26,16 +28,15 @@ class Explained(Grounding):
 """
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_preset_is_a_few_lines_that_say_whose_it_is(name):
-    text = (FOLDER / f"{name}.yaml").read_text()
-    assert text.startswith("# ") and len(text.splitlines()) < 24
-    tree = loading._parse(text)
-    assert {*tree.pop("preset")} <= {"idea", "for", "needs", "cost", "paper"}
-    tree.pop("extends", None)
-    assert {k: {*v} - OUTSIDE[k] for k, v in tree.items() if k != "algo" and {*v} - OUTSIDE[k]} == {}
-    Algorithm(config.load(FOLDER.parent / "quickstart.yaml",
-                          [f"extends=algorithms/{name}.yaml"]))
+def test_a_preset_is_a_few_lines_that_say_whose_it_is():
+    for name in NAMES:
+        text = (FOLDER / f"{name}.yaml").read_text()
+        assert text.startswith("# ") and len(text.splitlines()) < 24, name
+        tree = loading._parse(text)
+        assert {*tree.pop("preset")} <= {"idea", "for", "needs", "cost", "paper"}, name
+        tree.pop("extends", None)
+        assert {k: {*v} - OUTSIDE[k] for k, v in tree.items() if k != "algo" and {*v} - OUTSIDE[k]} == {}, name
+        Algorithm(config.load(FOLDER.parent / "quickstart.yaml", [f"extends=algorithms/{name}.yaml"]))
 
 
 def test_what_is_the_default_is_said_by_one_name():
@@ -53,9 +54,6 @@ def runs(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if runs(name) or name in ("gspo", "remax", "siren")])
 def test_a_preset_trains(name, tmp_path):
-    from tests.e2e.runs import metrics
-    from vlrl.training.loop import train
-
     (tmp_path / "explained.py").write_text(EXPLAINED)  # a hint is the beginning of a given reasoning
     more = {"ghpo": [f"task.name={tmp_path / 'explained.py'}:Explained"],
             "gkd": ["algo.distillation.objective=1"]}.get(name, [])

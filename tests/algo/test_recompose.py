@@ -1,7 +1,5 @@
 """Which rollouts RoRecomp trains on."""
 
-import math
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -25,13 +23,9 @@ def test_by_hand():
     assert trained([[1, 1, 1]], [4, 4, 9], keep=0.3) == [True, True, False], "ties are kept"
     assert trained([[0.4, 0.6]], [1, 1], correct=0.7, keep=0.5) == [True, True]
     assert every_rollout(scores([[1, None]])).all() and BATCHES["all"] is every_rollout
-
-
-def test_compensation_becomes_rare():
-    """The area under (1 + cos) / 2 is half of its width; a step in which it passes a whole number is whole."""
+    # The area under (1 + cos) / 2 is half of its width; a step in which it passes a whole number is whole.
     def steps(**options):
         return [t for t in range(60) if all(rorecomp(scores([[1, 1]], lengths=[1, 2], step=t), **options).tolist())]
-
     found = steps(decay=40)
     assert len(found) == 20 and max(found) < 40
     assert len([t for t in found if t < 10]) > len([t for t in found if 20 <= t < 30])
@@ -45,7 +39,6 @@ def test_for_any_group(rows, keep, rng):
     """Order does not matter; at least the share is kept, and unscorable answers never are."""
     def of(rows):
         return dict(zip(map(id, rows), trained([[r for r, _ in rows]], [n for _, n in rows], keep=keep), strict=True))
-
     moved = rng.sample(rows, len(rows))
     found = of(rows)
     assert of(moved) == found
@@ -55,12 +48,7 @@ def test_for_any_group(rows, keep, rng):
         assert sum(found[id(row)] for row in own) >= keep * len(own) - 1e-9
 
 
-def test_the_schedule_has_no_state():
-    s = scores([[1, 0, 1]], lengths=[1, 2, 3], step=7)
-    assert rorecomp(s).tolist() == pytest.approx(rorecomp(s).tolist())
-
-
-def test_what_is_left_over_by_hand():
+def test_what_is_left_over():
     groups, lengths = [[1, 1, 1, 0, 0, None], [1, 1], [0]], [5, 3, 4, 7, 9, 1, 2, 6, 4]
     s = scores(groups, lengths=lengths, step=0)
     assert rest(s).tolist() == [True, False, False, True, False, False, False, True, False]
@@ -71,27 +59,9 @@ def test_what_is_left_over_by_hand():
     assert right(s).tolist() == [True, True, True, False, False, False, True, True, False]
 
 
-def test_what_is_left_over_one_group_at_a_time():
-    rng = random.Random(6)
-    for _ in range(200):
-        groups = [[rng.choice([0.0, 1.0, None]) for _ in range(rng.randint(1, 8))] for _ in range(3)]
-        lengths, keep = [rng.random() for g in groups for _ in g], rng.random()
-        expected, at = [], 0
-        for g in groups:
-            own, at = lengths[at:at + len(g)], at + len(g)
-            first = {}
-            for kind, sign in ((1.0, 1), (0.0, -1)):
-                places = sorted((i for i, r in enumerate(g) if r == kind), key=lambda i: sign * own[i])
-                first |= dict.fromkeys(places[:math.ceil(keep * len(places))])
-            expected += [r is not None and i not in first for i, r in enumerate(g)]
-        assert rest(scores(groups, lengths=lengths), keep=keep).tolist() == expected
-
-
 def test_policy_filtration_by_hand():
-    rewards = [[0.5, 2.0, -1.0, 1.0, None], [3.0, 3.0]]
-    s = scores(rewards, step=4, seed=9)
-    worst = pf_ppo(s, "best_worst", keep=1.0)
-    assert worst.tolist() == [False, True, True, False, False, True, True]
+    s = scores([[0.5, 2.0, -1.0, 1.0, None], [3.0, 3.0]], step=4, seed=9)
+    assert pf_ppo(s, "best_worst", keep=1.0).tolist() == [False, True, True, False, False, True, True]
     assert pf_ppo(s, "best_worst", keep=0.2).sum() == 2, "one of each group"
     assert pf_ppo(s, "square", keep=1.0).tolist() == [True] * 4 + [False, True, True]
     assert pf_ppo(scores([[0.0, 1.0]]), "square", keep=1.0).tolist() == [False, True]
@@ -102,8 +72,8 @@ def test_policy_filtration_by_hand():
     ("best_random", [1 / 6, 4 / 6, 1 / 6]), ("square", [1 / 6, 4 / 6, 1 / 6]), ("best_worst", [0, 0.5, 0.5])])
 def test_policy_filtration_draws_by_its_weights(policy, expected):
     """One of three: by .1, .4, .1; by 1, 4, 1; by 0, 1, 1."""
-    counts = sum(pf_ppo(scores([[1.0, 2.0, -1.0]], step=step), policy, keep=0.1).double() for step in range(1200))
-    assert counts.sum() == 1200
-    assert (counts / 1200).tolist() == pytest.approx(expected, abs=0.05)  # 3.5 standard errors
+    counts = sum(pf_ppo(scores([[1.0, 2.0, -1.0]], step=step), policy, keep=0.1).double() for step in range(400))
+    assert counts.sum() == 400
+    assert (counts / 400).tolist() == pytest.approx(expected, abs=0.085)  # 3.5 standard errors
     other = [pf_ppo(scores([[1.0, 2.0, -1.0]], seed=seed), policy, keep=0.1).tolist() for seed in range(20)]
     assert len({*map(tuple, other)}) > 1, "the seed counts"

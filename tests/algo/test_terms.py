@@ -7,11 +7,8 @@ from math import log
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.algo.flat import bound, flat, gradient, part, random_step, run, with_prepared
-from vlrl.algo.aggregation import AGGREGATIONS
+from tests.algo.flat import bound, flat, gradient, part, random_step, run
 from vlrl.algo.tables import LOSSES
 
 
@@ -74,12 +71,12 @@ GOLDEN = [  # name, options, logp, old, advantages, rollout, value, gradient of 
 ]
 
 
-@pytest.mark.parametrize("name, options, logp, old, adv, ids, value, slope", GOLDEN)
-def test_by_hand(name, options, logp, old, adv, ids, value, slope):
-    x = flat(logp, old, adv, ids)
-    per_token, _ = run(bound(LOSSES, name, **options), x)
-    assert per_token.tolist() == pytest.approx(value, abs=1e-5)
-    assert gradient(per_token, x) == pytest.approx(slope, abs=1e-5)
+def test_by_hand():
+    for name, options, logp, old, adv, ids, value, slope in GOLDEN:
+        x = flat(logp, old, adv, ids)
+        per_token, _ = run(bound(LOSSES, name, **options), x)
+        assert per_token.tolist() == pytest.approx(value, abs=1e-5), (name, options)
+        assert gradient(per_token, x) == pytest.approx(slope, abs=1e-5), (name, options)
 
 
 def test_second_attempts_in_a_group_by_hand():
@@ -94,53 +91,29 @@ def test_second_attempts_in_a_group_by_hand():
     assert metrics["guided/term"].item() == pytest.approx(p / (p + 0.2) - 2 * q / 0.3, abs=1e-5)
 
 
-def test_second_attempts_in_a_group_token_by_token():
-    """200 random optimizer steps against an implementation of one token at a time."""
-    for seed in range(200):
-        x = random_step(seed)
-        guided = (torch.rand(len(x.lengths), generator=torch.Generator().manual_seed(seed)) < 0.3)
-        x, shape = replace(x, variants={"guided": guided}), 0.05 + 0.01 * (seed % 20)
-        per_token, _ = run(bound(LOSSES, "critique_grpo", shape=shape, clip_high=0.28), x)
-        wanted = []
-        for i, r in enumerate(x.rollout_id.tolist()):
-            logp, old, a = (v[i].item() for v in (x.logprobs, x.old_logprobs, x.advantages))
-            ratio = E(logp - old)
-            wanted.append(-a * E(logp) / (E(logp) + shape) if guided[r] else
-                          -min(ratio * a, min(max(ratio, 0.8), 1.28) * a))
-        assert per_token.tolist() == pytest.approx(wanted, abs=1e-6)
-        plain, _ = run(bound(LOSSES, "ppo_clip", clip_high=0.28), x)
-        none, _ = run(bound(LOSSES, "critique_grpo", clip_high=0.28), replace(x, variants={"guided": ~guided & guided}))
-        assert torch.equal(plain, none)
+def test_says_which_tokens_a_bound_takes_hold_of():
+    for name, options, clipped in (
+            ("ppo_clip", {}, [False, True, True]), ("ppo_clip", {"clip_high": 0.7}, [False, False, True]),
+            ("gspo", {}, [True, True, True]), ("gspo", {"clip_high": 0.5, "clip_low": 0.5}, [False, False, False]),
+            ("cispo", {"cap": 1.5}, [False, True, False]), ("cispo", {"clip_low": 0.2}, [False, False, True]),
+            ("gmpo", {}, [False, True, True]), ("dppo_tv", {"delta_high": 0.1}, [False, True, False])):
+        metrics = run(bound(LOSSES, name, **options), flat(LOGP, OLD, ADV, IDS))[1]
+        assert metrics["clipped"].tolist() == clipped and metrics["ratio"].shape == (3,), (name, options)
+    for options in ({"dual_clip": 1.5}, {"delta": 1.5}):
+        metrics = run(bound(LOSSES, "ppo_clip", **options), flat([0.5, 0.3, 0.5], [0.0] * 3, [-2.0, -1.0, 1.0]))[1]
+        assert metrics["clipped"].tolist() == [True, False, True], options
 
 
-@pytest.mark.parametrize("name, options, clipped", [
-    ("ppo_clip", {}, [False, True, True]), ("ppo_clip", {"clip_high": 0.7}, [False, False, True]),
-    ("gspo", {}, [True, True, True]), ("gspo", {"clip_high": 0.5, "clip_low": 0.5}, [False, False, False]),
-    ("cispo", {"cap": 1.5}, [False, True, False]), ("cispo", {"clip_low": 0.2}, [False, False, True]),
-    ("gmpo", {}, [False, True, True]), ("dppo_tv", {"delta_high": 0.1}, [False, True, False])])
-def test_says_which_tokens_a_bound_takes_hold_of(name, options, clipped):
-    metrics = run(bound(LOSSES, name, **options), flat(LOGP, OLD, ADV, IDS))[1]
-    assert metrics["clipped"].tolist() == clipped and metrics["ratio"].shape == (3,)
-
-
-@pytest.mark.parametrize("options", [{"dual_clip": 1.5}, {"delta": 1.5}])
-def test_tokens_beyond_the_second_clip_are_told(options):
-    metrics = run(bound(LOSSES, "ppo_clip", **options), flat([0.5, 0.3, 0.5], [0.0] * 3, [-2.0, -1.0, 1.0]))[1]
-    assert metrics["clipped"].tolist() == [True, False, True]
-
-
-def test_masked_tokens_are_in_no_mean_or_sum():
+def test_vespo_takes_the_correction_into_its_ratio():
     x = flat([-1.0, -0.5, -2.5], [-1.1, -9.0, -2.0], ADV, IDS, mask=[1, 0, 1])
     value = {name: run(bound(LOSSES, name), x)[0].tolist()[0] for name in ("gspo", "gmpo", "vespo", "kimi")}
     assert value == pytest.approx({"gspo": -2 * 1.0004, "gmpo": -2 * E(0.1), "kimi": 2 + 0.05 * 0.01,
                                    "vespo": 2 * E(3 + 0.2 - 3 * E(0.1))})
-
-
-def test_vespo_takes_the_correction_into_its_ratio():
     x = flat(LOGP, OLD, ADV, IDS, sampler_logprobs=[-1.2, -1.0, -2.25])  # D = 0.1, 0 | 0.25
     first, last = E(3 + 2 * 0.7 - 3 * E(0.7)), E(2 - 3 * 0.25 - 2 * E(-0.25))
     per_token, _ = run(bound(LOSSES, "vespo", from_sampler=True), x)
     assert per_token.tolist() == pytest.approx([2 * first, 0.5 * first, -2.5 * last], abs=1e-5)
+    assert flat([50.0, -50.0, 3.0], [0.0, 0.0, 1.0]).log_ratio.tolist() == [20, -20, 2]
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 1], [0, 1, 1]], ids=["trained", "masked"])
@@ -170,9 +143,9 @@ def test_rover_by_hand():
 
 def test_mdpo_by_hand():
     """t = 1 at the first step, .75 after a quarter of the way, and not below the floor."""
-    for step, t in ((0, 1.0), (25, 0.75), (99, 0.2), (500, 0.2)):
+    for step, decay, t in ((0, 100, 1.0), (25, 100, 0.75), (99, 100, 0.2), (500, 100, 0.2), (3, 10, 0.7)):
         x = flat(LOGP, OLD, ADV, IDS, step=step)
-        per_token, metrics = run(bound(LOSSES, "mdpo", floor=0.2), x)
+        per_token, metrics = run(bound(LOSSES, "mdpo", floor=0.2, decay=decay), x)
         r = [E(0.1), E(0.5), E(-0.5)]
         kl = [r[0] * 0.1 - r[0] + 1, r[1] * 0.5 - r[1] + 1, -r[2] * 0.5 - r[2] + 1]
         expected = [-ri * a + k / t for ri, a, k in zip(r, ADV, kl, strict=True)]
@@ -180,20 +153,6 @@ def test_mdpo_by_hand():
         assert gradient(per_token, x) == pytest.approx([ri * (lr / t - a) for ri, lr, a in zip(
             r, (0.1, 0.5, -0.5), ADV, strict=True)], abs=1e-5)
         assert metrics["mdpo/t"].item() == pytest.approx(3 * t)
-
-
-def test_mdpo_begins_with_the_plain_gradient():
-    """At the weights that sampled; one optimizer step later it is another, on each of 200 batches as by loops."""
-    for seed in range(200):
-        x = random_step(seed)
-        same = replace(x, old_logprobs=x.logprobs.detach())
-        plain = gradient(run(bound(LOSSES, "reinforce"), same)[0], same)
-        assert gradient(run(bound(LOSSES, "mdpo"), same)[0], same) == pytest.approx(plain, abs=1e-9)
-        found = gradient(run(bound(LOSSES, "mdpo", decay=10), x)[0], x)
-        expected = [m * E(p - q) * ((p - q) / 0.7 - a) for p, q, a, m in zip(
-            x.logprobs.tolist(), x.old_logprobs.tolist(), x.advantages.tolist(), x.mask.tolist(), strict=True)]
-        assert found == pytest.approx(expected, abs=1e-6)
-        assert found != pytest.approx(gradient(run(bound(LOSSES, "reinforce"), x)[0], x), abs=1e-3)
 
 
 def test_simko_by_hand():
@@ -214,51 +173,20 @@ def test_simko_by_hand():
     assert gradient(run(term, x)[0], x)[:4] == pytest.approx([0, -1, -1, -0.9], abs=1e-5)
 
 
-# --- all of them -----------------------------------------------------------------------------------------------------
-
 FROM_REWARDS = {"supervised", "nft", "pacs"}
 """They do not look at the advantages."""
 
 
-@settings(max_examples=3)
-@given(st.integers(0, 10 ** 6))
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - FROM_REWARDS - {"rover", "kimi", "kl_cov", "mdpo"}))
-def test_no_advantage_no_gradient(name, seed):
-    x = random_step(seed)
-    x = replace(x, advantages=torch.zeros_like(x.advantages))
-    assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ["rover", "kimi", "kl_cov", "mdpo"])
-def test_no_advantage_no_gradient_at_the_weights_that_sampled(name):
-    x = random_step(1, gap=0.0)
-    x = replace(x, advantages=torch.zeros_like(x.advantages), old_stats={})
-    assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12)
-
-
-@settings(max_examples=3)
-@given(st.integers(0, 10 ** 6), st.randoms(use_true_random=False))
-@pytest.mark.parametrize("name", sorted(LOSSES))
-def test_order_and_batches_change_nothing(name, seed, random):
-    """One micro-batch, or several in any order: the same gradient, and the same loss."""
-    term, x = bound(LOSSES, name), random_step(seed)
-    whole = with_prepared(term, x)
-    loss = AGGREGATIONS["sequence_sum"](term(whole)[0], whole)
-    (expected,) = torch.autograd.grad(loss, x.logprobs)
-    order = list(range(len(x.lengths)))
-    random.shuffle(order)
-    total, got = 0.0, torch.zeros_like(expected)
-    for rollouts in (order[:5], [], order[5:6], order[6:]):
-        x_part = part(whole, rollouts)
-        share = AGGREGATIONS["sequence_sum"](term(x_part)[0], x_part)
-        total += share.item()
-        got += torch.autograd.grad(share, x.logprobs, allow_unused=True)[0]
-    assert total == pytest.approx(loss.item(), abs=1e-9)
-    assert torch.allclose(got, expected, atol=1e-10)
+def test_no_advantage_no_gradient():
+    """Some terms have one away from the weights that sampled."""
+    for name in sorted({*LOSSES} - FROM_REWARDS):
+        x = random_step(1, gap=0.0 if name in ("rover", "kimi", "kl_cov", "mdpo") else 0.3)
+        x = replace(x, advantages=torch.zeros_like(x.advantages), **({} if x.old_stats is None else {"old_stats": {}}))
+        assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12), name
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_all_masked_short_and_extreme_stay_finite(name):
+def test_masked_short_extreme_and_rounded_stay_finite(name):
     term = bound(LOSSES, name)
     for old, mask in (([-900.0, 0.0, -0.1], [1, 1, 1]), ([-1.0, -1.0, -1.0], [0, 0, 0]), (OLD, [1, 0, 0])):
         x = flat([0.0, -900.0, -0.1], old, [1.0, -1.0, 0.0], IDS, mask=mask, rewards=[1.0, math.nan], group=[0, 0],
@@ -269,18 +197,9 @@ def test_all_masked_short_and_extreme_stay_finite(name):
         assert math.isfinite(loss.item()) and all(map(math.isfinite, gradient(per_token, x)))
         assert loss.item() == 0 or any(mask)
     assert run(term, part(random_step(0), []))[0].shape == (0,)
-
-
-@pytest.mark.parametrize("name", sorted(LOSSES))
-def test_bfloat16_stays_finite(name):
     x = random_step(5)
     low = {k: getattr(x, k).bfloat16() for k in ("old_logprobs", "advantages")}
     x = replace(x, **low, logprobs=x.logprobs.detach().bfloat16().requires_grad_(), mask=x.mask.float(),
-                lengths=x.lengths.float(), rewards=x.rewards.float(),
-                stats={k: v.float() for k, v in x.stats.items()})
-    per_token, _ = run(bound(LOSSES, name), x)
+                lengths=x.lengths.float(), rewards=x.rewards.float(), stats={k: v.float() for k, v in x.stats.items()})
+    per_token, _ = run(term, x)
     assert per_token.isfinite().all() and all(map(math.isfinite, gradient(per_token, x)))
-
-
-def test_log_ratios_are_bounded():
-    assert flat([50.0, -50.0, 3.0], [0.0, 0.0, 1.0]).log_ratio.tolist() == [20, -20, 2]

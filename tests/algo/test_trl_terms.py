@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.algo.flat import random_step
+from tests.algo.flat import part, random_step
 from vlrl.algo.objective import Objective
 from vlrl.config.schema import AlgoSettings
 
@@ -171,7 +171,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_loss_and_gradient(trainer_class, name):
     theirs, mine = CASES[name]
-    for seed in range(4):
+    for seed in range(2):
         x = made(seed)
         same(ours(x, **mine), trl(trainer_class, x, **theirs))
 
@@ -184,14 +184,15 @@ def test_gmpo(trainer_class):
         same(ours(x, loss="gmpo", aggregation="sequence_mean"), trl(GMPOTrainer, x, "grpo", **own))
 
 
-# --- what differs on purpose -----------------------------------------------------------------------------------------
-
-
-def test_a_huge_log_ratio_is_kept_at_20(trainer_class):
+def test_clip_high_of_cispo_is_a_distance_from_1_and_what_is_far_is_bounded(trainer_class):
     x = made(0)
     x = replace(x, old_logprobs=x.logprobs.detach() - 30, advantages=-torch.ones_like(x.advantages))
     assert trl(trainer_class, x)[0] == pytest.approx(math.exp(30))
     assert ours(x, loss=PPO)[0] == pytest.approx(math.exp(20))
+    same(ours(x, loss={"name": "cispo", "clip_high": 0.28}), trl(trainer_class, x, "cispo", epsilon_high=1.28))
+    x = replace(x, reference_logprobs=x.logprobs.detach() + 30, advantages=torch.zeros_like(x.advantages))
+    assert trl(trainer_class, x, beta=1.0)[0] == pytest.approx(math.exp(30), rel=1e-6)
+    assert ours(x, loss=PPO, kl_coef=1.0)[0] == pytest.approx(28 * math.exp(3) - 31, rel=1e-6)  # the tangent from d = 3
 
 
 def test_a_rollout_without_trained_tokens_is_not_counted(trainer_class):
@@ -200,37 +201,11 @@ def test_a_rollout_without_trained_tokens_is_not_counted(trainer_class):
     x = replace(x, mask=mask, lengths=torch.zeros_like(x.lengths).index_add(0, x.rollout_id, mask),
                 total_tokens=float(mask.sum()), total_sequences=11.0)
     theirs = trl(trainer_class, x, loss_type="grpo")
-    mine = ours(x, loss=PPO, aggregation="sequence_mean")
-    same(mine, (theirs[0] * 12 / 11, theirs[1] * 12 / 11))
-
-
-def test_the_default_cap_of_cispo_is_5_not_epsilon_high(trainer_class):
-    x = made(0)
-    assert trl(trainer_class, x, "cispo", epsilon_high=0.2)[0] != pytest.approx(ours(x, loss="cispo")[0], rel=0.1)
-
-
-def test_clip_high_of_cispo_is_a_distance_from_1(trainer_class):
-    x = made(0)
-    same(ours(x, loss={"name": "cispo", "clip_high": 0.28}), trl(trainer_class, x, "cispo", epsilon_high=1.28))
-
-
-def test_the_correction_in_vespos_ratio_is_not_truncated(trainer_class):
-    x = made(0)
-    theirs = trl(trainer_class, x, "vespo", **vllm("token_truncate", None, 1.05))
-    mine = ours(x, loss={"name": "vespo", "from_sampler": True})
-    assert theirs[0] != pytest.approx(mine[0], rel=1e-3)
-
-
-def test_the_kl_far_from_the_reference_is_bounded(trainer_class):
-    x = made(0)
-    x = replace(x, reference_logprobs=x.logprobs.detach() + 30, advantages=torch.zeros_like(x.advantages))
-    assert trl(trainer_class, x, beta=1.0)[0] == pytest.approx(math.exp(30), rel=1e-6)
-    assert ours(x, loss=PPO, kl_coef=1.0)[0] == pytest.approx(28 * math.exp(3) - 31, rel=1e-6)  # the tangent from d = 3
+    same(ours(x, loss=PPO, aggregation="sequence_mean"), (theirs[0] * 12 / 11, theirs[1] * 12 / 11))
 
 
 def test_a_batch_mean_of_tokens_does_not_depend_on_micro_batches(trainer_class):
     """TRL's bnpo divides by the tokens of a micro-batch; token_mean by those of the step, whatever batch sees them."""
-    from tests.algo.flat import part
     x = made(0)
     halves = [part(x, [0, 1, 2]), part(x, list(range(3, 12)))]
     assert sum(ours(h, loss=PPO)[0] for h in halves) == pytest.approx(ours(x, loss=PPO)[0])

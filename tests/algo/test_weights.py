@@ -14,24 +14,22 @@ from vlrl.errors import ConfigError
 from vlrl.methods.objectives.weights import planning_tokens
 
 
-@pytest.mark.parametrize("options, kept", [
-    ({}, [0, 0, 0, 0, 1, 0]), ({"share": 0.5}, [0, 1, 1, 0, 1, 0]), ({"share": 0.6}, [0, 1, 1, 0, 1, 0]),
-    ({"share": 1.0}, [1, 1, 1, 1, 1, 0])])
-def test_top_entropy_by_hand(options, kept):
+def test_top_entropy_by_hand():
     # of 1, 2, 3, 0.5, 4 the quantile 0.8 is 3.2; 0.5 is 2, where both 2 and above stay; the last token is not trained
     x = flat([-1.0] * 6, rollout=[0, 0, 0, 1, 1, 1], mask=[1, 1, 1, 1, 1, 0], entropy=[1.0, 2.0, 3.0, 0.5, 4.0, 9.0])
-    assert run(bound(WEIGHTS, "top_entropy", **options), x).tolist() == kept
+    for options, kept in (({}, [0, 0, 0, 0, 1, 0]), ({"share": 0.5}, [0, 1, 1, 0, 1, 0]),
+                          ({"share": 0.6}, [0, 1, 1, 0, 1, 0]), ({"share": 1.0}, [1, 1, 1, 1, 1, 0])):
+        assert run(bound(WEIGHTS, "top_entropy", **options), x).tolist() == kept, options
+    none = flat([-1.0], mask=[0], entropy=[1.0])
+    assert run(bound(WEIGHTS, "top_entropy"), none).tolist() == [0.0]
 
 
-def test_top_entropy_is_numpys_quantile_of_the_whole_step():
+def test_top_entropy_is_numpys_quantile_of_the_whole_step_for_all_processes(monkeypatch):
     x = random_step(3, groups=6, longest=9)
     keep = run(bound(WEIGHTS, "top_entropy", share=0.3), x)
     trained = x.mask > 0
     threshold = np.quantile(x.entropy[trained].numpy(), 0.7)
     assert keep.tolist() == ((x.entropy >= threshold) & trained).double().tolist()
-
-
-def test_top_entropy_has_one_threshold_for_all_processes(monkeypatch):
     x, weight = random_step(3), bound(WEIGHTS, "top_entropy", share=0.3)
     own = [process(x, [8, 9, 10, 11]), process(x, list(range(8)))]
     kept = side_by_side(monkeypatch, [lambda p=p: run(weight, p) for p in own])
@@ -40,30 +38,16 @@ def test_top_entropy_has_one_threshold_for_all_processes(monkeypatch):
     assert torch.equal(torch.cat([kept[1], kept[0]]), whole) and 0 < whole.sum() < len(whole)
 
 
-def test_top_entropy_without_a_trained_token():
-    assert run(bound(WEIGHTS, "top_entropy"), flat([-1.0], mask=[0], entropy=[1.0])).tolist() == [0.0]
-
-
-TEXTS = ["So", " Wa", "it", ", let", " me", "  TRY", " again", ".", " await", "", " wait", "let", " me"]
-
-
-def test_planning_tokens_by_hand():
-    found = planning_tokens(TEXTS, [0] * 11 + [1] * 2, ("wait", "let me try"))
-    assert [i for i, planning in enumerate(found) if planning] == [1, 2, 3, 4, 5, 10]
-
-
-def test_planning_tokens_stay_inside_a_rollout_and_take_the_longest_phrase():
-    assert planning_tokens(["hold", " on"], [0, 1], ("hold on",)) == [False, False]
-    assert planning_tokens(["wait", " a", " bit"], [0, 0, 0], ("wait", "wait a bit")) == [True] * 3
-    assert planning_tokens(["xay", " ", "wait", "ing"], [0] * 4, ("x.y", " ", "wait")) == [False] * 4
-    assert planning_tokens(["a", "(b", " c"], [0, 0, 0], ("a(b",)) == [True, True, False]
-    assert planning_tokens([], [], ("a",)) == []
-
-
-def test_planning_tokens_of_a_script_without_spaces():
-    found = planning_tokens(["我们", "等一", "下", "再看", " b"], [0] * 5, ("等一下", "b"))
-    assert found == [False, True, True, False, True]
-    assert planning_tokens(["もう一度", "abc"], [0, 0], ("一度ab", "度a")) == [False, False]
+@pytest.mark.parametrize("texts, rollouts, phrases, found", [
+    (["So", " Wa", "it", ", let", " me", "  TRY", " again", ".", " await", "", " wait", "let", " me"],
+     [0] * 11 + [1] * 2, ("wait", "let me try"), [1, 2, 3, 4, 5, 10]),
+    (["hold", " on"], [0, 1], ("hold on",), []),  # they stay inside a rollout
+    (["wait", " a", " bit"], [0, 0, 0], ("wait", "wait a bit"), [0, 1, 2]),  # the longest phrase
+    (["xay", " ", "wait", "ing"], [0] * 4, ("x.y", " ", "wait"), []), (["a", "(b", " c"], [0, 0, 0], ("a(b",), [0, 1]),
+    ([], [], ("a",), []), (["我们", "等一", "下", "再看", " b"], [0] * 5, ("等一下", "b"), [1, 2, 4]),
+    (["もう一度", "abc"], [0, 0], ("一度ab", "度a"), [])])
+def test_planning_tokens_by_hand(texts, rollouts, phrases, found):
+    assert [i for i, plans in enumerate(planning_tokens(texts, rollouts, phrases)) if plans] == found
 
 
 def test_hicra_by_hand():
@@ -75,22 +59,19 @@ def test_hicra_by_hand():
         bound(WEIGHTS, "hicra", phrases=[" "])
 
 
-def test_difficulty_by_hand():
+def test_difficulty_and_dads_by_hand():
     x = flat([-1.0] * 4, rollout=[0, 1, 1, 2], difficulty=[1.0, 0.25, nan])
     assert run(bound(WEIGHTS, "difficulty"), x).tolist() == pytest.approx([1.5, 0.75, 0.75, 1])
     assert run(bound(WEIGHTS, "difficulty", low=1.0, high=3.0), x).tolist() == pytest.approx([3, 1.5, 1.5, 1])
-
-
-# groups: one of three right (and one unscorable), all right, none right
-REWARDS, GROUP = [1.0, 0.0, 0.0, nan, 1.0, 1.0, 0.0, 0.0], [0, 0, 0, 0, 1, 1, 2, 2]
-
-
-def test_dads_by_hand():
     x = flat([-1.0] * 8, adv=[1.0, -1.0, 1.0, 0.0, 1.0, 1.0, 1.0, -1.0], rollout=list(range(8)), rewards=REWARDS,
              group=GROUP)
     shaped = 1 - E(-e / 3)
     assert run(bound(WEIGHTS, "dads"), x).tolist() == pytest.approx([shaped, 1, shaped, 1, 1, 1, 1, 1], abs=1e-5)
     assert run(bound(WEIGHTS, "dads", above=-1.0), x).tolist() == [1.0] * 8
+
+
+# groups: one of three right (and one unscorable), all right, none right
+REWARDS, GROUP = [1.0, 0.0, 0.0, nan, 1.0, 1.0, 0.0, 0.0], [0, 0, 0, 0, 1, 1, 2, 2]
 
 
 def test_stcr_by_hand():
@@ -121,15 +102,10 @@ def test_off_policy_sequence_mask_by_hand():
     assert run(mask, replace(x, advantages=-x.advantages)).tolist() == [0, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_batches_and_types_change_nothing(name):
-    weight = bound(WEIGHTS, name)
-    x = with_prepared(weight, random_step(8))
-    whole = weight(x)
-    assert whole.shape == x.mask.shape and not whole.requires_grad and (whole >= 0).all()
-    for rollouts in ([], [4], [10, 2, 7]):
-        p = part(x, rollouts)
-        expected = torch.cat([torch.zeros(0).double(), *(whole[x.rollout_id == r] for r in rollouts)])
-        assert torch.equal(weight(p), expected)
-    low = replace(x, logprobs=x.logprobs.detach().bfloat16(), advantages=x.advantages.bfloat16())
-    assert run(weight, low).isfinite().all()
+def test_of_no_token_and_in_low_precision():
+    for name in WEIGHTS:
+        weight, x = bound(WEIGHTS, name), random_step(8)
+        ready = with_prepared(weight, x)
+        assert not weight(ready).requires_grad and (weight(ready) >= 0).all() and weight(part(ready, [])).shape == (0,)
+        low = replace(x, logprobs=x.logprobs.detach().bfloat16(), advantages=x.advantages.bfloat16())
+        assert run(weight, low).isfinite().all(), name

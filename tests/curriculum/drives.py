@@ -57,8 +57,7 @@ def resumed(kind: Any, prompts: Any, options: Mapping[str, Any], number: int, co
     sampler = kind(of, **options)
     first = steps(sampler, of, range(at), count)
     state = {"sampler": sampler.state_dict(), "history": of.history.state_dict()}
-    path = checkpoint.save(folder, at, lambda path: None, state, 1)
-    found = checkpoint.load_state(path)
+    found = checkpoint.load_state(checkpoint.save(folder, at, lambda path: None, state, 1))
     again = prompts()
     sampler = kind(again, **options)
     sampler.load_state_dict(found["sampler"])  # before the history, as the group source does

@@ -37,9 +37,6 @@ def run(sampler, steps):
         sampler.observe(answered(sampler, sampler.next(16, step), step), step)
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-
 def test_sec_by_hand():
     sampler = Sec(prompts(), alpha=0.5, tau=1.0)
     assert sampler.shares() == pytest.approx([1 / 3] * 3)
@@ -53,16 +50,10 @@ def test_sec_by_hand():
     assert sampler.shares() == pytest.approx([exp(v) / total for v in values], abs=1e-5)
     assert sampler.metrics() == pytest.approx({f"curriculum/weight/{n}": exp(v) / total
                                                for n, v in zip("abc", values, strict=True)}, abs=1e-5)
-
-
-def test_alpha_of_sec_is_how_much_the_last_round_counts():
     sampler = Sec(prompts(), alpha=0.25)
     for value in (0.25, 0.25 * 1 + 0.75 * 0.25):  # |A| of 1 right in 2 is 1
         sampler.observe([outcome(40, 1, 0)], 0)
         assert sampler.values == pytest.approx([0, value, 0], abs=1e-5)
-
-
-def test_sec_without_the_deviation_of_the_group():
     sampler = Sec(prompts(), alpha=1.0, scale=False)
     sampler.observe([outcome(0, 0.5, 0.51), outcome(40, 0.0, 1.0)], 0)
     assert sampler.values == pytest.approx([0.005, 0.5, 0], abs=1e-5)
@@ -103,9 +94,6 @@ def test_recap_by_hand():
     assert sampler.scores() == pytest.approx([rising, forgotten, 1], abs=1e-5)
     total = exp(rising / 0.5) + exp(forgotten / 0.5) + exp(1 / 0.5)
     assert sampler.shares() == pytest.approx([exp(v / 0.5) / total for v in (rising, forgotten, 1)], abs=1e-5)
-
-
-def test_recap_weighs_the_loss_instead_of_the_draws():
     of = prompts()
     even, other = Recap(of, by="task", weigh="loss"), Recap(prompts(), by="task", weigh="draws")
     for sampler in (even, other):
@@ -129,17 +117,11 @@ def test_sws_by_hand():
                                               for f, size in zip(failures, (40, 20), strict=True)], abs=1e-5)
     sampler.observe([outcome(40, 0, 0, 0, 0)], 2)
     assert sampler.weak.tolist() == [1, 1]  # 0, .25, 0: no slope
-
-
-def test_sws_judges_after_as_many_visits_as_asked():
     sampler = Sws(prompts(), visits=2)
     sampler.observe([outcome(0, 0, 0)], 0)
     assert sampler.judged.sum() == 0 and sampler.failures() == pytest.approx([0.5] * 3)
     sampler.observe([outcome(0, 0, 0)], 1)
     assert (sampler.weak.tolist(), sampler.judged.tolist()) == ([1, 0, 0], [1, 0, 0])
-
-
-# --- draws ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,41 +135,30 @@ def test_draws_follow_the_shares(name):
     assert len({round(float(s), 6) for s in shares}) > 1
 
 
-def test_a_category_is_gone_through_in_shuffled_passes():
+def test_no_prompt_twice_while_others_are_left():
     sampler = Sec(prompts((8, 500)))
     drawn = [d.index for step in range(150) for d in sampler.next(2, step) if d.index < 8]
     passes = [drawn[i:i + 8] for i in range(0, 64, 8)]
     assert all(len({*p}) >= 7 for p in passes) and len({tuple(p) for p in passes}) == 8
-
-
-@pytest.mark.parametrize("count", [20, 29, 30, 61])
-def test_no_prompt_twice_while_others_are_left(count):
     sampler = Sec(prompts((3, 7, 20)), tau=0.01)
     sampler.values[:] = [1, 0, 0]
-    for step in range(20):
-        counts = np.bincount([d.index for d in sampler.next(count, step)], minlength=30)
-        assert counts.sum() == count and counts.max() == -(-count // 30) and counts.min() == count // 30
-        assert count > 20 or (counts[:3] == 1).all()
+    for count in (20, 29, 30, 61):
+        for step in range(20):
+            counts = np.bincount([d.index for d in sampler.next(count, step)], minlength=30)
+            assert counts.sum() == count and counts.max() == -(-count // 30) and counts.min() == count // 30
+            assert count > 20 or (counts[:3] == 1).all()
 
 
-# --- data and options -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by, said", [("level", "no row has that field"), ("one", "it is 'x' in every row"),
-                                      ("id", "1001 categories")])
-def test_a_field_that_does_not_tell_prompts_apart_is_refused(by, said):
+def test_categories_of_a_field():
     rows = {"one": ["x"] * 1001, "id": [str(i) for i in range(1001)]}
-    with pytest.raises(ConfigError, match=rf"curriculum.by='{by}'.*{said}"):
-        Sec(Prompts(1001, 0, lambda name: rows.get(name, [None] * 1001)), by=by)
-
-
-def test_numbers_are_cut_and_empty_ranges_left_out():
+    for by, said in (("level", "no row has that field"), ("one", "it is 'x' in every row"), ("id", "1001 categories")):
+        with pytest.raises(ConfigError, match=rf"curriculum.by='{by}'.*{said}"):
+            Sec(Prompts(1001, 0, lambda name: rows.get(name, [None] * 1001)), by=by)
+    # numbers are cut, and empty ranges left out
     values = [0.0, 0.05, 0.1, 0.12, 0.15, 0.9, 1.0]
     sampler = Sec(Prompts(7, 0, lambda name: values), by="difficulty", bins=5)
     assert sampler.names == ("0-0.2", "0.8-1") and sampler.sizes.tolist() == [5, 2]
     assert {d.index for d in sampler.next(7, 0)} == set(range(7))
-
-
-def test_names_of_categories_in_metrics_are_short_and_plain():
+    # their names in metrics are short and plain
     sampler = Sec(Prompts(3, 0, lambda name: ["a/b\n" * 30, "ü 1", "x"]))
     assert [*sampler.metrics()] == ["curriculum/weight/" + "a_b_" * 10, "curriculum/weight/x", "curriculum/weight/ü_1"]

@@ -3,14 +3,11 @@
 import pytest
 
 from tests.curriculum.drives import drive, resumed
+from tests.curriculum.test_staged import CARRYING, FORMS
 from vlrl.config.schema import CurriculumSettings, RolloutSettings
 from vlrl.curriculum import SAMPLERS, Prompts, make
 from vlrl.errors import ConfigError
 
-FORMS = [{"where": {"form": "yes_no"}, "steps": 2}, {"where": {"form": "choice"}, "steps": 1},
-         {"where": {"form": ["text", "number"]}}]
-CARRYING = [{"where": {"form": ["yes_no", "choice"]}, "pass_rate": 0.4, "steps": 5, "group_size": 4},
-            {"where": {"form": ["text", "number", "choice"]}, "carry": 0.5, "max_new_tokens": 9}]
 FIELDS = {"category": list("abc" * 20), "task": list("abc" * 20), "level": list("a" * 30 + "b" * 30),
           "difficulty": [None if i % 3 else i / 60 for i in range(60)],
           "angle": [i * 7 % 60 / 30 - 1 for i in range(60)], "form": ["yes_no", "choice", "text", "number"] * 15}
@@ -32,7 +29,7 @@ def prompts():
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_a_resumed_sampler_goes_on_exactly(name, options, tmp_path):
-    number, count, ends = (8, 6, (5,)) if name in ("alp_gmm", "weakness") else (14, 16, (1, 4, 11))
+    number, count, ends = (8, 6, (5,)) if name in ("alp_gmm", "weakness") else (14, 16, (4, 11))
     whole = drive(SAMPLERS[name], prompts, options, number, count)
     for at in ends:
         assert resumed(SAMPLERS[name], prompts, options, number, count, tmp_path / str(at), at) == whole, at
@@ -40,7 +37,7 @@ def test_a_resumed_sampler_goes_on_exactly(name, options, tmp_path):
         assert len({d.index for d in call[:count]}) == count
 
 
-@pytest.mark.parametrize(("name", "option", "value"), [
+WRONG = [
     ("sec", "alpha", 1.5), ("sec", "tau", 0), ("sec", "bins", 1), ("sec", "by", ""), ("sec", "alhpa", 0.2),
     ("dump", "window", 0), ("dump", "window", 10**6), ("domain_weighted", "epsilon", -1), ("sws", "floor", 2),
     ("recap", "fast", 0.95), ("recap", "target", 0), ("prioritised", "prior", 2), ("prioritised", "strength", 1e7),
@@ -50,8 +47,13 @@ def test_a_resumed_sampler_goes_on_exactly(name, options, tmp_path):
     ("hard_focus", "share", 0), ("hard_focus", "share", 1.1), ("hard_focus", "after", -1),
     ("hard_focus", "group_size", 1), ("retrospective", "carry", 2), ("alp_gmm", "fit_every", 3),
     ("alp_gmm", "components", 1), ("alp_gmm", "explore", 1.5), ("alp_gmm", "memory", 0), ("weakness", "rate", 0),
-    ("weakness", "explore", -0.1), ("easy_to_hard", "descending", "x")])
-def test_an_option_out_of_range_is_refused(name, option, value):
-    more = ".*Did you mean 'alpha'" if option == "alhpa" else ""
-    with pytest.raises(ConfigError, match=rf"curriculum\.{option}={value!r}{more}"):
-        make(CurriculumSettings.model_validate({"name": name, option: value}), prompts())
+    ("weakness", "explore", -0.1), ("easy_to_hard", "descending", "x"), ("gain_rl", "spread", 0),
+    ("gain_rl", "target", 1.1), ("gain_rl", "sensitivity", -1), ("gain_rl", "spread", True), ("gvm", "least", 0),
+    ("gvm", "prior", 2), ("gvm", "probe", -1), ("gvm", "alpha", -1)]
+
+
+def test_an_option_out_of_range_is_refused():
+    for name, option, value in WRONG:
+        more = ".*Did you mean 'alpha'" if option == "alhpa" else ""
+        with pytest.raises(ConfigError, match=rf"curriculum\.{option}={value!r}{more}"):
+            make(CurriculumSettings.model_validate({"name": name, option: value}), prompts())

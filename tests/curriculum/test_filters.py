@@ -31,21 +31,17 @@ def test_what_is_unknown_counts_in_no_mean():
     assert math.isnan(none.reward) and math.isnan(none.pass_rate) and math.isnan(none.advantage())
 
 
-@pytest.mark.parametrize("keep, expected", [
-    ("all", [0, 1, 2, 3, 4]), ("mixed", [1, 2, 3]), ("pass_range", [1, 2, 3]),
-    ({"name": "pass_range", "low": 0.5, "high": 1.0}, [0, 1, 3])])
-def test_which_groups_are_kept(keep, expected):
-    intake = Intake(filters(keep=keep), 5)
-    intake.take(dict(enumerate(GROUPS)))
-    assert intake.selected == expected == intake.chosen()
-
-
-@pytest.mark.parametrize("select, chosen", [("first", [0, 1]), ("nearest_half", [1, 3]), ("most_varied", [1, 3])])
-def test_which_groups_are_chosen(select, chosen):
-    """Of equal ones (1 and 2) the first; in the order of their draws."""
-    intake = Intake(filters(select=select), 2)
-    intake.take(dict(enumerate(GROUPS)))
-    assert intake.chosen() == chosen
+def test_which_groups_are_kept_and_chosen():
+    """Of equal ones (1 and 2) the first is chosen; in the order of their draws."""
+    for keep, expected in (("all", [0, 1, 2, 3, 4]), ("mixed", [1, 2, 3]), ("pass_range", [1, 2, 3]),
+                           ({"name": "pass_range", "low": 0.5, "high": 1.0}, [0, 1, 3])):
+        intake = Intake(filters(keep=keep), 5)
+        intake.take(dict(enumerate(GROUPS)))
+        assert intake.selected == expected == intake.chosen(), keep
+    for select, chosen in (("first", [0, 1]), ("nearest_half", [1, 3]), ("most_varied", [1, 3])):
+        intake = Intake(filters(select=select), 2)
+        intake.take(dict(enumerate(GROUPS)))
+        assert intake.chosen() == chosen, select
 
 
 def test_how_many_are_drawn():
@@ -59,11 +55,10 @@ def test_how_many_are_drawn():
     assert (intake.wanted, intake.rounds, intake.refills) == (3, 2, 1)
     intake.take({4: GROUPS[4]})
     assert (intake.wanted, intake.refills) == (0, 2)  # two refills are all
-
-
-def test_oversampling_follows_the_share_of_groups_that_tell_something():
+    for count, factor, drawn in ((100, 1.1, 110), (10, 1.25, 13), (3, 4 / 3, 4), (50, 1.14, 57)):
+        assert Intake(filters(oversample=factor), count).wanted == drawn  # no group more by rounding
     some = filters(oversample={"name": "ema", "decay": 0.75, "most": 4.0})
-    some.oversample.observe(GROUPS[:2])  # one of two: 0.25 * 2 + 0.75 * 1
+    some.oversample.observe(GROUPS[:2])  # one of two tells something: 0.25 * 2 + 0.75 * 1
     assert some.oversample.factor == pytest.approx(1.25) and some.oversampled(4) == 5
     some.oversample.observe(GROUPS[:1])  # none: as for the most
     assert some.oversample.factor == pytest.approx(0.25 * 4 + 0.75 * 1.25)
@@ -74,7 +69,6 @@ def test_groups_that_vary_little_beside_those_of_earlier_steps():
     asked for: .45, then .75 * .45 + .25 * .25 = .4, then 0.34375 with a step of .1 and .2."""
     def spread(s):
         return Outcome(Draw(0, 0), (0.5 - s, 0.5 + s), (True, False))
-
     some = filters(keep={"name": "std_ema", "beta": 0.5, "decay": 0.75, "start": 2}, oversample={"name": "ema"})
     assert some.keep(spread(0.0)) and some.keep(spread(0.1))
     some.observe([spread(0.5), spread(0.4), Outcome(Draw(0, 0), (None,), (None,))])

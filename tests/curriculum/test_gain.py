@@ -8,18 +8,14 @@ import torch
 from scipy.stats import chisquare
 
 from tests.conftest import SAMPLES
-from tests.e2e.runs import run, write_config
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import source
-from vlrl import config, curriculum
-from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, MeasuringSampler, Outcome, Prompts
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.gain_rl.angle import Angles, angle, question_span
 from vlrl.methods.gain_rl.sampler import GainRL
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import checkpoint, trainer_state
-from vlrl.training.loop import train
 from vlrl.types import Media, Sample
 
 
@@ -30,9 +26,6 @@ def prompts(angles, seed=0):
 def went(draws, *rates):
     """Outcomes with these pass rates, in quarters."""
     return [Outcome(d, (0.0, 1.0), tuple(k < 4 * rate for k in range(4))) for d, rate in zip(draws, rates, strict=True)]
-
-
-# --- the sampler ------------------------------------------------------------------------------------------------------
 
 
 def test_the_window_moves_by_accuracy_and_angle():
@@ -47,6 +40,12 @@ def test_the_window_moves_by_accuracy_and_angle():
     for _ in range(200):
         sampler.observe(went([Draw(1, 0)], 1.0), 2)
     assert sampler.mean == 99 and sampler.metrics() == {"curriculum/window": 0.99}
+    sampler = GainRL(prompts(np.linspace(1, 0, 500)), spread=2.0)
+    draws = sampler.next(500, 0)
+    assert sorted(d.index for d in draws) == list(range(500)) and {d.visit for d in draws} == {0}
+    assert len({d.index for d in sampler.next(40, 1)}) == 40
+    again = sampler.next(600, 2)
+    assert len(again) == 600 and set(np.bincount([d.index for d in again])) == {1, 2}
 
 
 @pytest.mark.slow
@@ -58,15 +57,6 @@ def test_draws_follow_the_gaussian():
     likely = weights / weights.sum() * 4000 > 5
     expected = np.append(weights[likely], weights[~likely].sum()) / weights.sum() * 4000
     assert chisquare(np.append(counts[likely], counts[~likely].sum()), expected).pvalue > 1e-3
-
-
-def test_no_prompt_twice_while_others_are_left():
-    sampler = GainRL(prompts(np.linspace(1, 0, 500)), spread=2.0)
-    draws = sampler.next(500, 0)
-    assert sorted(d.index for d in draws) == list(range(500)) and {d.visit for d in draws} == {0}
-    assert len({d.index for d in sampler.next(40, 1)}) == 40
-    again = sampler.next(600, 2)
-    assert len(again) == 600 and set(np.bincount([d.index for d in again])) == {1, 2}
 
 
 def test_what_was_measured_is_kept(tmp_path):
@@ -82,37 +72,22 @@ def test_what_was_measured_is_kept(tmp_path):
     assert not len(other.missing()) and other.mean == sampler.mean
     other.history.load_state_dict(sampler.history.state_dict())
     assert other.next(3, 1) == sampler.next(3, 1)
-
-
-def test_prompts_of_which_none_can_be_measured():
     sampler = GainRL(prompts([None, None]))
     with pytest.raises(ConfigError, match=r"curriculum\.name='gain_rl'.*2 prompts.*data check"):
         sampler.measured(np.array([0, 1]), np.full(2, np.nan, np.float32))
 
 
-@pytest.mark.parametrize(("option", "value"), [("spread", 0), ("target", 1.1), ("sensitivity", -1), ("spread", True)])
-def test_options_out_of_range(option, value):
-    with pytest.raises(ConfigError, match=rf"curriculum\.{option}={value}"):
-        curriculum.make(CurriculumSettings(name="gain_rl", **{option: value}), prompts([0.5]))
-
-
-# --- the group source -------------------------------------------------------------------------------------------------
-
-
 def test_the_source_asks_once_before_the_first_draw():
     asked = []
-
     def measure(samples, places, progress):
         asked.append(places.tolist())
         progress("measuring", 1, 1)
         return np.array([samples[i]["n"] for i in places], np.float32)
-
     def made():
         s = source(lambda prompt, i: "x")
         s.sampler = GainRL(s.prompts, spread=0.1)
         s.measures = {"angle": measure}
         return s
-
     one, two = made(), made()
     assert one.next_groups(2, 0)[0].sample["n"] == 9 and asked == [list(range(10))]
     one.next_groups(2, 1)
@@ -120,16 +95,10 @@ def test_the_source_asks_once_before_the_first_draw():
     assert [g.id for g in two.next_groups(3, 2)] == [g.id for g in one.next_groups(3, 2)] and len(asked) == 1
 
 
-# --- angles -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_angle_by_hand():
+def test_angles_by_hand():
     states = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
     assert angle(states, 1, 3) == pytest.approx((1 + 1 + 2 ** 0.5) / 4 + (0 + 0.5 ** 0.5) / 2)
     assert angle(states, 0, 2) == pytest.approx(0.5)
-
-
-def test_where_the_question_stands():
     text = dict(enumerate(["<|im|>", "user ", "Wh", "ere?", "<|end|>", "<img>"]))
     decode = lambda ids: "".join(text[int(i)] for i in ids)  # noqa: E731
     visual = torch.tensor([5])
@@ -185,18 +154,3 @@ def test_prompts_that_cannot_be_measured(tiny_models):
             measure(samples, np.array([2]), lambda *_: None)
         measure.config = settings(tiny_models["qwen3_vl"], data={"quarantine": True})
         assert np.isnan(measure(samples, np.array([2]), lambda *_: None)).all()
-
-
-@pytest.mark.slow
-def test_one_and_two_processes_order_alike(tiny_models, tmp_path):
-    """The angles are the same bits, and so are the draws."""
-    path = write_config(tmp_path, tiny_models["qwen3_vl"])
-    words = ("steps=1", "eval.samples=0", "save.every=1", "curriculum.name=gain_rl", "curriculum.spread=2")
-    train(config.load(path, [*words, f"run.dir={tmp_path / 'one'}"]))
-    done = run(path, tmp_path / "two", *words, processes=2)
-    assert done.returncode == 0, done.stderr
-    states = [checkpoint.load_state(tmp_path / name / "checkpoints" / "step-000001")["source"]
-              for name in ("one", "two")]
-    one, two = (s["sampler"]["angles"] for s in states)
-    assert np.array_equal(one, two) and len(np.unique(one)) > 30 and not states[0]["sampler"]["unknown"].any()
-    assert np.array_equal(*(s["history"]["visits"] for s in states))

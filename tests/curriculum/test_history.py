@@ -6,16 +6,12 @@ from vlrl.curriculum import Draw, Outcome
 from vlrl.curriculum.history import History
 
 
-def test_visits_to_one_prompt_count_each():
+def test_what_is_known_by_hand():
     history = History(4)
     assert history.visit([2, 0, 2, 2]) == [0, 0, 1, 2] and history.visit([2, 3]) == [3, 0]
     assert history.visits.tolist() == [1, 0, 4, 1]
-
-
-def test_a_part_knows_what_the_whole_was_loaded_with():
     whole = History(5)
-    part = whole.subset(np.array([3, 1]))
-    part.visit([0, 0, 1])
+    whole.subset(np.array([3, 1])).visit([0, 0, 1])
     assert whole.visits.tolist() == [0, 1, 0, 2, 0]
     whole.note([Outcome(Draw(3, 0), (1.0, 0.0), (True, False))], 7)
     again = History(5)

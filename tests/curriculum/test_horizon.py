@@ -39,22 +39,13 @@ def turns(horizon, step):
     return found
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-
-def test_it_grows_by_the_step():
+def test_it_grows_by_the_step_and_never_beyond_all():
     assert [add(step, start=2, every=3) for step in range(8)] == [2, 2, 2, 3, 3, 3, 4, 4]
     assert [add(step, start=1, every=2, by=3) for step in range(6)] == [1, 1, 4, 4, 7, 7]
     assert [multiply(step, start=2, every=2) for step in range(7)] == [2, 2, 4, 4, 6, 6, 8]
-
-
-def test_episodes_of_a_step_have_as_many_turns_and_never_more_than_all():
     horizon = Horizon(settings({"name": "multiply", "start": 2, "every": 2}, most=5))
     assert [turns(horizon, step) for step in (0, 1, 2, 3)] == [2, 2, 4, 4]
     assert turns(horizon, 4) is turns(horizon, 99) is None  # episode.max_turns
-
-
-def test_without_a_rule_draws_stay_as_they_are():
     horizon = Horizon(settings(None))
     assert turns(horizon, 0) is None
     told(horizon, None, 1.0)
@@ -75,9 +66,6 @@ def test_it_grows_with_the_success_of_episodes_of_that_length():
     assert turns(horizon, 0) == 5
     told(horizon, 5, 0.5, None, 0.5, 0.5)  # a rejected prompt counts for nothing
     assert turns(horizon, 0) is None
-
-
-def test_the_metric_is_that_of_the_step_that_is_over():
     horizon = Horizon(settings({"name": "success", "start": 2, "window": 1}))
     assert horizon.metrics() == {}  # no episode so far
     told(horizon, 2, 1.0)
@@ -86,9 +74,11 @@ def test_the_metric_is_that_of_the_step_that_is_over():
     assert horizon.metrics() == {"episode/horizon": 6}
     horizon.observe([outcome(Draw(0, 0, max_turns=3), 1.0)])
     assert horizon.metrics() == {"episode/horizon": 6}
+    rule = Success(start=2)
+    assert (rule.at, rule.by, rule.recent.maxlen) == (0.5, 1, 64)
 
 
-def test_it_goes_on_exactly():
+def test_it_goes_on_exactly_and_another_rule_begins_anew():
     rule = {"name": "success", "start": 1, "window": 3, "at": 0.6}
     for cut in range(1, 7):
         whole, first = Horizon(settings(rule)), Horizon(settings(rule))
@@ -102,16 +92,10 @@ def test_it_goes_on_exactly():
                 told(horizon, turns(horizon, i), rate)
             assert turns(whole, i + 1) == turns(first, i + 1)
         assert whole.state_dict() == first.state_dict() != Horizon(settings(rule)).state_dict()
-
-
-def test_another_rule_begins_anew():
     before = Horizon(settings({"name": "success", "start": 2}))
     horizon = Horizon(settings({"name": "add", "start": 3, "every": 1}))
     horizon.load_state_dict(before.state_dict())
     assert turns(horizon, 1) == 4
-
-
-# --- one's own, and wrong ones ----------------------------------------------------------------------------------------
 
 
 def test_a_rule_of_your_own(tmp_path):
@@ -122,29 +106,19 @@ def test_a_rule_of_your_own(tmp_path):
         Horizon(settings(f"{tmp_path}/own.py:half")).at(1)
 
 
-@pytest.mark.parametrize(("rule", "message"), [
-    ("addd", "episode.horizon='addd'.*Did you mean 'add'"),
-    ("add", "needs episode.horizon.start"),
-    ({"name": "add", "start": 2, "evry": 3}, "horizon.evry=3: 'add' has no option 'evry'. Did you mean 'every'"),
-    ({"name": "multiply", "start": 0, "every": 3}, "episode.horizon.start=0"),
-    ({"name": "success", "start": 2, "at": 0}, "episode.horizon='success': at=0 must be a pass rate"),
-    ({"name": "success", "start": 2, "at": 1.5}, "at=1.5 must be a pass rate"),
-    ({"name": "add", "start": 6, "every": 3}, "begins with 6 turns, which is not below episode.max_turns=6.*"
-     "lower episode.horizon.start"),
-    ({"name": "success", "start": 9}, "begins with 9|begins with 6")])
-def test_what_cannot_be_is_refused(rule, message):
-    with pytest.raises(ConfigError, match=message):
-        check(settings(rule), Acting())
-
-
-def test_a_task_of_single_answers_is_refused_one():
+def test_what_cannot_be_is_refused():
+    for rule, message in (
+            ("addd", "episode.horizon='addd'.*Did you mean 'add'"), ("add", "needs episode.horizon.start"),
+            ({"name": "add", "start": 2, "evry": 3}, "evry=3: 'add' has no option 'evry'. Did you mean 'every'"),
+            ({"name": "multiply", "start": 0, "every": 3}, "episode.horizon.start=0"),
+            ({"name": "success", "start": 2, "at": 0}, "episode.horizon='success': at=0 must be a pass rate"),
+            ({"name": "success", "start": 2, "at": 1.5}, "at=1.5 must be a pass rate"),
+            ({"name": "add", "start": 6, "every": 3}, "begins with 6 turns, which is not below episode.max_turns=6.*"
+             "lower episode.horizon.start"), ({"name": "success", "start": 9}, "begins with 9|begins with 6")):
+        with pytest.raises(ConfigError, match=message):
+            check(settings(rule), Acting())
     rule = {"name": "add", "start": 2, "every": 3}
     check(settings(rule), Acting())
     check(settings(None), Plain())
     with pytest.raises(ConfigError, match=r"horizon=.add.*has no environment and no tools.*set episode.horizon=null"):
         check(settings(rule), Plain())
-
-
-def test_defaults_are_those_of_the_docs():
-    rule = Success(start=2)
-    assert (rule.at, rule.by, rule.recent.maxlen) == (0.5, 1, 64)

@@ -36,28 +36,18 @@ def follows(counts, weights):
     return chisquare(counts, weights / weights.sum() * counts.sum()).pvalue > 1e-3
 
 
-# --- by pass rate -----------------------------------------------------------------------------------------------------
-
-
 def test_prioritised_by_hand():
     sampler = Prioritised(prompts(4), prior=0.5, strength=1.0, floor=0.1)
     sampler.observe([outcome(0, 1), outcome(1, 0), Outcome(Draw(3, 0), ())], 0)
     sampler.observe([outcome(0, 0.75), outcome(0, 1)], 1)
-    rates = sampler.rates.values()
-    assert rates == pytest.approx([(2.75 + 0.5) / 4, 0.25, 0.5, 0.5], abs=1e-5)
+    assert sampler.rates.values() == pytest.approx([(2.75 + 0.5) / 4, 0.25, 0.5, 0.5], abs=1e-5)
     sampler.observe([outcome(0, 1)] * 20, 2)
     assert sampler.weights(sampler.rates.values()) == pytest.approx([0.1, 0.75, 0.5, 0.5], abs=1e-5)
-
-
-def test_prioritised_without_a_prior_draws_what_fails_alone():
     sampler = Prioritised(prompts(3), prior=1.0, strength=0.0)
     assert {d.index for d in sampler.next(3, 0)} == {0, 1, 2}  # all have weight 0: evenly
     sampler.observe([outcome(1, 0)], 0)
     assert [d.index for d in sampler.next(1, 1)] == [1]
     assert sorted(d.index for d in sampler.next(3, 1)) == [0, 1, 2]
-
-
-def test_the_category_moves_the_prior_of_prompts_not_seen():
     sampler = Prioritised(prompts(), by="level")
     sampler.observe([outcome(0, 1), outcome(1, 1), outcome(30, 0.25)], 0)
     up, down = (1 - 0.9 ** 2) * 0.5, 0.1 * -0.25
@@ -81,9 +71,6 @@ def test_rlcs_merges_tiers_with_what_is_observed():
     mean = ((0.625 + 1) / 2 + 0.5) / 2  # of 2 visits, from then on with decay .5
     drift = 0.9 * (0.9 * 0.05 + 0.1 * 0.875) + 0.1 * 0.375
     assert sampler.rates.values()[:2] == pytest.approx([drift, (2 * mean + 0.125 + drift) / 3], abs=1e-5)
-
-
-def test_rlcs_without_offline_tiers_learns_from_the_others():
     sampler = Rlcs(prompts(), by="level")
     for step in range(30):
         sampler.observe([outcome(i, float(i < 30)) for i in (0, 40)], step)
@@ -96,13 +83,11 @@ def test_rlcs_without_offline_tiers_learns_from_the_others():
     assert [*plain.metrics()] == ["curriculum/expected_pass_rate"]
 
 
-@pytest.mark.parametrize("values, rates", [([0.0, 0.25, None, 1.0], [1, 0.75, 0.583333, 0]),
-                                           ([1, 5, None, 3], [1, 0, 0.5, 0.5]), ([7, 7, None, 7], [0.5] * 4)])
-def test_rlcs_takes_difficulties(values, rates):
-    assert Rlcs(prompts(4, difficulty=values), tier_by="difficulty").rates.values() == pytest.approx(rates, abs=1e-5)
-
-
-def test_rlcs_refuses_pass_rates_out_of_range():
+def test_rlcs_takes_difficulties_and_refuses_pass_rates_out_of_range():
+    for values, rates in (([0.0, 0.25, None, 1.0], [1, 0.75, 0.583333, 0]), ([1, 5, None, 3], [1, 0, 0.5, 0.5]),
+                          ([7, 7, None, 7], [0.5] * 4)):
+        found = Rlcs(prompts(4, difficulty=values), tier_by="difficulty").rates.values()
+        assert found == pytest.approx(rates, abs=1e-5), values
     with pytest.raises(ConfigError, match=r"tier_by='pass_at_k': 2 of 60 rows .* 8 in row 1"):
         Rlcs(prompts(pass_at_k=[0.5, 8, -1] + [None] * 57))
 
@@ -115,10 +100,7 @@ def test_draws_are_proportional_to_the_weights(kind, options):
     assert follows(counted(sampler, 1500, 1), weights)
 
 
-# --- replay -----------------------------------------------------------------------------------------------------------
-
-
-def test_replay_holds_the_last_that_differed():
+def test_replay_holds_the_last_that_differed_and_draws_its_share_by_advantage():
     sampler = SelectiveReplay(prompts(), buffer=2)
     sampler.observe([outcome(0, 0.5), outcome(1, 1), outcome(2, 0.125), outcome(3, 0)], 0)
     assert sampler.pool == pytest.approx({0: 1.0, 2: 2 * (0.125 * 0.875) ** 0.5}, abs=1e-5)
@@ -126,9 +108,6 @@ def test_replay_holds_the_last_that_differed():
     assert [*sampler.pool] == [0, 4]
     sampler.observe([outcome(0, 1)], 2)
     assert [*sampler.pool] == [4] and sampler.metrics()["curriculum/buffer"] == 1
-
-
-def test_replay_draws_its_share_by_advantage():
     sampler = SelectiveReplay(prompts(), share=0.3, alpha=2.0)
     sampler.observe([outcome(0, 0.5), outcome(1, 0.125)], 0)
     counts = counted(sampler, 3000, 1)
@@ -152,19 +131,13 @@ def test_replay_never_gives_a_prompt_twice_in_a_call(alpha):
     assert len(sampler.next(25, 0)) == 25
 
 
-# --- life cycle -------------------------------------------------------------------------------------------------------
-
-
-def test_utility_by_hand():
+def test_utility_and_rests_by_hand():
     sampler = Lifecycle(prompts(4), decay=0.5)
     sampler.observe([outcome(0, 0.5), outcome(1, 0)], 0)
     sampler.observe([outcome(0, 0.75), outcome(1, 0, reward=0.3)], 1)
     assert sampler.utility[:2] == pytest.approx([(0.25 + 0.1875 + 0.25) / 2, 0.15], abs=1e-5)
     sampler.observe([outcome(0, 0.25)], 2)  # what is lost is no gain
     assert sampler.utility[0] == pytest.approx((0.34375 + 0.1875) / 2, abs=1e-5)
-
-
-def test_a_prompt_rests_after_some_visits_of_no_use_and_is_looked_at_again():
     sampler = Lifecycle(prompts(2), patience=2, rest=10, low=0.05)
     assert {d.index for d in sampler.next(2, 0)} == {0, 1}
     sampler.observe([outcome(0, 1), outcome(1, 0.5)], 0)
@@ -178,9 +151,6 @@ def test_a_prompt_rests_after_some_visits_of_no_use_and_is_looked_at_again():
     assert sampler.due[0] == 31  # one visit of no use more: twice as long
     sampler.observe([outcome(0, 0.5)], 31)
     assert (sampler.due[0], sampler.lows[0], sampler.rests[0]) == (0, 0, 0)
-
-
-def test_a_rest_is_twice_as_long_after_a_resume_too():
     first, again = (Lifecycle(prompts(2), patience=1, rest=10) for _ in range(2))
     first.observe([outcome(0, 1)], 0)
     assert first.due[0] == 10
@@ -210,9 +180,6 @@ def test_the_life_cycle_always_finds_prompts():
     assert np.count_nonzero(sampler.due < 10**9) == 8
 
 
-# --- learning impact --------------------------------------------------------------------------------------------------
-
-
 def epochs(sampler, rates):
     """Answers `rates[k][i]` to the k-th visit of prompt i until all are answered."""
     size = len(rates[0])
@@ -231,6 +198,12 @@ def test_limr_by_hand():
     assert np.flatnonzero(scores > 0.6).tolist() == [0, 3]
     assert [sorted(d.index for d in sampler.next(2, step)) for step in range(2, 6)] == [[0, 3]] * 4
     assert sampler.metrics() == {"curriculum/kept": 0.5, "curriculum/epoch": 4.0}
+    sampler = Limr(prompts(6), epochs=1)
+    sampler.observe([Outcome(d, ()) for d in sampler.next(6, 0)], 0)
+    assert {d.index for d in sampler.next(6, 1)} == {*range(6)}
+    solved = Limr(prompts(6), epochs=1)
+    epochs(solved, [[1.0] * 6])
+    assert solved.scores() == pytest.approx([1] * 6)
 
 
 def test_limr_keeps_the_best_where_none_is_good_enough(caplog):
@@ -240,12 +213,3 @@ def test_limr_keeps_the_best_where_none_is_good_enough(caplog):
         found = {d.index for step in range(5) for d in sampler.next(2, step)}
     assert len(found) == 2 and 19 in found and "curriculum.threshold=0.9999" in caplog.text
     assert sampler.metrics()["curriculum/kept"] == 0.1
-
-
-def test_limr_with_nothing_learned_keeps_all():
-    sampler = Limr(prompts(6), epochs=1)
-    sampler.observe([Outcome(d, ()) for d in sampler.next(6, 0)], 0)
-    assert {d.index for d in sampler.next(6, 1)} == {*range(6)}
-    solved = Limr(prompts(6), epochs=1)
-    epochs(solved, [[1.0] * 6])
-    assert solved.scores() == pytest.approx([1] * 6)

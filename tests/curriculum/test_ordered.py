@@ -22,9 +22,6 @@ def order(sampler, count, step=0):
     return [draw.index for draw in sampler.next(count, step)]
 
 
-# --- easy_to_hard -----------------------------------------------------------------------------------------------------
-
-
 def test_easy_to_hard_goes_by_the_field_pass_after_pass():
     values = [0.5, None, 0.1, 0.9, 0.1, "x", True]
     assert order(EasyToHard(prompts(values)), 14) == [2, 4, 0, 3, 1, 5, 6] * 2
@@ -33,6 +30,10 @@ def test_easy_to_hard_goes_by_the_field_pass_after_pass():
     made = curriculum.make(CurriculumSettings(name="easy_to_hard", by="length"), lengths)  # pyright: ignore
     assert [(d.index, d.visit) for d in made.next(4, 0)] == [(1, 0), (2, 0), (0, 0), (1, 1)]
     assert made.metrics() == {"curriculum/epoch": pytest.approx(4 / 3)}
+    with pytest.raises(ConfigError, match=r"curriculum.by='length': none of the 2 training rows .*name=easy_to_hard"):
+        EasyToHard(prompts([None, "long"], name="length"), by="length")
+    with pytest.raises(ConfigError, match=r"curriculum.descending='x'"):
+        curriculum.make(CurriculumSettings(name="easy_to_hard", descending="x"), prompts([1]))  # pyright: ignore
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=9), st.lists(st.integers(0, 9), max_size=5))
@@ -48,25 +49,12 @@ def test_easy_to_hard_foresees_and_goes_on(values, counts):
     assert sorted(drawn) == list(range(len(values))) and [values[i] for i in drawn] == sorted(values)
 
 
-def test_data_without_the_field_are_refused():
-    with pytest.raises(ConfigError, match=r"curriculum.by='length': none of the 2 training rows .*name=easy_to_hard"):
-        EasyToHard(prompts([None, "long"], name="length"), by="length")
-    with pytest.raises(ConfigError, match=r"curriculum.descending='x'"):
-        curriculum.make(CurriculumSettings(name="easy_to_hard", descending="x"), prompts([1]))  # pyright: ignore
-
-
-# --- gaussian ---------------------------------------------------------------------------------------------------------
-
-
 def test_gaussian_weights():
     sampler = Gaussian(prompts([0.7, 0.5, 0.9, 0.3, None]))
     expected = [1, np.exp(-0.5), np.exp(-0.5), np.exp(-2), 1]
     assert sampler.weights() == pytest.approx(expected, abs=1e-5)
     sampler = Gaussian(prompts([0.3, 0.0]), mean=0.3, std=0.1)
     assert sampler.weights() == pytest.approx([1, np.exp(-4.5)], abs=1e-5)
-
-
-def test_gaussian_takes_what_it_sees_where_the_field_is_missing():
     rows = prompts([0.7, None, None])
     sampler = Gaussian(rows)
     draws = sampler.next(3, 0)
@@ -94,13 +82,9 @@ def test_gaussian_drops_the_solved_after_an_epoch_until_all_are():
 
 
 def test_gaussian_draws_by_its_weights():
-    rows = prompts([0.1, 0.4, 0.7, 0.9], seed=5)
-    sampler = Gaussian(rows)
+    sampler = Gaussian(prompts([0.1, 0.4, 0.7, 0.9], seed=5))
     drawn = np.bincount([order(sampler, 1)[0] for _ in range(1500)], minlength=4)
     shares = np.exp(-0.5 * ((np.array([0.1, 0.4, 0.7, 0.9]) - 0.7) / 0.2) ** 2)
     assert chisquare(drawn, 1500 * shares / shares.sum()).pvalue > 1e-3
     assert len({*order(sampler, 4)}) == 4
-
-
-def test_a_prompt_far_from_the_mean_can_still_be_drawn():
     assert sorted(order(Gaussian(prompts([0.0, 1e30]), std=1e-3), 2)) == [0, 1]

@@ -32,9 +32,6 @@ def at(reward, passed=None, **knobs):
     return Outcome(Draw(0, 0, knobs=tuple(knobs.items())), (reward,), (passed,))
 
 
-# --- both -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [ALPGMM, Weakness])
 def test_draws_are_within_the_bounds_and_all_different(kind):
     sampler = kind(prompts())
@@ -47,21 +44,15 @@ def test_draws_are_within_the_bounds_and_all_different(kind):
     assert means["curriculum/knob/count"] == pytest.approx(np.mean([dict(d.knobs)["count"] for d in draws[60:]]))
 
 
-def test_a_task_without_knobs():
+def test_a_task_without_knobs_and_cells_out_of_range():
     for name in ("alp_gmm", "weakness"):
         with pytest.raises(ConfigError, match=r"task has no knobs.*task\.drawn=true"):
             curriculum.make(CurriculumSettings(name=name), Prompts(5, 0))
         with pytest.raises(ConfigError, match=r"knob 'a'.*\(1, 1\)"):
             curriculum.make(CurriculumSettings(name=name), Prompts(5, 0, knobs={"a": (1, 1)}))
-
-
-@pytest.mark.parametrize("cells", [0, 200])
-def test_cells_out_of_range(cells):
-    with pytest.raises(ConfigError, match=f"cells={cells}"):
-        curriculum.make(CurriculumSettings(name="weakness", cells=cells), prompts())
-
-
-# --- ALP-GMM ----------------------------------------------------------------------------------------------------------
+    for cells in (0, 200):
+        with pytest.raises(ConfigError, match=f"cells={cells}"):
+            curriculum.make(CurriculumSettings(name="weakness", cells=cells), prompts())
 
 
 def test_learning_progress_by_hand():
@@ -74,6 +65,14 @@ def test_learning_progress_by_hand():
     assert sampler.past[3:, -1] == pytest.approx([0.5, 1.0], abs=1e-6)
     assert sampler.past[:, :2].tolist()[1] == [0.25, 0] and sampler.metrics()["curriculum/progress"] == pytest.approx(
         np.mean([0, 0.4, 0.7, 0.5, 1.0]))
+    sampler, random = ALPGMM(prompts(), fit_every=150, components=4), np.random.default_rng(1)
+    for step in range(4):
+        draws = sampler.next(75, step)  # rewards are noise for small sizes, and always 1 elsewhere
+        sampler.observe([Outcome(d, (float(random.random()) if dict(d.knobs)["size"] < 0.3 else 1.0,))
+                         for d in draws], step)
+        assert sampler.fits == (step + 1) // 2
+    assert np.mean(np.array([dict(d.knobs)["size"] for d in sampler.next(300, 9)]) < 0.35) > 0.6
+    assert fit_mixture(np.ones((5, 3)), 10, 0)["means"][0] == pytest.approx(np.ones(3))
 
 
 def test_gaussians_are_drawn_by_their_progress():
@@ -94,22 +93,7 @@ def test_gaussians_are_drawn_by_their_progress():
     assert kstest(sampler.points(2000, np.random.default_rng(0))[:, 1], "uniform").pvalue > 1e-3
 
 
-def test_mixtures_find_where_rewards_change():
-    sampler, random = ALPGMM(prompts(), fit_every=150, components=4), np.random.default_rng(1)
-    for step in range(4):
-        draws = sampler.next(75, step)  # rewards are noise for small sizes, and always 1 elsewhere
-        sampler.observe([Outcome(d, (float(random.random()) if dict(d.knobs)["size"] < 0.3 else 1.0,))
-                         for d in draws], step)
-        assert sampler.fits == (step + 1) // 2
-    sizes = np.array([dict(d.knobs)["size"] for d in sampler.next(300, 9)])
-    assert np.mean(sizes < 0.35) > 0.6
-    assert fit_mixture(np.ones((5, 3)), 10, 0)["means"][0] == pytest.approx(np.ones(3))
-
-
-# --- weakness ---------------------------------------------------------------------------------------------------------
-
-
-def test_failures_by_hand():
+def test_failures_by_hand_and_cells_by_their_shares():
     sampler = Weakness(prompts(), cells=2, rate=0.5, explore=0.2)
     assert sampler.shares == pytest.approx([0.25] * 4)
     low, high = {"count": 1.0, "size": 0.2}, {"count": 5.0, "size": 1.0}
@@ -124,18 +108,12 @@ def test_failures_by_hand():
     assert shown["curriculum/weight/size=0.5-1"] == pytest.approx(0.8 * 1 / (8 / 3) + 0.1) and len(shown) == 4
     sampler.failure[:] = 0
     assert sampler.shares == pytest.approx([0.25] * 4)
-
-
-def test_cells_are_drawn_by_their_shares():
     sampler = Weakness(prompts(), cells=2, explore=0.0)
     sampler.failure[:] = [0.1, 0.2, 0.3, 0.4]
     found = sampler.points(4000, np.random.default_rng(0))
     cells = (found * 2).astype(int) @ [2, 1]
     assert chisquare(np.bincount(cells, minlength=4), np.array([0.1, 0.2, 0.3, 0.4]) * 4000).pvalue > 1e-3
     assert kstest(found[cells == 3, 0], "uniform", (0.5, 0.5)).pvalue > 1e-3
-
-
-# --- scenes with knobs ------------------------------------------------------------------------------------------------
 
 
 def test_scenes_are_as_their_knobs_say():
@@ -160,8 +138,7 @@ def checked(change=lambda made, index, knobs: made(index, knobs), **other):
     made = task.generate
     task.generate = lambda index, knobs: change(made, index, knobs)
     vars(task).update(other)
-    samples = check_samples(task, found, 2, 0)
-    return [s.id for s in samples], [str(f) for f in found.all()]
+    return [s.id for s in check_samples(task, found, 2, 0)], [str(f) for f in found.all()]
 
 
 @pytest.mark.slow
@@ -188,9 +165,6 @@ def test_the_example_of_the_docs_keeps_the_contract(tmp_path):
     assert len(code.splitlines()) <= 30
     (tmp_path / "dots.py").write_text(code)
     testing.assert_ok(load(str(tmp_path / "dots.py")), samples=3, processes=0)
-
-
-# --- whole runs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

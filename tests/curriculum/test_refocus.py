@@ -34,9 +34,6 @@ def drawn(sampler, count, step):
     return [d.index for d in draws]
 
 
-# --- adcl -------------------------------------------------------------------------------------------------------------
-
-
 def test_each_batch_is_probed_and_sorted_again_before_it_is_drawn():
     rows = prompts()
     sampler = ADCL(rows, batches=2)
@@ -50,15 +47,16 @@ def test_each_batch_is_probed_and_sorted_again_before_it_is_drawn():
     assert probed(sampler, rows, 2) == [] and drawn(sampler, 2, 2) == [4, 2]
     assert probed(sampler, rows, 3, {0: 0.0}) == [0, 5, 3]  # a pass by the last pass rates: 1, .9, .6, .3, .2, .1
     assert drawn(sampler, 2, 3) == [5, 3]
-
-
-def test_a_resumed_run_probes_for_as_many_draws_as_its_last_step_had():
-    """Of batches of two: five draws from the sixth prompt on need those up to the tenth."""
+    # Of batches of two: five draws from the sixth prompt on need those up to the tenth.
     values = list(range(12))
     sampler, again = (ADCL(prompts(values), batches=6) for _ in range(2))
     assert drawn(sampler, 5, 0) == [0, 1, 2, 3, 4]
     again.load_state_dict(sampler.state_dict())
     assert [d.index for d in again.probes(1)] == [5, 6, 7, 8, 9]
+    rows = prompts()
+    sampler = ADCL(rows, batches=3)
+    assert probed(sampler, rows, 0, {5: 0.9}) == [1, 5] and probed(sampler, rows, 1) == []
+    assert drawn(sampler, 2, 1) == [5, 1]
 
 
 def test_what_was_not_foreseen_goes_by_what_is_known():
@@ -69,20 +67,14 @@ def test_what_was_not_foreseen_goes_by_what_is_known():
     assert probed(sampler, rows, 1, {4: 0.9, 2: 0.95}) == [2, 4, 0]  # a step took 3: this batch's rest, and the next
     assert drawn(sampler, 3, 1) == [2, 4, 0]
     assert drawn(sampler, 2, 2) == [2, 4] and rows.history.visits[4] == 3  # without probes, past the end of the pass
-
-
-def test_the_end_of_a_pass_within_a_step_gives_none_twice():
     rows = prompts([0.1, 0.2, 0.3])
     sampler = ADCL(rows, batches=1)
     told(sampler, rows, dict(zip(sampler.next(2, 0), [0.0, 0.4], strict=True)), 0)
     assert drawn(sampler, 2, 1) == [2, 1] and drawn(sampler, 2, 2) == [0, 2]  # by 1, .6, .3, but 2 was just drawn
-
-
-def test_probes_that_wait_for_their_draws_are_not_asked_again():
-    rows = prompts()
-    sampler = ADCL(rows, batches=3)
-    assert probed(sampler, rows, 0, {5: 0.9}) == [1, 5] and probed(sampler, rows, 1) == []
-    assert drawn(sampler, 2, 1) == [5, 1]
+    rows = prompts(list(np.linspace(0, 1, 40)), per_step=7)
+    sampler = ADCL(rows, batches=5)
+    found = [i for step in range(8) for i in (probed(sampler, rows, step), drawn(sampler, 5, step))[1]]
+    assert sorted(found) == list(range(40))
 
 
 def test_without_a_field_everything_is_probed_first():
@@ -91,9 +83,6 @@ def test_without_a_field_everything_is_probed_first():
     assert probed(sampler, rows, 0, {0: 0.1, 1: 0.9, 2: 0.3, 3: None}) == [0, 1, 2, 3]
     assert drawn(sampler, 2, 0) == [1, 2]
     assert probed(sampler, rows, 1, {0: 0.1, 3: 0.4}) == [0, 3] and drawn(sampler, 2, 1) == [3, 0]
-
-
-def test_what_a_probe_could_not_tell_comes_from_the_field_and_else_last():
     rows = prompts([0.5, None, 0.1])
     sampler = ADCL(rows, batches=1)
     assert probed(sampler, rows, 0, {0: None, 1: None, 2: 0.2}) == [2, 0, 1]
@@ -105,16 +94,6 @@ def test_adcl_options_are_checked():
         curriculum.make(CurriculumSettings(name="adcl", batches=7), prompts())  # pyright: ignore
     with pytest.raises(ConfigError, match=r"none of the 2 training rows .* or set curriculum.by=null"):
         ADCL(prompts([None, None]), batches=1)
-
-
-def test_no_prompt_twice_in_a_pass():
-    rows = prompts(list(np.linspace(0, 1, 40)), per_step=7)
-    sampler = ADCL(rows, batches=5)
-    found = [i for step in range(8) for i in (probed(sampler, rows, step), drawn(sampler, 5, step))[1]]
-    assert sorted(found) == list(range(40))
-
-
-# --- hard_focus -------------------------------------------------------------------------------------------------------
 
 
 def test_hard_focus_keeps_the_hardest_share():
@@ -133,16 +112,10 @@ def test_hard_focus_keeps_the_hardest_share():
     assert sorted(d.index for d in sampler.next(3, 2)) == [0, 1, 4]  # the same step
     assert sampler.upcoming(3, 3) == []
     assert sorted(d.index for d in sampler.next(3, 3)) == [1, 4, 5]
-
-
-def test_equal_ones_are_taken_at_random():
     taken = np.zeros(5)
     for seed in range(200):
         taken[HardFocus(prompts([None] * 5, seed), after=0, share=0.2).next(1, 0)[0].index] += 1
     assert chisquare(taken).pvalue > 1e-3
-
-
-def test_hard_focus_foresees_within_a_pass():
     sampler = HardFocus(prompts(), after=1, share=0.5)
     assert sampler.next(4, 0) and sampler.upcoming(2, 1) == []
     sampler.next(1, 1)

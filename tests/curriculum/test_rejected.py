@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from tests.curriculum.drives import told
-from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum import SAMPLERS, Draw, Filters, Intake, Outcome, Prompts
+from vlrl.curriculum import SAMPLERS, Draw, Outcome, Prompts
 from vlrl.curriculum.history import History
 
 KINDS = ["good"] * 12 + ["long"] * 4
@@ -39,24 +38,24 @@ def test_the_history_knows_what_was_rejected():
     assert not history.rejected.any() and history.last.tolist() == [3, 4, -1, -1, -1]
 
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("prioritised", {}), ("rlcs", {}), ("gaussian", {}), ("hard_focus", {"after": 4, "share": 0.25}),
-    ("dump", {}), ("domain_weighted", {"tau": 0.1}), ("sws", {}), ("gain_rl", {})])
-def test_rejected_prompts_do_not_take_over(name, options):
-    _, of, draws = run(name, 60, 1.0, **options)
-    refused = [d.index in BAD for d in draws]
-    assert {*np.flatnonzero(of.history.rejected).tolist()} <= BAD
-    assert np.mean(refused[40:]) <= 0.26, "no more of them than uniform sampling draws"
+def test_rejected_prompts_do_not_take_over():
+    for name, options in (("prioritised", {}), ("rlcs", {}), ("gaussian", {}),
+                          ("hard_focus", {"after": 4, "share": 0.25}), ("dump", {}), ("domain_weighted", {"tau": 0.1}),
+                          ("sws", {}), ("gain_rl", {})):
+        _, of, draws = run(name, 60, 1.0, **options)
+        assert {*np.flatnonzero(of.history.rejected).tolist()} <= BAD, name
+        refused = [d.index in BAD for d in draws]
+        assert np.mean(refused[40:]) <= 0.26, f"{name}: no more of them than uniform sampling draws"
 
 
-@pytest.mark.parametrize("name", ["prioritised", "rlcs", "gaussian", "hard_focus", "dump", "sec"])
-def test_draws_go_on_when_all_were_rejected(name):
-    of = prompts()
-    sampler = SAMPLERS[name](of)
-    for step in range(9):
-        draws = sampler.next(10, step)
-        assert len({d.index for d in draws}) == 10
-        told(sampler, of, dict.fromkeys(draws), step)
+def test_draws_go_on_when_all_were_rejected():
+    for name in ("prioritised", "rlcs", "gaussian", "hard_focus", "dump", "sec"):
+        of = prompts()
+        sampler = SAMPLERS[name](of)
+        for step in range(9):
+            draws = sampler.next(10, step)
+            assert len({d.index for d in draws}) == 10, name
+            told(sampler, of, dict.fromkeys(draws), step)
 
 
 def test_a_late_outcome_is_of_the_stage_that_drew_it():
@@ -75,8 +74,3 @@ def test_an_item_that_stays_the_same_for_long_does_not_rise():
     for step in range(400):
         sampler.observe([Outcome(Draw(0, step), (1.0, 0.0, 0.0), (True, False, False))], step)
         assert sampler.failures()[0] == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize(("count", "factor", "drawn"), [(100, 1.1, 110), (10, 1.25, 13), (3, 4 / 3, 4), (50, 1.14, 57)])
-def test_oversampling_draws_no_group_more_by_rounding(count, factor, drawn):
-    assert Intake(Filters(CurriculumSettings(oversample=factor)), count).wanted == drawn

@@ -35,27 +35,28 @@ def drawn(sampler, count, step):
     return sorted(draw.index for draw in sampler.next(count, step))
 
 
-def test_a_stage_sets_fields_of_its_samples():
+def test_a_stage_sets_fields_and_sizes():
     sampler = made([{"fields": {"told": True, "level": 2}, "steps": 1}, {}])
     assert isinstance(sampler, ForeseeingSampler)
     assert {d.fields for d in sampler.upcoming(3, 0)} == {d.fields for d in sampler.next(3, 0)} == {
         (("level", 2), ("told", True))}
     assert {d.fields for d in sampler.upcoming(3, 1)} == {d.fields for d in sampler.next(3, 1)} == {()}
+    sampler = made([{"max_new_tokens": 64, "group_size": 16, "steps": 1}, {"group_size": 4, "steps": 1}, {}])
+    found = [sampler.next(1, step)[0] for step in range(3)]
+    assert [(d.max_new_tokens, d.group_size) for d in found] == [(64, 16), (None, 4), (None, None)]
 
 
-# --- which prompts ----------------------------------------------------------------------------------------------------
+def test_a_stage_has_the_prompts_that_meet_its_conditions():
+    for where, expected in (
+            ({"form": "choice"}, [1, 4]), ({"form": ["text", "number"]}, [2, 5]),
+            ({"task": "video", "form": "choice"}, [4]), ({"length": {"min": 20.5, "max": 50}}, [1, 2, 4]),
+            ({"length": {"max": 20}}, [0]), ({"deep": True}, [0]), ({"deep": 1}, [1]), ({"deep": [0, "1"]}, [2, 5]),
+            ({}, [0, 1, 2, 3, 4, 5])):
+        sampler = made([{"where": where}])
+        assert drawn(sampler, len(expected), 0) == expected and sampler.metrics()["curriculum/stage"] == 1, where
 
 
-@pytest.mark.parametrize(("where", "expected"), [
-    ({"form": "choice"}, [1, 4]), ({"form": ["text", "number"]}, [2, 5]), ({"task": "video", "form": "choice"}, [4]),
-    ({"length": {"min": 20.5, "max": 50}}, [1, 2, 4]), ({"length": {"max": 20}}, [0]),
-    ({"deep": True}, [0]), ({"deep": 1}, [1]), ({"deep": [0, "1"]}, [2, 5]), ({}, [0, 1, 2, 3, 4, 5])])
-def test_a_stage_has_the_prompts_that_meet_its_conditions(where, expected):
-    sampler = made([{"where": where}])
-    assert drawn(sampler, len(expected), 0) == expected and sampler.metrics()["curriculum/stage"] == 1
-
-
-@pytest.mark.parametrize(("stages", "said"), [
+WRONG = [
     ([], r"curriculum.stages=\[\] is empty"),
     ([{"steps": 0}, {}], "stage 1: steps=0: Input should be greater"),
     ([{"steps": True}, {}], "stage 1: steps=True: give a number"),
@@ -71,40 +72,29 @@ def test_a_stage_has_the_prompts_that_meet_its_conditions(where, expected):
     ([{"carry": 0.5}], "stage 1: carry=0.5: there is no earlier stage"),
     ([{"where": {"form": "yes"}}], "stage 1: where={'form': 'yes'} selects none of the 6 training rows. Change"),
     ([{"steps": 1}, {"where": {"kind": "yes"}}], "stage 2: where=.* selects none .*no row has the field 'kind'"),
-    ("open", "curriculum.stages='open': Input should be a valid list"),
-])
-def test_a_stage_that_is_not_understood_is_refused(stages, said):
-    with pytest.raises(ConfigError, match=said):
-        made(stages)
+    ("open", "curriculum.stages='open': Input should be a valid list")]
 
 
-def test_options_out_of_range_are_refused():
-    with pytest.raises(ConfigError, match=r"curriculum.window=0"):
-        made([{}], window=0)
-    with pytest.raises(ConfigError, match=r"curriculum.lowest=0"):
-        made([{}], lowest=0)
+def test_a_stage_that_is_not_understood_is_refused():
+    for stages, said in WRONG:
+        with pytest.raises(ConfigError, match=said):
+            made(stages)
+    for option in ("window", "lowest"):
+        with pytest.raises(ConfigError, match=f"curriculum.{option}=0"):
+            made([{}], **{option: 0})
     with pytest.raises(ConfigError, match=r"needs curriculum.stages"):
         curriculum.make(CurriculumSettings(name="staged"), prompts())
-
-
-# --- when a stage ends ------------------------------------------------------------------------------------------------
 
 
 def test_a_stage_ends_after_its_steps():
     sampler = made(FORMS)
     assert [drawn(sampler, 2, step) for step in (5, 6, 7, 8, 9)] == [[0, 3], [0, 3], [1, 4], [2, 5], [2, 5]]
     assert sampler.metrics()["curriculum/stage"] == 3
-
-
-def test_what_was_drawn_before_a_resume_counts_towards_the_end():
     sampler, again = (made([{"where": {"form": "yes_no"}, "reward": 0.5}, {}], window=2) for _ in range(2))
     draws = sampler.next(2, 0)
     again.load_state_dict(sampler.state_dict())
     told(again, again.prompts, dict.fromkeys(draws, 1.0), 0)
     assert list(again.rewards) == [1.0, 1.0]
-
-
-def test_a_refill_stays_in_the_stage():
     sampler = made([{"where": {"form": "yes_no"}, "steps": 1}, {"where": {"form": "choice"}}])
     assert [drawn(sampler, 2, step) for step in (0, 0, 1)] == [[0, 3], [0, 3], [1, 4]]
     sampler = made([{"where": {"form": "yes_no"}, "reward": 0.5}, {"where": {"form": "choice"}}], window=2)
@@ -115,12 +105,10 @@ def test_a_refill_stays_in_the_stage():
 @pytest.mark.parametrize(("key", "value"), [("reward", 0.5), ("pass_rate", 0.5)])
 def test_a_stage_ends_when_its_running_mean_is_reached(key, value):
     sampler = made([{"where": {"form": "yes_no"}, key: value}, {"where": {"form": "choice"}}], window=4)
-
     def step(number, *rates):
         draws = sampler.next(2, number)
         told(sampler, sampler.prompts, dict(zip(draws, rates, strict=True)), number)
         return sorted(d.index for d in draws)
-
     assert step(0, 1.0, 1.0) == [0, 3]  # only two groups: the window is not full
     assert step(1, 0.0, None) == [0, 3] and sampler.metrics()[f"curriculum/stage_{key}"] == pytest.approx(2 / 3)
     assert step(2, 0.0, 0.0) == [0, 3]  # 1, 0, 0, 0
@@ -128,15 +116,6 @@ def test_a_stage_ends_when_its_running_mean_is_reached(key, value):
     assert step(3, 1.0, 0.95) == [0, 3]  # 0, 0, 1, .95
     assert step(4, 0.05, 1.0) == [0, 3]  # 1, .95, .05, 1
     assert step(5, 0.0, 0.0) == [1, 4] and sampler.metrics()[f"curriculum/stage_{key}"] == 0
-
-
-def test_draws_have_the_sizes_of_the_stage():
-    sampler = made([{"max_new_tokens": 64, "group_size": 16, "steps": 1}, {"group_size": 4, "steps": 1}, {}])
-    found = [sampler.next(1, step)[0] for step in range(3)]
-    assert [(d.max_new_tokens, d.group_size) for d in found] == [(64, 16), (None, 4), (None, None)]
-
-
-# --- what is carried over ---------------------------------------------------------------------------------------------
 
 
 def test_carried_prompts_come_by_one_over_their_reward():
@@ -153,9 +132,6 @@ def test_carried_prompts_come_by_one_over_their_reward():
     shares = np.array([1, 2, 10]) / 13 * 0.25
     assert chisquare(found[[0, 1, 3, 2]], 1500 * np.array([*shares, 0.75])).pvalue > 1e-3
     assert found[[4, 5]].sum() == 0
-
-
-def test_carried_prompts_change_their_weight_and_not_the_running_mean():
     rows = prompts()
     sampler = Staged(rows, [{"where": {"form": "yes_no"}, "steps": 1}, {"where": {"form": "choice"}, "carry": 0.5}])
     told(sampler, rows, dict.fromkeys(sampler.next(2, 0), 0.5), 0)
@@ -180,14 +156,8 @@ def test_retrospective_mixes_seen_prompts_with_the_passes():
     assert {d.index for d in second[2:]} <= {d.index for d in draws[:3]}  # the carried ones come last
     assert {0, 1, 2, 3, 4, 5} - {d.index for d in draws} <= {d.index for d in second[:2]} | {d.index for d in draws}
     assert sampler.metrics()["curriculum/epoch"] >= 1
-
-
-def test_retrospective_without_carrying_is_shuffled_passes():
     sampler = Retrospective(prompts(), carry=0)
     assert [sorted(d.index for d in sampler.next(3, 0) + sampler.next(3, 0)) for _ in range(3)] == [[*range(6)]] * 3
-
-
-# --- alike ------------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 8), max_size=6), st.integers(0, 3), st.sampled_from([

@@ -41,20 +41,16 @@ def test_what_is_wrong_is_said(words, says, tmp_path):
         curriculum.make(found.curriculum, Prompts(8, 0))
 
 
-@pytest.mark.parametrize(("draws", "says"), [
-    (lambda count: [], "returned 0 draws, of which 0 are valid draws of the 14 samples, but 4 were requested"),
-    (lambda count: [curriculum.Draw(99, 0)] * count, "returned 4 draws, of which 0"),
-    (lambda count: [3] * count, "returned 4 draws, of which 0"),
-    (lambda count: [curriculum.Draw(0, 0)], "returned 1 draws, of which 1"),
-])
-def test_draws_that_cannot_be_are_refused(draws, says):
-    run = source("uniform", "plain")
-    run.sampler.next = lambda count, step: draws(count)
-    with pytest.raises(TrainingError, match=f"curriculum.name='uniform' {says}"):
-        run.next_groups(4, 0)
-
-
-def test_choices_that_cannot_be_are_refused(tmp_path):
+def test_draws_and_choices_that_cannot_be_are_refused(tmp_path):
+    for draws, says in (
+            (lambda count: [], "returned 0 draws, of which 0 are valid draws of the 14 samples, but 4 were requested"),
+            (lambda count: [curriculum.Draw(99, 0)] * count, "returned 4 draws, of which 0"),
+            (lambda count: [3] * count, "returned 4 draws, of which 0"),
+            (lambda count: [curriculum.Draw(0, 0)], "returned 1 draws, of which 1")):
+        run = source("uniform", "plain")
+        run.sampler.next = lambda count, step, draws=draws: draws(count)
+        with pytest.raises(TrainingError, match=f"curriculum.name='uniform' {says}"):
+            run.next_groups(4, 0)
     (tmp_path / "own.py").write_text(OWN)
     run = source("uniform", "plain")
     run.filters.select = curriculum.Filters(run.config.curriculum.model_copy(

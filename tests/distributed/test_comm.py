@@ -29,15 +29,12 @@ def test_gloos_threads_are_at_rest_when_a_process_has_left_its_group():
     assert (done.returncode, done.stdout) == (0, "SS False\n"), done.stderr
 
 
-@pytest.mark.parametrize("looks, taken", [(["SS", "SS"], 2), (["SR", "SS", "RS", "SS", "SS", "SS"], 5)])
-def test_two_quiet_looks_are_awaited(monkeypatch, looks, taken):
+def test_two_quiet_looks_are_awaited(monkeypatch):
     """A thread that asks for the interpreter sleeps too, but not at two looks with a pause between."""
-    left = iter(looks)
-    monkeypatch.setattr(comm, "_thread_states", lambda prefix: next(left))
-    comm._await_gloo()
-    assert len([*left]) == len(looks) - taken
-
-
-def test_busy_threads_are_not_awaited_for_ever(monkeypatch):
-    monkeypatch.setattr(comm, "_thread_states", lambda prefix: "R")
+    for looks, taken in ((["SS", "SS"], 2), (["SR", "SS", "RS", "SS", "SS", "SS"], 5)):
+        left = iter(looks)
+        monkeypatch.setattr(comm, "_thread_states", lambda prefix, left=left: next(left))
+        comm._await_gloo()
+        assert len([*left]) == len(looks) - taken
+    monkeypatch.setattr(comm, "_thread_states", lambda prefix: "R")  # busy ones are not awaited for ever
     comm._await_gloo(seconds=0.05)

@@ -15,8 +15,7 @@ def record(beat=1, count=5, waits=True, place="step 3, train", ended=None):
 
 
 def missing(*pairs, rank=0, count=5):
-    mine = (record(), record(beat=2))
-    before, after = zip(mine, *pairs, strict=True)
+    before, after = zip((record(), record(beat=2)), *pairs, strict=True)
     return describe_missing(rank, count, before, after)
 
 
@@ -25,24 +24,15 @@ SILENT = (record(beat=4), record(beat=4))
 BEHIND = (record(), record(beat=2, count=4, waits=False, place="step 3, rollout"))
 
 
-def test_the_silent_and_the_late_are_named_and_those_who_wait_too_are_not():
+def test_who_is_missing():
     assert missing(HERE, SILENT, BEHIND) == (
         "rank 2 (no sign of life from host a; last heard of in step 3, train); rank 3 (in step 3, rollout for 12 s)")
-
-
-def test_a_rank_that_ended_by_itself_and_one_that_followed():
     own = (record(), record(ended={"why": "KeyError: 'x'", "follows": False}))
     followed = (record(), record(ended={"why": "RankError: ...", "follows": True}))
     assert missing(followed, own) == "rank 2 (ended in step 3, train: KeyError: 'x')"
     assert "rank 1 (ended in step 3, train: RankError: ...)" in missing(followed, HERE)
-
-
-def test_when_all_are_there_the_network_between_them_is_named():
     assert missing(HERE, HERE).startswith("rank 1; rank 2; these have reached the same point or gone further")
     assert "GLOO_SOCKET_IFNAME" in missing(HERE)
-
-
-def test_a_rank_that_never_began_and_a_long_list():
     assert missing((None, None)) == "rank 1 (has not begun)"
     assert missing(*[SILENT] * 20).endswith(" and 12 more")
 
@@ -66,11 +56,9 @@ def test_what_tcp_says_of_a_host_that_it_has_given_up(monkeypatch, code, given_u
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_PORT", str(server.port))
     call = RankMonitor(RankPosition(), 0, 1, 60)
-
     class Broken:
         def set(self, key, value):
             raise distributed.DistNetworkError(f"failed to send, remote=[host]:29400: {os.strerror(code)}")
-
     call.close()
     assert not call._thread.is_alive()
     call._writing = Broken()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.runs import FEW, ROOT, run, write_config
+from tests.e2e.runs import FEW, ROOT, finished, write_config
 
 TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]
 
@@ -21,6 +21,5 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="session")
 def pair(tiny_models, tmp_path_factory) -> Pair:
     config = write_config(tmp_path_factory.mktemp("pair"), tiny_models["qwen3_vl"])
-    done = run(config, config.parent / "whole", *FEW, processes=2)
-    assert done.returncode == 0, done.stderr
+    finished(config, config.parent / "whole", *FEW, processes=2)
     return Pair(config, TWO, config.parent / "whole")

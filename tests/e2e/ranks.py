@@ -14,7 +14,7 @@ from vlrl.distributed import comm
 from vlrl.errors import VlrlError
 from vlrl.training.build import make_accelerator
 
-LIMIT = 10
+LIMIT = 5
 
 
 def kill() -> None:

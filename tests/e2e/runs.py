@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from tests.e2e import forked
 from vlrl.store import RunFolder
@@ -70,6 +71,13 @@ def run(config: Path, folder: Path, *words: str, processes: int = 1, timeout: in
     return forked.run(words, {**ENV, **env}, folder.parent, timeout, processes)
 
 
+def finished(config: Path, folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess:
+    """As `run`, of a run that has to end well."""
+    done = run(config, folder, *words, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def kill_after(config: Path, folder: Path, lines: int, *words: str, how: int = signal.SIGKILL,
                timeout: int = 300) -> int:
     """Starts train.py and sends it a signal once metrics.jsonl has `lines` lines; returns the exit code."""
@@ -106,6 +114,15 @@ def assert_same_run(found: Path, whole: Path, steps: int = 5) -> None:
     assert metrics(found) == metrics(whole) and len(metrics(found)) == steps
     assert metrics(found, "eval.jsonl") == metrics(whole, "eval.jsonl")
     assert RunFolder(found).rollouts().equals(RunFolder(whole).rollouts())
+
+
+def goes_on_exactly(go: Callable[[Path, int], object], folder: Path, at: int, steps: int = 5) -> Path:
+    """`go(folder, steps)` is a run that may end before and go on, as another one; returns the folder of the other."""
+    for name, ends in (("whole", (steps,)), ("broken", (at, steps))):
+        for end in ends:
+            go(folder / name, end)
+    assert_same_run(folder / "broken", folder / "whole", steps)
+    return folder / "whole"
 
 
 def weights(folder: Path, step: int) -> str:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.e2e.runs import kill_after, metrics, run, weights, write_config
+from tests.e2e.runs import assert_same_run, finished, kill_after, metrics, run, weights, write_config
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -30,16 +30,8 @@ def plain(tiny_models, tmp_path_factory):
     """The config, and the folder of an undisturbed run of the case "one"."""
     folder = tmp_path_factory.mktemp("plain")
     config = write_config(folder, tiny_models["qwen3_vl"])
-    done = run(config, folder / "whole", *ASYNC, *CASES["one"])
-    assert done.returncode == 0, done.stderr
+    finished(config, folder / "whole", *ASYNC, *CASES["one"])
     return config, folder / "whole"
-
-
-def assert_same(one, other):
-    assert weights(one, STEPS) == weights(other, STEPS)
-    assert metrics(one) == metrics(other)
-    assert metrics(one, "eval.jsonl") == metrics(other, "eval.jsonl")
-    assert RunFolder(one).rollouts().equals(RunFolder(other).rollouts())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -48,15 +40,12 @@ def test_kill_and_resume_is_exact(plain, tmp_path, case):
     broken, words = tmp_path / "broken", (*ASYNC, *CASES[case])
     if case != "one":
         whole = tmp_path / "whole"
-        done = run(config, whole, *words)
-        assert done.returncode == 0, done.stderr
+        finished(config, whole, *words)
     assert kill_after(config, broken, 4, *words) == -signal.SIGKILL
     if case == "three, refilled":  # once more, from the resumed run
         assert kill_after(config, broken, 7, *words) == -signal.SIGKILL
-    again = run(config, broken, *words)
-    assert again.returncode == 0, again.stderr
-    assert "resuming from" in again.stdout
-    assert_same(whole, broken)
+    assert "resuming from" in finished(config, broken, *words).stdout
+    assert_same_run(broken, whole, STEPS)
     ages = {(r["step"], r["step"] - r["policy_step"]) for r in rollouts(whole)}
     if case == "three, refilled":
         assert ages >= {(0, 0), (1, 1), (2, 2), (3, 3), (4, 1)} and max(age for _, age in ages) == 3
@@ -68,22 +57,12 @@ def test_kill_and_resume_is_exact(plain, tmp_path, case):
     assert all(m["correction/weight"] != 1 and m["mismatch/kl"] > 1e-5 for m in lines[1:])
 
 
-def test_ctrl_c_saves_what_is_drawn_ahead(plain, tmp_path):
-    (config, whole), words = plain, (*ASYNC, *CASES["one"], "save.every=0")
-    assert kill_after(config, tmp_path / "broken", 3, *words, how=signal.SIGINT) == 130
-    assert RunFolder(tmp_path / "broken").last_heartbeat()["state"] == "interrupted"
-    done = run(config, tmp_path / "broken", *words)
-    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
-    assert_same(whole, tmp_path / "broken")
-
-
 def test_weights_that_stay_give_the_run_without_it(tiny_models, tmp_path):
     """Nothing but the weights tells the two apart: the same draws, answers, rewards and evaluations."""
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     words = (*ASYNC, "train.lr=1e-30", "train.weight_decay=0")
     for name, more in (("off", "async.max_staleness=0"), ("on", "async.max_staleness=2")):
-        done = run(config, tmp_path / name, *words, more)
-        assert done.returncode == 0, done.stderr
+        finished(config, tmp_path / name, *words, more)
     columns = ("step", "group_id", "index", "sample_id", "completion", "token_ids", "parts", "reward", "advantage")
     found, other = ([[r[c] for c in columns] for r in rollouts(tmp_path / name)] for name in ("on", "off"))
     assert found == other
@@ -111,18 +90,15 @@ def test_two_processes_draw_what_one_does(tiny_models, tmp_path, staleness=2):
              "curriculum.max_refills=1", "save.keep=9")
     assert run(config, tmp_path / "one", *words).returncode == 0
     for name in ("two", "parts"):
-        done = run(config, tmp_path / name, *words, processes=2)
-        assert done.returncode == 0, done.stderr
+        done = finished(config, tmp_path / name, *words, processes=2)
         if name == "two":
             shutil.copytree(tmp_path / "two", tmp_path / "parts")
             for later in ("step-000004", "step-000005"):
                 shutil.rmtree(tmp_path / "parts" / "checkpoints" / later)
     assert "resuming from" in done.stdout and weights(tmp_path / "two", 5) == weights(tmp_path / "parts", 5)
-
     def told(name, steps):
         return sorted((r["step"], r["group_id"], r["sample_id"], r["index"], r["completion"], r["policy_step"])
                       for r in rollouts(tmp_path / name) if r["step"] < steps)
-
     assert told("two", 2) == told("one", 2) and told("two", 5) == told("parts", 5)
     assert metrics(tmp_path / "two") == metrics(tmp_path / "parts")
     ages = {(r["step"], r["step"] - r["policy_step"]) for r in rollouts(tmp_path / "two")}

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.e2e import forked
-from tests.e2e.runs import ENV, ROOT, metrics, run, weights
+from tests.e2e.runs import ENV, ROOT, finished, metrics, weights
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -42,8 +42,7 @@ def test_killed_in_the_middle_of_an_episode(tiny_models, tmp_path, words):
     assert process.wait(60) == -signal.SIGKILL and len(metrics(killed)) < 3
     assert started and not psutil.wait_procs(started, 60)[1]  # the processes of environments have ended too
     for folder in (killed, whole):
-        done = run(config, folder, *words)
-        assert done.returncode == 0, done.stderr[-3000:]
+        finished(config, folder, *words)
     assert weights(killed, 3) == weights(whole, 3)
     assert metrics(killed) == metrics(whole) and len(metrics(whole)) == 3
     tables = [RunFolder(folder).rollouts() for folder in (killed, whole)]
@@ -55,8 +54,7 @@ def test_sharded_processes_play_as_one(tiny_models, tmp_path):
     config, found = tmp_path / "run.yaml", []
     config.write_text(CONFIG % (ROOT, "''", tiny_models["qwen3_vl"]))
     for name, processes, words in (("one", 1, ()), ("two", 2, ("train.sharding=fsdp2",))):
-        done = run(config, tmp_path / name, "steps=2", *words, processes=processes)
-        assert done.returncode == 0, done.stderr[-3000:]
+        finished(config, tmp_path / name, "steps=2", *words, processes=processes)
         rows = RunFolder(tmp_path / name).rollouts(0).sort_by([("group_id", "ascending"), ("index", "ascending")])
         found.append((rows["token_ids"].to_pylist(), metrics(tmp_path / name)))
     assert found[0][0] == found[1][0] and len(found[0][0]) == 4

@@ -5,64 +5,19 @@ The task does what the environment variable FAULT says; launchers below starve t
 
 import json
 import os
-import shutil
 import subprocess
 import time
 
 import pytest
-from PIL import Image
 
 from tests import huge
 from tests.e2e import forked
-from tests.e2e.runs import ENV, ROOT, metrics, run, weights
+from tests.e2e.faulty import STEPS, assert_same, small_disk, write
+from tests.e2e.runs import ENV, ROOT, finished, metrics, run, weights
 from tests.monitoring.test_alerts import Server
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
-STEPS = 4
-
-TASK = '''
-import os, shutil, time
-from pathlib import Path
-from vlrl.task import Task
-
-FAULT, _, WHERE = os.environ.get("FAULT", "").partition(":")
-
-class Faulty(Task):
-    """The share of vowels, until FAULT happens at step 2."""
-    prompt = "How bright is {q}?"
-    rewards = {"vowels": 1.0}
-
-    def score(self, sample, answer):
-        late = answer.step >= 2
-        vowels = sum(c in "aeiou" for c in answer.text) / max(len(answer.text), 1)
-        if FAULT == "huge" and (answer.step == 2 or WHERE == "always"):
-            return {"vowels": 1e11 * (vowels + 0.1)}
-        if FAULT == "collapse":
-            return {"vowels": vowels * 0.01 + (not late)}
-        if FAULT == "hang" and answer.step == 2 and sample.id == Path(WHERE).read_text():
-            while True:
-                pass
-        if FAULT == "wait" and late:
-            Path(WHERE, "waiting").touch()
-            while not Path(WHERE, "go").exists():
-                time.sleep(0.05)
-        if FAULT == "stuck" and late:
-            time.sleep(10_000)
-        if FAULT == "vanish" and late:
-            shutil.rmtree(WHERE, ignore_errors=True)
-        if FAULT == "media" and late:
-            for path in Path(WHERE).glob("*.png"):
-                if int(path.stem) % 3 == 0:
-                    path.unlink(missing_ok=True)
-                elif int(path.stem) % 3 == 1:
-                    path.write_bytes(b"no picture")
-        return {"vowels": vowels}
-
-    def oracle(self, sample):
-        return "a"
-'''
-
 STARVED = '''
 import sys, torch
 from vlrl.cli import main as cli
@@ -89,58 +44,28 @@ sys.exit(cli.train_script(sys.argv[1:]))
 '''
 
 
-def write(folder, model):
-    """Config, task and 24 rows with pictures."""
-    (folder / "pictures").mkdir(parents=True)
-    for i in range(24):
-        Image.new("RGB", (56, 56), (10 * i, 80, 120)).save(folder / "pictures" / f"{i:02d}.png")
-    (folder / "rows.jsonl").write_text("".join(
-        json.dumps({"id": f"row-{i}", "q": f"picture {i}", "image": f"pictures/{i:02d}.png"}) + "\n"
-        for i in range(24)))
-    (folder / "faulty.py").write_text(TASK)
-    (folder / "faulty.yaml").write_text(f"""
-steps: {STEPS}
-task: {folder}/faulty.py:Faulty
-data: {{train: {folder}/rows.jsonl, heldout: {folder}/rows.jsonl, quarantine: true, workers: 0}}
-model: {{name: {model}}}
-rollout: {{prompts_per_step: 3, group_size: 4, max_new_tokens: 8}}
-train: {{lr: 1.0e-3}}
-eval: {{samples: 0}}
-save: {{every: 1, keep: 9}}
-limits: {{score_errors: 1}}
-""")
-    return folder / "faulty.yaml"
+def written(folder, model):
+    return write(folder, model, 24, "prompts_per_step: 3, group_size: 4, max_new_tokens: 8",
+                 "quarantine: true, workers: 0", "save: {every: 1, keep: 9}\nlimits: {score_errors: 1}")
 
 
 @pytest.fixture(scope="module")
 def scene(tiny_models, tmp_path_factory):
     """A config, and the folder of a run that nothing disturbed."""
     root = tmp_path_factory.mktemp("faults")
-    config = write(root, tiny_models["qwen3_vl"])
-    done = run(config, root / "whole")
-    assert done.returncode == 0, done.stderr
+    config = written(root, tiny_models["qwen3_vl"])
+    finished(config, root / "whole")
     return config, root / "whole"
-
-
-def same(folder, whole):
-    assert weights(folder, STEPS) == weights(whole, STEPS)
-    assert metrics(folder) == metrics(whole)
-    assert RunFolder(folder).rollouts().equals(RunFolder(whole).rollouts())
 
 
 def goes_on(config, folder, whole, *words):
     """The same command without the fault ends as the undisturbed run did."""
-    again = run(config, folder, *words)
-    assert again.returncode == 0 and "resuming from" in again.stdout, again.stderr
-    same(folder, whole)
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------
+    assert "resuming from" in finished(config, folder, *words).stdout
+    assert_same(folder, whole)
 
 
 def test_nan_in_one_step(scene, tmp_path):
-    done = run(scene[0], tmp_path / "run", huge.ADVANTAGE, FAULT="huge")
-    assert done.returncode == 0, done.stderr
+    done = finished(scene[0], tmp_path / "run", huge.ADVANTAGE, FAULT="huge once")
     assert "step 2: the loss is not finite" in done.stderr and "In the batch: group" in done.stderr
     lines = metrics(tmp_path / "run")
     assert [m["skipped"] for m in lines] == [0, 0, 1, 0] and lines[2]["loss"] is None and lines[3]["loss"] is not None
@@ -149,7 +74,7 @@ def test_nan_in_one_step(scene, tmp_path):
 
 
 def test_nan_in_every_step(scene, tmp_path):
-    done = run(scene[0], tmp_path / "run", huge.ADVANTAGE, "limits.nonfinite_steps=1", FAULT="huge:always")
+    done = run(scene[0], tmp_path / "run", huge.ADVANTAGE, "limits.nonfinite_steps=1", FAULT="huge always")
     assert done.returncode == 1 and "more than limits.nonfinite_steps=1 allows" in done.stderr
     assert (tmp_path / "run/failed/rollouts/step-000001-rank-00000.parquet").exists()
 
@@ -163,9 +88,6 @@ def test_reward_collapse(scene, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "ALERT at step 3: the mean reward of the last 2 steps is" in done.stdout and body["alert"] == "reward_drop"
     assert json.loads((tmp_path / "run/alerts.jsonl").read_text()) == body
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_out_of_memory_in_generation_and_update(scene, tmp_path):
@@ -182,15 +104,11 @@ def test_out_of_memory_in_generation_and_update(scene, tmp_path):
             assert mine[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
 
 
-# --- code and processes -----------------------------------------------------------------------------------------------
-
-
 def test_a_reward_that_hangs(scene, tmp_path):
     config, whole = scene
     asked = RunFolder(whole).rollouts(2).to_pylist()
     (tmp_path / "which").write_text(asked[0]["sample_id"])
-    done = run(config, tmp_path / "run", "limits.score_s=1", FAULT=f"hang:{tmp_path}/which")
-    assert done.returncode == 0, done.stderr
+    done = finished(config, tmp_path / "run", "limits.score_s=1", FAULT=f"hang:{tmp_path}/which")
     assert "no result within limits.score_s=1 s" in done.stderr
     rows = RunFolder(tmp_path / "run").rollouts(2).to_pylist()
     hung = [r for r in rows if r["error"]]
@@ -199,11 +117,6 @@ def test_a_reward_that_hangs(scene, tmp_path):
     assert metrics(tmp_path / "run")[2]["score_errors"] == pytest.approx(4 / 12)
     assert [(r["completion"], r["reward"]) for r in rows if not r["error"]] == [
         (r["completion"], r["reward"]) for r in asked if r["sample_id"] != asked[0]["sample_id"]]
-
-
-def test_scored_in_the_training_process_all_is_the_same(scene, tmp_path):
-    assert run(scene[0], tmp_path / "run", "limits.score_s=0").returncode == 0
-    same(tmp_path / "run", scene[1])
 
 
 def test_two_runs_on_one_folder(scene, tmp_path):
@@ -219,33 +132,23 @@ def test_two_runs_on_one_folder(scene, tmp_path):
     (tmp_path / "go").touch()
     assert first.wait(300) == 0, (tmp_path / "said.txt").read_text()
     assert second.returncode == 1 and f"is in use by process {first.pid} on" in second.stderr
-    same(folder, whole)
+    assert_same(folder, whole)
 
 
 @pytest.mark.long
 def test_stuck(scene, tmp_path):
     config, whole = scene
     words = ("limits.score_s=0", "rollout.score_ahead=false")
-    done = run(config, tmp_path / "run", "limits.stuck_s=30", *words, FAULT="stuck")
-    assert done.returncode == 1 and "nothing has happened for more than limits.stuck_s=30 seconds" in done.stderr
+    done = run(config, tmp_path / "run", "limits.stuck_s=20", *words, FAULT="sleeps")
+    assert done.returncode == 1 and "nothing has happened for more than limits.stuck_s=20 seconds" in done.stderr
     assert "in score" in (tmp_path / "run/stuck-rank-00000.txt").read_text()
     goes_on(config, tmp_path / "run", whole, *words)
 
 
-# --- disk -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def disk(tmp_path):
-    """A real disk of 3 MB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path)], check=False,
-                          capture_output=True) if shutil.which("mount") else None
-    if made is None or made.returncode:
-        pytest.skip("needs the right to mount a small disk")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    with small_disk(tmp_path / "disk", "3m") as path:
+        yield path
 
 
 def test_disk_full(scene, disk):
@@ -274,10 +177,9 @@ def test_run_folder_vanished(scene, tmp_path):
 
 
 def test_media_vanished_and_corrupt(tiny_models, tmp_path):
-    config = write(tmp_path / "own", tiny_models["qwen3_vl"])
-    done = run(config, tmp_path / "run", "steps=6", "limits.rejected=0.9",
-               FAULT=f"media:{tmp_path}/own/pictures")
-    assert done.returncode == 0, done.stderr
+    config = written(tmp_path / "own", tiny_models["qwen3_vl"])
+    done = finished(config, tmp_path / "run", "steps=6", "limits.rejected=0.9",
+                    FAULT=f"some media:{tmp_path}/own/pictures")
     lines = metrics(tmp_path / "run")
     assert lines[-1]["prompts/rejected"] > 0 and all(m["groups/count"] == 3 for m in lines)
     assert "left out: " in done.stdout and os.path.getsize(tmp_path / "run/rejected.jsonl")

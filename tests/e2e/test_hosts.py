@@ -38,14 +38,14 @@ def test_a_run_on_two_hosts_is_that_of_two_processes(pair):
 def test_a_cut_cable_ends_both_hosts_with_a_message_and_the_run_goes_on(pair):
     folder = pair.config.parent / "cut"
     with Hosts() as hosts:
-        processes = hosts.torchrun(pair.config, folder, *FEW, "limits.collective_s=40")
+        processes = hosts.torchrun(pair.config, folder, *FEW, "limits.collective_s=20")
         wait_for(folder, 3, processes, lambda: said(folder))
         hosts.cut()
         codes, texts = finished(processes, folder, ENDS_S)
         assert all(codes), texts
         for text in texts:
             (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
-            assert re.search(r"rank \d waited \d+ s in step \d", line) and "limits.collective_s=40" in line
+            assert re.search(r"rank \d waited \d+ s in step \d", line) and "limits.collective_s=20" in line
         assert "no sign of life" in texts[0] and "does not answer either" in texts[1], texts  # the store is on host 0
         assert codes[1] == -9 and ["still waits for its store" in text for text in texts] == [False, True], texts
         assert not (folder / "run.lock").exists()

@@ -24,8 +24,7 @@ JUDGED = '''
 
 def verdict(body, number):
     """By what is asked alone, so that a run can be compared with another one."""
-    text = body["messages"][0]["content"]
-    return str(sha256(text.encode()).digest()[0] / 256)
+    return str(sha256(body["messages"][0]["content"].encode()).digest()[0] / 256)
 
 
 def config_of(tmp_path, tiny_models, extra=""):
@@ -47,13 +46,11 @@ def test_a_killed_run_asks_nothing_twice(tmp_path, tiny_models):
     """The undisturbed run bit for bit, with its metrics of the judge; no question is asked a second time."""
     config = config_of(tmp_path, tiny_models)
     with served(verdict, models=("critic",)) as server:
-        done = runs.run(config, tmp_path / "whole", *words(server))
-        assert done.returncode == 0, done.stdout + done.stderr
+        runs.finished(config, tmp_path / "whole", *words(server))
         whole = asked(server)
     with served(verdict, models=("critic",)) as server:
         runs.kill_after(config, tmp_path / "killed", 3, *words(server))
-        again = runs.run(config, tmp_path / "killed", *words(server))
-        assert again.returncode == 0, again.stdout + again.stderr
+        runs.finished(config, tmp_path / "killed", *words(server))
         assert asked(server) == whole and max(whole.values()) == 1
     runs.assert_same_run(tmp_path / "killed", tmp_path / "whole")
     lines = runs.metrics(tmp_path / "whole")
@@ -69,11 +66,9 @@ def test_a_judge_that_is_away_for_a_step(tmp_path, tiny_models):
     """What it was to judge is unscorable, says why, is counted and told of; the run goes on."""
     config = config_of(tmp_path, tiny_models)
     known = []
-
     def script(body, number):
         known.append(number)
         return 500 if 8 <= len(known) < 12 else verdict(body, number)
-
     with served(script, models=("critic",)) as server:
         done = runs.run(config, tmp_path / "run", *words(server, "services.judge.retries=0", "eval.samples=0",
                                                         "limits.service_errors=1"))
@@ -81,8 +76,7 @@ def test_a_judge_that_is_away_for_a_step(tmp_path, tiny_models):
     lines = runs.metrics(tmp_path / "run")
     assert len(lines) == 5 and sum(line["judge/failed"] for line in lines) == 4
     assert any(line["service_errors"] > 0 for line in lines) and all(line["score_errors"] == 0 for line in lines)
-    rows = RunFolder(tmp_path / "run").rollouts().to_pylist()
-    lost = [row for row in rows if row["error"]]
+    lost = [row for row in RunFolder(tmp_path / "run").rollouts().to_pylist() if row["error"]]
     assert lost and all(row["reward"] is None and row["error"].startswith("service: judge: 500") and
                         row["advantage"] == 0 and dict(row["parts"])["quality"] is None for row in lost)
     alerts = [json.loads(line)["alert"] for line in (tmp_path / "run/alerts.jsonl").read_text().splitlines()]
@@ -103,8 +97,7 @@ def test_two_processes_have_the_rewards_of_one(tmp_path, tiny_models):
     config = config_of(tmp_path, tiny_models)
     for name, processes in (("one", 1), ("two", 2)):
         with served(verdict, models=("critic",)) as server:
-            done = runs.run(config, tmp_path / name, *words(server, "steps=2"), processes=processes)
-            assert done.returncode == 0, done.stdout + done.stderr
+            runs.finished(config, tmp_path / name, *words(server, "steps=2"), processes=processes)
     one, two = (runs.metrics(tmp_path / name)[0] for name in ("one", "two"))
     assert one["reward/quality"] == pytest.approx(two["reward/quality"], abs=1e-6)
     assert len(list((tmp_path / "two/services").glob("judge-rank-*.jsonl"))) == 2

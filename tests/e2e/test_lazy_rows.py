@@ -7,7 +7,7 @@ import signal
 import pytest
 from PIL import Image
 
-from tests.e2e.runs import ENV, assert_same_run, kill_after, metrics, run, weights
+from tests.e2e.runs import ENV, assert_same_run, finished, kill_after, metrics, run, weights
 from vlrl.checks.preflight import FIRST, OTHERS
 from vlrl.store import RunFolder
 
@@ -68,30 +68,25 @@ def test_one_row_at_a_time_is_the_same_run_and_goes_on_after_a_kill(made, tmp_pa
     config = made(count=ROWS)
     for index in ("memory", "lazy"):
         monkeypatch.setitem(ENV, "READS", str(tmp_path / f"{index}-"))
-        done = run(config, tmp_path / index, f"data.index={index}", timeout=900)
-        assert done.returncode == 0, done.stderr
+        finished(config, tmp_path / index, f"data.index={index}", timeout=900)
     assert metrics(tmp_path / "lazy") == metrics(tmp_path / "memory")
     assert weights(tmp_path / "lazy", 5) == weights(tmp_path / "memory", 5)
     assert len(reads(tmp_path, "memory-")) == ROWS
     assert 5 * 4 <= len({*reads(tmp_path, "lazy-")}) <= 5 * 4 + FIRST + OTHERS
-
     config = made(bad=range(0, 60, 5))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = run(config, whole, timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(config, whole, timeout=900)
     rejected = [json.loads(line)["reason"] for line in (whole / "rejected.jsonl").read_text().splitlines()]
     assert rejected and all("rows.jsonl:" in reason and "gone.png" in reason for reason in rejected)
     assert kill_after(config, broken, 3, timeout=900) == -signal.SIGKILL
     assert run(config, broken, timeout=900).returncode == 0
-    assert metrics(whole) == metrics(broken) and weights(whole, 5) == weights(broken, 5)
-    assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
+    assert_same_run(broken, whole)
 
 
 def test_a_process_reads_its_own_rows_alone(made, tmp_path, monkeypatch):
     config = made(count=ROWS)
     monkeypatch.setitem(ENV, "READS", str(tmp_path / "two-"))
-    done = run(config, tmp_path / "two", "steps=4", "curriculum=sequential", processes=2, timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(config, tmp_path / "two", "steps=4", "curriculum=sequential", processes=2, timeout=900)
     assert {*reads(tmp_path, "two-", 1)} == {f"r{i}" for i in range(1, 16, 2)}
     checking = {*reads(tmp_path, "two-", 0)}  # the start's checks too
     assert {f"r{i}" for i in range(0, 16, 2)} <= checking and len(checking) <= 8 + FIRST + OTHERS
@@ -109,15 +104,12 @@ def test_a_stream_of_shards_goes_on_in_the_middle_of_one(made, tmp_path, monkeyp
     for n in range(3):
         (tmp_path / f"rows-{n}.jsonl").write_text("".join(every[20 * n:20 * n + 20]))
     words = (f"data.train={tmp_path}/rows-?.jsonl", "data.index=auto", "data.stream=true", "data.shuffle_buffer=7")
-    done = run(config, whole, *words, timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(config, whole, *words, timeout=900)
     order = [int(id[1:]) for id in dict.fromkeys(row["sample_id"] for row in RunFolder(whole).rollouts().to_pylist())]
     assert order != sorted(order) and set(order) <= {*range(21)}  # near the beginning of the disk, in 3 buffers of 7
     assert kill_after(config, broken, 3, *words, timeout=900) == -signal.SIGKILL
     shutil.copytree(broken, tmp_path / "two")
-    done = run(config, broken, *words, timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(config, broken, *words, timeout=900)
     assert_same_run(broken, whole)
-    done = run(config, tmp_path / "two", *words, processes=2, timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(config, tmp_path / "two", *words, processes=2, timeout=900)
     assert drawn(tmp_path / "two") == drawn(whole)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.e2e.runs import ROOT, metrics, run
+from tests.e2e.runs import ROOT, finished, metrics
 from vlrl.store import RunFolder
 from vlrl.tools.experiments import report
 
@@ -17,9 +17,7 @@ def gain(folder, metric):
 
 @pytest.mark.long
 def test_held_out_iou_rises(tmp_path):
-    done = run(QUICKSTART, tmp_path / "run", "steps=18", "eval.samples=128", "eval.every=0",
-               timeout=900)
-    assert done.returncode == 0, done.stderr
+    done = finished(QUICKSTART, tmp_path / "run", "steps=18", "eval.samples=128", "eval.every=0", timeout=900)
     assert gain(tmp_path / "run", "iou").low > 0.02  # .044, of a gain of .073
     assert all(m["mismatch/kl"] < 1e-4 for m in metrics(tmp_path / "run"))
     assert (tmp_path / "run" / "reward.png").is_file() and "Evaluation before and after" in done.stdout
@@ -27,6 +25,5 @@ def test_held_out_iou_rises(tmp_path):
 
 def test_random_rewards_do_not(tmp_path):
     control = f"task.name={ROOT}/benchmarks/random_reward.py:RandomGrounding"
-    done = run(QUICKSTART, tmp_path / "run", control, "steps=12", "eval.samples=64", timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(QUICKSTART, tmp_path / "run", control, "steps=12", "eval.samples=64", timeout=900)
     assert gain(tmp_path / "run", "iou").mean <= 0.02

@@ -33,11 +33,9 @@ def config_of(tmp_path, tiny_models):
 
 def test_a_killed_run_and_one_of_two_processes_are_the_undisturbed_one(tmp_path, tiny_models):
     config = config_of(tmp_path, tiny_models)
-    done = runs.run(config, tmp_path / "whole", *WORDS)
-    assert done.returncode == 0, done.stdout + done.stderr
+    runs.finished(config, tmp_path / "whole", *WORDS)
     runs.kill_after(config, tmp_path / "killed", 3, *WORDS)
-    again = runs.run(config, tmp_path / "killed", *WORDS)
-    assert again.returncode == 0, again.stdout + again.stderr
+    runs.finished(config, tmp_path / "killed", *WORDS)
     runs.assert_same_run(tmp_path / "killed", tmp_path / "whole")
     lines = runs.metrics(tmp_path / "whole")
     assert [line["logprobs/policy_step"] for line in lines] == [0, 1, 2, 3, 4]
@@ -45,8 +43,7 @@ def test_a_killed_run_and_one_of_two_processes_are_the_undisturbed_one(tmp_path,
     table = RunFolder(tmp_path / "whole").rollouts()
     parts = [dict(p) for p in table["parts"].to_pylist()]
     assert all(np.isfinite([p["likely"], p["known"]]).all() and p["likely"] < 0 for p in parts)
-    two = runs.run(config, tmp_path / "two", *WORDS, processes=2)
-    assert two.returncode == 0, two.stdout + two.stderr
+    runs.finished(config, tmp_path / "two", *WORDS, processes=2)
     (first,) = runs.metrics(tmp_path / "two")[:1]
     assert first["logprobs/texts"] == lines[0]["logprobs/texts"]
     assert first["reward/likely"] == pytest.approx(lines[0]["reward/likely"], abs=1e-5)

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.e2e.runs import kill_after, metrics, run, weights, write_config
+from tests.e2e.runs import assert_same_run, finished, kill_after, metrics, run, write_config
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -28,21 +28,17 @@ def test_a_mixture_resumes_and_runs_with_two_processes(tiny_models, tmp_path):
                                    f"{{name: '{task}:Brief', label: brief}}]"))
     words = ("steps=6", "save.every=1", "eval.every=3")  # one is whole when the next one is begun
     whole, broken, two = (tmp_path / name for name in ("whole", "broken", "two"))
-    done = run(config, whole, *words)
-    assert done.returncode == 0, done.stderr
+    finished(config, whole, *words)
     assert kill_after(config, broken, 3, *words) == -signal.SIGKILL
     again = run(config, broken, *words)
     assert again.returncode == 0 and "resuming from" in again.stdout
     assert "now have other weights" not in again.stdout
-    assert weights(whole, 6) == weights(broken, 6) and metrics(whole) == metrics(broken)
-    assert metrics(whole, "eval.jsonl") == metrics(broken, "eval.jsonl")
+    assert_same_run(broken, whole, 6)
     assert [m["Shades/share"] for m in metrics(whole)] == [0.75] * 6
     assert {"brief/brief", "brief/reward/mean/ci95_low", "Shades/vowels"} <= metrics(whole, "eval.jsonl")[-1].keys()
     rows = RunFolder(whole).rollouts(0, columns=["task", "sample_id", "weights"]).to_pylist()
     assert {r["task"] for r in rows} == {"Shades", "brief"} == {r["sample_id"].partition("/")[0] for r in rows}
-
-    done = run(config, two, *words[1:], "steps=2", "train.schedule=constant", processes=2)
-    assert done.returncode == 0, done.stderr
+    finished(config, two, *words[1:], "steps=2", "train.schedule=constant", processes=2)
     drawn = [{(r["step"], r["group_id"], r["sample_id"]) for r in RunFolder(folder).rollouts(0).to_pylist()}
              for folder in (whole, two)]
     assert drawn[0] == drawn[1]

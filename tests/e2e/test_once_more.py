@@ -6,8 +6,8 @@ import time
 import pytest
 
 from tests.e2e import forked
+from tests.e2e.faulty import write
 from tests.e2e.runs import ENV
-from tests.training.test_emergency_checkpoint import write
 
 pytestmark = pytest.mark.slow
 

@@ -57,8 +57,7 @@ def test_a_run_on_two_processes_is_paid_as_one_is(trained, tiny_models, tmp_path
     lines, scores = {}, {}
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        done = runs.run(config, folder, *given, processes=processes)
-        assert done.returncode == 0, done.stdout + done.stderr
+        runs.finished(config, folder, *given, processes=processes)
         lines[processes] = runs.metrics(folder)
         scores[processes] = {(r["group_id"], r["index"]): dict(r["parts"])["reward_model"]
                              for r in RunFolder(folder).rollouts(0).to_pylist()}

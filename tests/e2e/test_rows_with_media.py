@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.data.hub_server import hub as serving
-from tests.e2e.runs import ENV, ROOT, assert_same_run, kill_after, metrics, run, weights
+from tests.e2e.runs import ENV, ROOT, assert_same_run, finished, kill_after, metrics, weights
 from vlrl.app.details import group
 from vlrl.app.library import Library
 from vlrl.store import RunFolder
@@ -55,14 +55,11 @@ save: {{every: 2}}
 
 
 def test_pictures_in_rows_are_those_of_files(easy, tmp_path):
-    done = run(easy, tmp_path / "rows", timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(easy, tmp_path / "rows", timeout=900)
     convert(tmp_path / "rows.parquet", tmp_path / "rows.jsonl")
-    done = run(easy, tmp_path / "files", f"data.train={tmp_path}/rows.jsonl", "data.index=memory", timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(easy, tmp_path / "files", f"data.train={tmp_path}/rows.jsonl", "data.index=memory", timeout=900)
     assert metrics(tmp_path / "rows") == metrics(tmp_path / "files")
     assert weights(tmp_path / "rows", 5) == weights(tmp_path / "files", 5)
-
     shown = RunFolder(tmp_path / "rows").rollouts().to_pylist()
     stored = {media["path"]: media["hash"] for row in shown for media in row["media"]}
     assert stored and all(hashlib.sha256((tmp_path / "rows" / path).read_bytes()).hexdigest() == sha256
@@ -70,10 +67,8 @@ def test_pictures_in_rows_are_those_of_files(easy, tmp_path):
     assert all("sha256:" in row["sample"] and len(row["sample"]) < 1000 for row in shown)
     seen = group(Library(tmp_path), "rows", "train", 0, shown[0]["group_id"])
     assert seen.media and all(media.name and media.name.endswith(".png") for media in seen.media)
-
     assert kill_after(easy, tmp_path / "killed", 3, timeout=900) == -signal.SIGKILL
-    done = run(easy, tmp_path / "killed", timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(easy, tmp_path / "killed", timeout=900)
     assert_same_run(tmp_path / "killed", tmp_path / "rows")
 
 
@@ -81,7 +76,6 @@ def test_pictures_in_rows_are_those_of_files(easy, tmp_path):
 def test_a_data_set_of_the_hub_keeps_its_commit(easy, tmp_path):
     with serving() as hub:
         first = hub.put("org/easy", {"data/train-00000-of-00001.parquet": table(), "easy.py": b"raise SystemExit(9)"})
-
         def start(*runs):
             """In a new interpreter, as the Hub's address is read when its library is imported."""
             words = [[str(easy), f"run.dir={tmp_path / folder}", f"data.train={data}", steps]
@@ -90,7 +84,6 @@ def test_a_data_set_of_the_hub_keeps_its_commit(easy, tmp_path):
                                   capture_output=True, cwd=ROOT,
                                   env={**ENV, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"})
             assert done.returncode == 0, done.stderr
-
         start(("begun", "org/easy@train", "steps=2"))
         second = hub.put("org/easy", {"data/train-00000-of-00001.parquet": table(200)})
         start(("begun", "org/easy@train", "steps=4"), ("whole", f"org/easy@train#{first}", "steps=4"))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.e2e import forked
-from tests.e2e.runs import ENV, ROOT, metrics, run, weights, write_config
+from tests.e2e.runs import ENV, ROOT, finished, metrics, run, weights, write_config
 from vlrl.tools.stages.stage_list import read_stages
 
 pytestmark = pytest.mark.slow
@@ -46,8 +46,7 @@ def undisturbed(tiny_models, tmp_path_factory):
     """The config, and the folder of a run of one process."""
     folder = tmp_path_factory.mktemp("stages")
     config = write_config(folder, tiny_models["qwen3_vl"], STAGES)
-    done = run(config, folder / "whole", *SMALL)
-    assert done.returncode == 0, done.stderr
+    finished(config, folder / "whole", *SMALL)
     return config, folder / "whole"
 
 
@@ -55,8 +54,7 @@ def test_kill_in_any_stage_is_exact(undisturbed, tmp_path):
     (config, whole), broken = undisturbed, tmp_path / "broken"
     for there in ("rl/metrics.jsonl", "own/round-01/answers.jsonl", "mean/config.yaml"):
         kill_when(config, broken, there)
-    again = run(config, broken, *SMALL)
-    assert again.returncode == 0, again.stderr
+    finished(config, broken, *SMALL)
     for stage, step in (("cold", 2), ("rl", 2), ("last", 1)):
         assert weights(broken / stage, step) == weights(whole / stage, step), stage
         assert metrics(broken / stage) == metrics(whole / stage)
@@ -125,8 +123,7 @@ def test_two_processes_give_what_one_gives_and_go_on_exactly(undisturbed, tmp_pa
     """All kinds of stages by one process and by two: the same draws, answers and figures, and weights but for rounding;
     two that are killed in RL and while a round draws end as two that are not, bit for bit."""
     (config, one), two, broken = undisturbed, tmp_path / "two", tmp_path / "broken"
-    done = run(config, two, *SMALL, processes=2, timeout=900)
-    assert done.returncode == 0, done.stderr
+    finished(config, two, *SMALL, processes=2, timeout=900)
     for stage in ("cold", "rl", "last"):
         for a, b in zip(metrics(one / stage), metrics(two / stage), strict=True):
             for name in [n for n in NUMBERS if a.get(n) is not None]:
@@ -141,8 +138,7 @@ def test_two_processes_give_what_one_gives_and_go_on_exactly(undisturbed, tmp_pa
         assert apart.mean() < 2e-6 and (apart > 1e-4).float().mean() < 1e-3, stage
     for there in ("rl/metrics.jsonl", "own/round-01/answers.jsonl"):
         kill_both_when(config, broken, there)
-    again = run(config, broken, *SMALL, processes=2, timeout=900)
-    assert again.returncode == 0, again.stderr
+    finished(config, broken, *SMALL, processes=2, timeout=900)
     for stage, step in (("cold", 2), ("rl", 2), ("last", 1)):
         assert weights(broken / stage, step) == weights(two / stage, step), stage
         assert metrics(broken / stage) == metrics(two / stage)

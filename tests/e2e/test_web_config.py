@@ -45,5 +45,4 @@ def test_the_cold_start_is_asked_as_an_episode_is(tmp_path):
     start = {row["prompt"] for row in RunFolder(tmp_path / "start").rollouts().to_pylist()}
     config = configs.load(ROOT / "configs" / "web.yaml", [
         *SMALL, "eval.samples=0", f"model.name={tmp_path}/start", "task.pages=[click-test]", f"run.dir={tmp_path}/run"])
-    rows = RunFolder(train(config).folder.path).rollouts().to_pylist()
-    assert {row["prompt"] for row in rows} & start
+    assert {row["prompt"] for row in RunFolder(train(config).folder.path).rollouts().to_pylist()} & start

@@ -55,29 +55,20 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_vlrl_is_the_wheel(installed, elsewhere):
+def test_vlrl_is_the_wheel_and_its_tasks_are_not_shadowed(installed, elsewhere):
     code = "import vlrl, vlrl.tasks, vlrl.configs; print(vlrl.__file__, *vlrl.__path__)"
     places = run(elsewhere, str(installed / "python"), "-c", code).split()
     assert places and all(Path(p).is_relative_to(installed.parent) for p in places)
-
-
-def test_a_users_task_trains(installed, elsewhere):
     words = ("task=shades.py:Shades", "run.dir=run", *SMALL)
     run(elsewhere, str(installed / "vlrl"), "train", "configs/tiny.yaml", *words)
     lines = (elsewhere / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1]
     run(elsewhere, str(installed / "vlrl"), "export", "run", "-o", "exported")
     assert (elsewhere / "exported" / "model.safetensors").is_file()
-
-
-def test_built_in_tasks_are_not_shadowed(installed, elsewhere):
     tasks = json.loads(run(elsewhere, str(installed / "vlrl"), "tasks", "list", "--json"))
     assert "grounding" in json.dumps(tasks)
     run(elsewhere, str(installed / "vlrl"), "train", "configs/quickstart.yaml", "--dry-run")
-
-
-def test_a_new_task_is_written(installed, elsewhere):
-    """That it trains is tested with the checkout."""
+    # That it trains is tested with the checkout.
     run(elsewhere, str(installed / "vlrl"), "tasks", "new", "stars")
     run(elsewhere, str(installed / "vlrl"), "tasks", "check", "stars.py", "--samples", "4", "--config", "stars.yaml")
 

@@ -57,8 +57,7 @@ def test_from_nothing_to_a_trained_model(tmp_path):
     started, *_, ended = correct(tmp_path / "runs" / "parity")
     assert started == pytest.approx(after)
     assert ended > max(0.8, min(started + 0.02, 0.9))  # the rewards do the rest, as far as the CPU left some
-    compared = next(text for command, text in said.items() if "vlrl score" in command)
-    assert "short" in compared
+    assert "short" in next(text for command, text in said.items() if "vlrl score" in command)
     assert "keeps the contract" in next(text for command, text in said.items() if "tasks check" in command)
     assert said["python load.py"].split()[-1] in ("odd", "even")
     run("vlrl tasks check parity.py --config parity.yaml", tmp_path)  # with the new part as well

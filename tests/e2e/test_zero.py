@@ -54,6 +54,8 @@ def test_a_resumed_run_is_the_undisturbed_one(runs):
         assert metrics(runs / "resumed", name) == metrics(runs / "straight", name) != []
     assert same(saved(runs / "resumed", 3), saved(runs / "straight", 3))
     assert not same(saved(runs / "resumed", 2), saved(runs / "resumed", 3))
+    assert len(metrics(runs / "one group")) == 2
+    assert "sharding: zero3" in (runs / "one group/config.yaml").read_text()
 
 
 def test_checkpoints_go_on_with_other_settings(runs):
@@ -65,11 +67,6 @@ def test_checkpoints_go_on_with_other_settings(runs):
         assert drawn[0] == drawn[1]
         for one, two in zip(saved(runs / name, 3), saved(runs / other, 3), strict=True):
             assert one.keys() == two.keys() and all(one[key].shape == two[key].shape for key in one)
-
-
-def test_a_process_without_a_group_and_what_the_launcher_asks_for(runs):
-    assert len(metrics(runs / "one group")) == 2
-    assert "sharding: zero3" in (runs / "one group/config.yaml").read_text()
 
 
 def test_a_step_that_is_not_finite_is_left_out(runs, tiny_models, tmp_path):

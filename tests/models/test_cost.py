@@ -23,9 +23,6 @@ def test_bins_are_few_and_of_similar_cost():
     assert bins([4, 4, 4], [1, 1, 1], 8) == [[0, 2], [1]]
     assert bins([20, 3], [20, 3], 8) == [[0], [1]]  # larger than the limit: alone
     assert bins([], [], 8) == []
-
-
-def test_bins_fall_back_to_first_fit():
     sizes = [5, 4, 3, 3, 3]  # by falling cost the small ones fill both bins first
     assert bins(sizes, [1, 1, 9, 9, 9], 9) == [[0, 1], [2, 3, 4]]
 

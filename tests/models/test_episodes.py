@@ -106,7 +106,6 @@ def values(policy, batch, encode):
     policy.model.zero_grad()
     logprobs = policy.logprobs(batch, 1.0).logprobs
     assert torch.isfinite(logprobs).all()
-    never = torch.isin(batch.targets, policy.banned)
-    assert (logprobs[never] == 0).all()
+    assert (logprobs[torch.isin(batch.targets, policy.banned)] == 0).all()
     logprobs.sum().backward()
     return logprobs.detach(), *(p.grad.clone() for _, p in policy.trainable())

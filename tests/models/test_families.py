@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers import Qwen2Config
 
 from tests.conftest import FAMILIES, SAMPLES, kinds_of, noise, noise_video
 from tests.helpers import load, settings
@@ -29,7 +30,7 @@ def make(folder, **model):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_part_is_found(tiny_models, family):
+def test_parts_media_and_ends_of_every_family(tiny_models, family):
     policy, _ = make(tiny_models[family])
     parts = {name: policy.family.part_of(name) for name, _ in policy.model.named_parameters()}
     assert {"language", "merger", "vision"} == set(parts.values())
@@ -39,10 +40,6 @@ def test_every_part_is_found(tiny_models, family):
         assert part == "language" or ("language_model" not in name and "text_model" not in name), name
     layers = policy.base.config.get_text_config().num_hidden_layers
     assert sum(p == "language" for p in parts.values()) >= 8 * layers
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_visual_tokens_are_those_of_the_ids(tiny_models, family):
     policy, encode = make(tiny_models[family])
     counts = {"image": 1, "two images": 2, "video": 1, "text": 0}
     for kind in kinds_of(family):
@@ -51,10 +48,6 @@ def test_visual_tokens_are_those_of_the_ids(tiny_models, family):
         ids = {known.image_token_id, getattr(known, "video_token_id", None)}
         assert len(prompt.visual_tokens) == count and all(n > 0 for n in prompt.visual_tokens)
         assert sum(prompt.visual_tokens) == np.isin(prompt.ids, [i for i in ids if i is not None]).sum()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_vision_tokens_can_be_neither_written_nor_claimed(tiny_models, family):
     policy, encode = make(tiny_models[family])
     tokenizer = policy.processor.tokenizer
     for token in policy.family.vision_tokens:
@@ -66,10 +59,6 @@ def test_vision_tokens_can_be_neither_written_nor_claimed(tiny_models, family):
     assert not banned & policy.eos
     text = " ".join(policy.family.vision_tokens)
     assert not banned & set(encode.answer_ids(f"It is {text}.").tolist())  # of a row's own solution
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_answer_ends_as_the_template_ends_a_turn(tiny_models, family):
     policy, encode = make(tiny_models[family])
     processor = policy.processor
     turn = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
@@ -173,7 +162,6 @@ def test_clips_of_unequal_length_and_images_of_unequal_size_share_a_batch(tiny_m
     samples += [Sample(id="wide", media=(Media(source=noise(5, 200, 40)),), row={"q": "What?"}), SAMPLES["image"]]
     prompts = [encode(Ask(), s) for s in samples]
     answers = [np.array([40, 41, 42 + i]) for i in range(len(prompts))]
-
     def gradients(batches):
         policy.model.zero_grad()
         out = {}
@@ -212,8 +200,6 @@ def test_images_and_videos_in_one_prompt(tiny_models, family):
 
 
 def test_a_text_model_is_refused(tmp_path):
-    from transformers import Qwen2Config
-
     with pytest.raises(ConfigError, match="a model of type 'qwen2' does not accept images"):
         families.family_of(Qwen2Config())
 
@@ -227,7 +213,6 @@ def test_text_behind_media_follows_their_last_position():
         found = families._text_after_media(np.array(rows), types)
         assert found[:, :-2].tolist() == [row[:-2] for row in rows] and (found[:, -2:] == found[0, -2:]).all()
         return found[0, -2:].tolist()
-
     assert text_behind(2, [2, 6, 10], [2, 2, 2]) == [11, 12]
     assert text_behind(2, [2, 3], [2, 4]) == [5, 6]
     assert text_behind(1, [2, 2, 2, 2], [2, 2, 3, 3]) == [4, 5]

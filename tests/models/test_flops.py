@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
 from tests.conftest import FAMILIES, SAMPLES, kinds_of, noise
 from tests.helpers import Vowels, load
@@ -38,17 +38,11 @@ def test_by_hand():
     assert LEARNS.of(3, [8, 4], [2, 1]) == 3 * forward - 2 * 5 * 12  # pixels have no gradient
     assert HAND.tower([8, 4]) == 2 * (6 * 12 / 4 + 20 * 12) + 4 * sight
     assert HAND.decode(3, [2, 1]) == 2 * (100 + 10) * 3 + 4 * 8 * (pairs - 6)
-
-
-def test_nothing_below_what_learns_has_a_backward_pass():
     assert HAND.of(3, (), [2]) == HAND.forward(3, (), [2])  # the merger sees no picture
     frozen = dataclasses.replace(HAND, merger=Products(6))
     assert frozen.of(3, [8], [2]) == frozen.forward(3, [8], [2])
     language = dataclasses.replace(LEARNS, merger=Products(6), vision=Products(20, first=5))
     assert language.of(3, [8], [2]) == 3 * language.forward(3, (), [2]) + language.tower([8])
-
-
-def test_a_shared_prompt_is_cheaper_than_copies():
     assert LEARNS.of(9, [8], [4] * 8) == pytest.approx(8 * LEARNS.of(9, [8], [4]) - 7 * LEARNS.of(9, [8]))
 
 
@@ -91,17 +85,12 @@ def test_attention_is_what_torch_counts(tiny_models, family):
     assert all_ == pytest.approx(useful, rel=0.005)
 
 
-def test_a_model_without_weights_will_do(tiny_models):
+def test_a_model_without_weights_will_do_and_experts_count_as_met(tiny_models):
     config = AutoConfig.from_pretrained(tiny_models["qwen3_vl"])
     with torch.device("meta"):
         empty = AutoModelForImageTextToText.from_config(config)
     loaded = AutoModelForImageTextToText.from_pretrained(tiny_models["qwen3_vl"])
     assert flops.cost_model(empty, family_of(config)) == flops.cost_model(loaded, family_of(config))
-
-
-def test_experts_count_as_many_as_a_token_meets():
-    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
-
     text = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4,
             "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "vocab_size": 16,
             "intermediate_size": 5}

@@ -3,7 +3,6 @@ public ones."""
 
 from functools import partial
 
-import pytest
 from jinja2 import Environment
 
 from vlrl.models.chat_template import opening_text, turn_beginning
@@ -47,26 +46,20 @@ def opened(template, *texts, system=""):
     return opening_text(made(messages), turn_beginning(made), CONTROL)
 
 
-@pytest.mark.parametrize("template", [QWEN, LAST_WITH_BLOCK, BLOCK_IN_HISTORY, STRINGS_ALONE, WORDS, NO_HEADER, ALWAYS])
-@pytest.mark.parametrize("begun", ["", THINK, "<think>", EMPTY, "<think></think>\n", "<seed:think>", "Answer: ", "{"])
-def test_the_end_of_a_generation_prompt(template, begun):
-    template = template.replace("@", "{{ '" + begun.replace("\n", "\\n") + "' }}")
-    for texts in (("What is it?",), ("What?", "A cat.", "<think> Assistant: and now?")):
-        assert opened(template, *texts) == begun
+def test_the_end_of_a_generation_prompt():
+    for begun in ("", THINK, "<think>", EMPTY, "<think></think>\n", "<seed:think>", "Answer: ", "{"):
+        for template in (QWEN, LAST_WITH_BLOCK, BLOCK_IN_HISTORY, STRINGS_ALONE, WORDS, NO_HEADER, ALWAYS):
+            filled = template.replace("@", "{{ '" + begun.replace("\n", "\\n") + "' }}")
+            for texts in (("What is it?",), ("What?", "A cat.", "<think> Assistant: and now?")):
+                assert opened(filled, *texts) == begun, filled
 
 
-def test_it_may_differ_from_prompt_to_prompt():
+def test_it_may_differ_from_prompt_to_prompt_and_marks_of_the_template_are_no_text():
     template = QWEN.replace("@", "{% if '/no_think' in messages[-1].content[0].text %}<think>\n\n</think>\n\n{% else %}"
                             "<think>\n{% endif %}")
     assert opened(template, "Why?") == THINK and opened(template, "Why? /no_think") == EMPTY
-
-
-def test_marks_of_the_template_are_no_text():
     template = CHANNELS.replace("@", "<|channel>thought\n<channel|>")
     assert opened(template, "Why?") == "" and opened(template.replace("<channel|>", ""), "Why?") == "thought\n"
-
-
-def test_a_template_of_which_nothing_can_be_learned_opens_nothing():
     assert turn_beginning(partial(render, "{% for m in messages %}{{ m.role }}{% endfor %}<think>")) == ""
     assert turn_beginning(partial(render, "{{ raise_exception('no') }}")) == ""
     assert opening_text("Why?<think>", "", CONTROL) == ""

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from transformers import Florence2Config
 
 from tests import others
 from tests.conftest import SAMPLES, kinds_of
@@ -53,16 +54,9 @@ def kinds(policy):
 
 
 @pytest.mark.slow
-def test_every_trainable_parameter_changes_in_full(scene):
-    changes(scene, {"train": PARTS})
-
-
-@pytest.mark.slow
-def test_every_trainable_parameter_changes_under_lora(scene):
-    changes(scene, {"lora": {"rank": 4, "target": "vision_language"}})
-
-
-def changes(scene, model):
+@pytest.mark.parametrize("model", [{"train": PARTS}, {"lora": {"rank": 4, "target": "vision_language"}}],
+                         ids=["full", "lora"])
+def test_every_trainable_parameter_changes(scene, model):
     name, folder, _, _ = scene
     config = settings(folder, model={"name": str(folder), **model})
     policy, encode = load(config)
@@ -158,13 +152,11 @@ def test_a_row_does_not_depend_on_its_neighbours(scene):
     _, _, policy, prompts = scene
     prompt, answer, sampling = prompts["image"], np.arange(40, 49), Sampling(max_new_tokens=12)
     request, engine = Request(prompt=prompt, n=3, sampling=sampling, key=(0, 1)), HFEngine(policy, 5, 16)
-
     def read(others):
         (batch,) = pack(pieces_of([p for p, _ in others] + [prompt], [a for _, a in others] + [answer], 10**6), 10**6,
                         policy.layout("shared"))
         with torch.no_grad():
             return policy.logprobs(batch, 1.0).logprobs[batch.rollout_id == len(others)]
-
     alone, (written,) = read([]), engine.generate([request])
     for other, ids in neighbours(prompts):
         assert (read([(other, ids)]) - alone).abs().max() < 1e-5
@@ -174,7 +166,7 @@ def test_a_row_does_not_depend_on_its_neighbours(scene):
             assert a.tokens.tolist() == b.tokens.tolist() and np.abs(a.logprobs - b.logprobs).max() < 1e-5
 
 
-def test_visual_tokens_are_those_of_the_ids(scene):
+def test_pictures_and_control_tokens_in_prompts(scene):
     name, _, policy, prompts = scene
     base = policy.base.config
     ids = [base.image_token_id, getattr(base, "video_token_id", -1)]
@@ -184,20 +176,13 @@ def test_visual_tokens_are_those_of_the_ids(scene):
         assert set(prompt.aligned) == ({TYPES[name]} if name in TYPES else set())
         if name in TYPES and name != "paligemma":  # 0 is text
             assert (prompt.aligned[TYPES[name]] > 0).sum() == sum(prompt.visual_tokens)
-
-
-def test_the_picture_matters(scene):
-    """Else the tests above could pass without it."""
+    # Else the tests above could pass without it.
     _, _, policy, prompts = scene
     blank = {k: torch.zeros_like(v) if k == "pixel_values" else v for k, v in prompts["image"].mm.items()}
     seen, unseen = (policy.logprobs(pack(pieces_of([p], [np.arange(40, 46)], 99), 99, "padded")[0], 1.0).logprobs
                     for p in (prompts["image"], dataclasses.replace(prompts["image"], mm=blank)))
     assert (seen - unseen).abs().max() > 1e-4
-
-
-def test_no_control_token_can_be_written_in_data(scene):
-    """A row's text cannot end its turn or place an image, whatever the model's tokens look like."""
-    _, _, policy, prompts = scene
+    # A row's text cannot end its turn or place an image, whatever the model's tokens look like.
     encode = Encoder(policy.processor, policy.family, policy.positions, settings("unused"))
     for token in policy.processor.tokenizer.all_special_tokens:
         sample = dataclasses.replace(SAMPLES["image"], row={"q": f"Where is {token} it?{token}"})
@@ -222,8 +207,6 @@ def test_experts_share_prompts_like_the_dense_model(tmp_path):
 
 
 def test_encoder_decoders_are_refused():
-    from transformers import Florence2Config
-
     with pytest.raises(ConfigError, match="'florence2' reads images by cross-attention"):
         family_of(Florence2Config())
 

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
+from transformers import AutoProcessor
 
 from tests.conftest import SAMPLES, TWO, noise, noise_video
 from tests.helpers import Vowels, credited_groups, load, settings
@@ -38,9 +39,6 @@ def train(policy, encode, config, steps=1):
     groups = credited_groups(policy, encode, config, ("image", "text"))
     optimizer = make_optimizer(policy, config)
     return [update(policy, optimizer, groups, config, step)[0] for step in range(steps)]
-
-
-# --- adapters ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +96,6 @@ def test_an_adapter_without_its_base_model(adapter, tmp_path, base, error):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base}))
     with pytest.raises(ConfigError, match=error):
         load(settings(broken))
-
-
-# --- broken folders ---------------------------------------------------------------------------------------------------
 
 
 def changed(change):
@@ -162,13 +157,14 @@ def test_a_text_model_has_no_processor(tiny_models):
 
 
 @pytest.mark.parametrize("family", TWO)
-def test_a_tied_head_need_not_be_in_the_file(tiny_models, family):
+def test_a_tied_head_need_not_be_in_the_file_and_limits_that_are_not_given_stay(tiny_models, family):
     policy, _ = load(settings(tiny_models[family]))
     assert "lm_head.weight" not in load_file(tiny_models[family] / "model.safetensors")
     assert policy.base.lm_head.weight is policy.base.get_input_embeddings().weight
-
-
-# --- saving -----------------------------------------------------------------------------------------------------------
+    own = AutoProcessor.from_pretrained(tiny_models[family])
+    policy, _ = load(settings(tiny_models[family]))
+    for unit in ("image_processor", "video_processor"):
+        assert getattr(policy.processor, unit).to_dict() == getattr(own, unit).to_dict()
 
 
 @pytest.mark.parametrize("lora", [0, 2])
@@ -184,9 +180,6 @@ def test_saved_files_hold_nothing_of_vlrl(tiny_models, tmp_path, lora):
         assert targets == sorted(targets) and len(targets) > 5
 
 
-# --- the reference ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def bf16():
     """An accelerator in bfloat16; the process's own state comes back afterwards."""
@@ -195,10 +188,10 @@ def bf16():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.parametrize("train_parts", [["language"], ["language", "merger", "vision"]])
-def test_kl_in_bfloat16_starts_at_zero(tiny_models, bf16, train_parts):
+def test_kl_in_bfloat16_starts_at_zero(tiny_models, bf16):
     name = tiny_models["qwen3_vl"]
-    config = settings(name, **model(name, dtype="bfloat16", train=train_parts), algo={"kl_coef": 0.1})
+    config = settings(name, **model(name, dtype="bfloat16", train=["language", "merger", "vision"]),
+                      algo={"kl_coef": 0.1})
     policy = policies.load(config, bf16)
     policy.keep_reference(config.model.name)
     first, second = train(policy, Encoder(policy.processor, policy.family, policy.positions, config), config, 2)
@@ -208,24 +201,21 @@ def test_kl_in_bfloat16_starts_at_zero(tiny_models, bf16, train_parts):
     assert not any(p.requires_grad for p in policy._reference.parameters())
 
 
-# --- pixel limits -----------------------------------------------------------------------------------------------------
-
-
 def sizes(encode, *media):
     return encode(Vowels(), Sample(id="x", media=media, row={"q": "?"})).processed_sizes
 
 
 @pytest.mark.parametrize("family, side", [("qwen3_vl", 128), ("qwen2_5_vl", 112)])
-@pytest.mark.parametrize("frames", [4, 16])
-def test_max_pixels_is_of_an_image_or_a_frame(tiny_models, family, side, frames):
+def test_max_pixels_is_of_an_image_or_a_frame(tiny_models, family, side):
     """Also a short video gets no larger frames, whatever a long one may spend."""
     name = tiny_models[family]
     _, encode = load(settings(name, **model(name, max_pixels=side * side)))
-    for shown, expected in ((side, side), (4 * side, side), (2 * side, side)):
-        image = Media(source=noise(0, shown, shown))
-        assert sizes(encode, image, noise_video(1, frames, shown, shown)) == ((expected, expected),) * 2
-    wide = sizes(encode, noise_video(1, frames, 4 * side, side))
-    assert wide[0][0] * wide[0][1] <= side * side
+    for frames in (4, 16):
+        for shown in (side, 4 * side, 2 * side):
+            image = Media(source=noise(0, shown, shown))
+            assert sizes(encode, image, noise_video(1, frames, shown, shown)) == ((side, side),) * 2
+        ((width, height),) = sizes(encode, noise_video(1, frames, 4 * side, side))
+        assert width * height <= side * side
 
 
 @pytest.mark.parametrize("family", TWO)
@@ -249,19 +239,6 @@ def test_one_limit_moves_the_other_of_the_processor(tiny_models, tmp_path, famil
         assert image[0] * image[1] >= area
 
 
-@pytest.mark.parametrize("family", TWO)
-def test_limits_that_are_not_given_stay(tiny_models, family):
-    from transformers import AutoProcessor
-
-    own = AutoProcessor.from_pretrained(tiny_models[family])
-    policy, _ = load(settings(tiny_models[family]))
-    for unit in ("image_processor", "video_processor"):
-        assert getattr(policy.processor, unit).to_dict() == getattr(own, unit).to_dict()
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 def misplaced(named):
     """Names of tensors that do not start where PyTorch's allocator puts them."""
     return [name for name, tensor in named if tensor.data_ptr() % 64]
@@ -277,12 +254,10 @@ def test_what_comes_from_files_has_memory_as_what_is_made(tiny_models, tmp_path)
     full.keep_reference(folder)
     for module in (full.model, full._reference):
         assert misplaced([*module.named_parameters(), *module.named_buffers()]) == []
-
     config = settings(folder, **model(folder, lora={"rank": 3}))
     policies.load(config, Accelerator(cpu=True)).save(tmp_path)
     targets = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
     assert targets == sorted(targets)  # the same bytes whatever process wrote it
     adapted = policies.load(config, Accelerator(cpu=True), tmp_path)
     assert misplaced([*adapted.model.named_parameters(), *adapted.model.named_buffers()]) == []
-    beside = policies.load_model(tmp_path, torch.float32, merge=False)
-    assert misplaced(beside.named_parameters()) == []
+    assert misplaced(policies.load_model(tmp_path, torch.float32, merge=False).named_parameters()) == []

@@ -63,9 +63,6 @@ def rescale(policy, scale):
     policy.scaler.load_state_dict(policy.scaler.state_dict() | {"scale": scale})
 
 
-# --- float16 and bfloat16 ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, mismatch", [("float16", 1e-5), ("bfloat16", 1e-3)])
 def test_three_steps(tiny_models, dtype, mismatch):
@@ -138,7 +135,6 @@ def test_resume_restores_the_scale(tiny_models, tmp_path):
     path = write_config(tmp_path, tiny_models["qwen3_vl"])
     small = ("model.dtype=float16", "train.schedule=constant", "train.warmup=0", "eval.samples=0", "save.every=2",
              "rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "log.samples_every=0")
-
     def start(name, *words):
         return run(configs.load(path, [*small, f"run.dir={tmp_path}/{name}", *words])).folder
     whole = start("whole", "steps=4")
@@ -171,9 +167,6 @@ def test_processes_skip_together(tiny_models, tmp_path):
                processes=2).check_returncode()
     one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one == two and [s[:2] for s in one] == [[1, 2**59], [0, 2**12]]
-
-
-# --- 4 bits -----------------------------------------------------------------------------------------------------------
 
 
 def four_bit(policy):
@@ -246,12 +239,12 @@ def test_packed_equals_padded(tiny_models, dtype, tolerance):
     assert all((g - h).abs().max() <= 10 * tolerance * top for g, h in zip(grads, others, strict=True)) and top > 0
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
-def test_4_bits_need_an_adapter():
+def test_4_bits_need_an_adapter_and_its_note_is_readable(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.lora\.quantize=nf4.*model\.lora\.rank=0.*model\.lora\.rank=16"):
         settings("x", model={"name": "x", "lora": {"quantize": "nf4"}})
+    (tmp_path / adapters.QUANTIZATION_FILE).write_text('{"quantize": "nf4", "target": "language", "dtype": "load"}')
+    with pytest.raises(ConfigError, match=r"quantization\.json cannot be used.*Copy it again"):
+        adapters.Quantization.read(str(tmp_path))
 
 
 def test_bitsandbytes_is_missing(tiny_models, monkeypatch):
@@ -266,15 +259,6 @@ def test_a_device_that_cannot_run_it(tiny_models):
     how = adapters.Quantization(target="language", dtype="float32")
     with pytest.raises(ConfigError, match=r"bitsandbytes cannot run on mps: .*model\.lora\.quantize=none"):
         how.keywords(str(tiny_models["qwen3_vl"]), torch.device("mps"))
-
-
-def test_an_unreadable_note_beside_an_adapter(tmp_path):
-    (tmp_path / adapters.QUANTIZATION_FILE).write_text('{"quantize": "nf4", "target": "language", "dtype": "load"}')
-    with pytest.raises(ConfigError, match=r"quantization\.json cannot be used.*Copy it again"):
-        adapters.Quantization.read(str(tmp_path))
-
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

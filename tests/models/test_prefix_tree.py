@@ -116,8 +116,7 @@ def forked(encode, prompt, first, rest):
         for observation in observations:
             shown.append(encode.observation(observation, "s"))
             whole = join_prompts(whole, shown[-1]).followed_by(np.append(rng.choice(words, 3 + seed), encode.end))
-        common = [encode.observation(o, "s") for o in first]
-        made.append(continuation(whole, prompt, [*common, *shown]))
+        made.append(continuation(whole, prompt, [*[encode.observation(o, "s") for o in first], *shown]))
     return made
 
 
@@ -158,14 +157,11 @@ def test_a_token_of_several_answers_has_the_gradient_of_each(tiny):
     """Twice the same answer, with weights 1 and 2: three times the gradient of one."""
     policy, encode = tiny
     prompt, answer = encode(Vowels(), SAMPLES["image"]), np.arange(40, 52)
-
     def gradient(answers, weights):
         policy.model.zero_grad()
         batch = make_batch(pieces_of([prompt] * len(answers), answers, 10**6))
-        logprobs = policy.logprobs(batch, 1.0).logprobs
-        (logprobs * torch.tensor(weights)[batch.rollout_id]).sum().backward()
+        (policy.logprobs(batch, 1.0).logprobs * torch.tensor(weights)[batch.rollout_id]).sum().backward()
         return batch.tokens, [p.grad.clone() for _, p in policy.trainable()]
-
     (once, one), (twice, two) = gradient([answer], [3.0]), gradient([answer] * 2, [1.0, 2.0])
     assert once == twice
     for a, b in zip(one, two, strict=True):

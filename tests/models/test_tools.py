@@ -146,8 +146,7 @@ def test_pictures_of_observations_are_made_smaller(tiny_models):
     policy, whole = load(settings(tiny_models["qwen3_vl"]))
     encode = Encoder(policy.processor, policy.family, policy.positions, config)
     pictures = [Media(source=RED), Media(source=Image.new("RGB", (256, 128)))]
-    small = encode.observation(Observation("", pictures), "s").media
-    assert [m.size for m in small] == [(78, 52), (90, 45)]
+    assert [m.size for m in encode.observation(Observation("", pictures), "s").media] == [(78, 52), (90, 45)]
     own = encode.observation(Observation("", [Media(source=Image.new("RGB", (64, 64)))]), "s").media[0]
     assert own.sha256 == whole.observation(Observation("", [Media(source=Image.new("RGB", (64, 64)))]), "s"
                                            ).media[0].sha256  # untouched

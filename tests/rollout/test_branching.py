@@ -64,7 +64,7 @@ def common(a, b):
     return int(differ[0]) if len(differ) else n
 
 
-def test_the_others_begin_with_tokens_of_the_first(tiny):
+def test_the_others_begin_with_tokens_of_the_first_and_part_at_the_most_surprising_one(tiny):
     _, groups, engine, branches = drawn(tiny)
     for made in groups:
         assert len(made) == 6 and all(len(c.tokens) == len(c.logprobs) == len(c.loss_mask) for c in made)
@@ -77,9 +77,6 @@ def test_the_others_begin_with_tokens_of_the_first(tiny):
     assert engine.written < total
     assert branches.metrics() == {"branch/reused_frac": pytest.approx(1 - engine.written / total)}
     assert branches.metrics() == {"branch/reused_frac": 0.0}  # counted once
-
-
-def test_they_part_at_the_most_surprising_token(tiny):
     _, groups, engine, _ = drawn(tiny)
     for made, request in zip(groups, engine.calls[1], strict=True):
         able = [c for c in made[:2] if len(c.tokens) > 1]
@@ -104,8 +101,7 @@ def test_log_probabilities_of_shared_tokens_are_those_of_the_trainer(tiny, monke
 
 def test_a_budget_of_tokens_ends_a_group(tiny):
     _, groups, engine, _ = drawn(tiny, tokens=40)
-    whole = drawn(tiny)[2].written
-    assert engine.written < whole and all(2 <= len(made) <= 6 for made in groups)
+    assert engine.written < drawn(tiny)[2].written and all(2 <= len(made) <= 6 for made in groups)
     assert all(request.n <= 2 for call in engine.calls for request in call)  # as many as there are roots at a time
 
 
@@ -122,21 +118,18 @@ def test_points():
     # a token of no log-probability comes last
     assert [surprise(answer, all_but_first, k, rng) for k in range(5)] == [2, 4, 1, 3, 2]
     assert {uniform(answer, np.array([2, 4]), 0, rng) for _ in range(100)} == {2, 4}
-
-
-def test_forced_tokens_are_not_sampled_again():
     forced = replace(completion(-1.0, -2.0, -99.0, -3.0), loss_mask=np.array([True, True, False, True]))
     assert Leaf(forced, 1).places.tolist() == [1, 3] and Leaf(forced, 2).places.tolist() == [3]
 
 
-@pytest.mark.parametrize("point, said", [
-    (lambda *_: 0, "returned 0: it must return one of the 2 token positions that it was given, 1 to 2"),
-    (lambda *_: None, "returned None"), (lambda *_: 1 / 0, "ZeroDivisionError")])
-def test_a_point_of_ones_own_is_checked(point, said):
+def test_a_point_of_ones_own_is_checked():
     branches = BranchingGenerator(branched(4))
-    branches.point = Bound("surprise", point)
-    with pytest.raises(ConfigError, match=rf"rollout\.branch\.at='surprise'.*{said}"):
-        branches._place(Leaf(completion(-1.0, -2.0, -3.0), 1), np.random.default_rng(0))
+    for point, said in (
+            (lambda *_: 0, "returned 0: it must return one of the 2 token positions that it was given, 1 to 2"),
+            (lambda *_: None, "returned None"), (lambda *_: 1 / 0, "ZeroDivisionError")):
+        branches.point = Bound("surprise", point)
+        with pytest.raises(ConfigError, match=rf"rollout\.branch\.at='surprise'.*{said}"):
+            branches._place(Leaf(completion(-1.0, -2.0, -3.0), 1), np.random.default_rng(0))
 
 
 def test_an_answer_of_one_token_is_written_from_the_prompt():
@@ -144,7 +137,6 @@ def test_an_answer_of_one_token_is_written_from_the_prompt():
         def generate(self, requests, done=None):
             self.asked = requests
             return [[completion(-1.0)] * r.n for r in requests]
-
     engine, branches = One(), BranchingGenerator(branched(5))
     request = Request(prompt=None, n=5, sampling=LONG, key=(0, 3))  # type: ignore[arg-type]
     (made,) = branches.generate(engine, [request])
@@ -171,7 +163,6 @@ def test_tasks_that_cannot_branch_are_refused():
     class World(Task):
         def environment(self, sample):
             return None
-
     config = branched(4)
     branching.check(config, World(), True)
     with pytest.raises(ConfigError, match=r"rollout\.branch\.at=meaning reads continuations of single answers"):

@@ -55,7 +55,7 @@ def test_of_a_large_file_some_rows_are_compared(tmp_path, monkeypatch):
         read(tmp_path / "rows.jsonl", [*rows(33)[:5], *rows(33)[6:32]], "lazy").check(found.state_dict(), "x")
 
 
-def test_the_tasks_of_a_mixture_are_compared_each(tmp_path):
+def test_the_tasks_of_a_mixture_are_compared_each_and_files_that_are_written_to_told(tmp_path):
     def both(entries):
         found = []
         for name, of in (("a", rows(5)), ("b", entries)):
@@ -64,11 +64,16 @@ def test_the_tasks_of_a_mixture_are_compared_each(tmp_path):
             task.data = DataSettings(train=str(path))
             found.append(read_samples(task, "train"))
         return fingerprint.fingerprint_of(Interleaved({"a": found[0], "b": found[1]}))
-
     before = both(rows(4))
     assert len(before.sums) == 9 and len(before.files) == 2
     with pytest.raises(RunError, match=r"1 rows changed, 'b/r3' \(row 8\)"):
         both(relabelled(rows(4))).check(before.state_dict(), "x")
+    found = read(tmp_path / "rows.jsonl", rows())
+    assert found.written_to() == []
+    os.truncate(tmp_path / "rows.jsonl", 100)
+    assert found.written_to() == [str(tmp_path / "rows.jsonl")]
+    (tmp_path / "rows.jsonl").unlink()
+    assert found.written_to() == [str(tmp_path / "rows.jsonl")]
 
 
 def test_a_source_refuses_the_state_of_other_samples(tmp_path):
@@ -81,12 +86,3 @@ def test_a_source_refuses_the_state_of_other_samples(tmp_path):
     state["history"]["visits"] = state["history"]["visits"][:-2]
     with pytest.raises(RunError, match=r"the samples of .*there were 12 rows and now there are 14"):
         made.load_state_dict(state)
-
-
-def test_files_that_are_written_to_are_told(tmp_path):
-    found = read(tmp_path / "rows.jsonl", rows())
-    assert found.written_to() == []
-    os.truncate(tmp_path / "rows.jsonl", 100)
-    assert found.written_to() == [str(tmp_path / "rows.jsonl")]
-    (tmp_path / "rows.jsonl").unlink()
-    assert found.written_to() == [str(tmp_path / "rows.jsonl")]

@@ -63,7 +63,6 @@ def test_the_weight_of_a_draw_is_that_of_its_group_in_the_loss():
     class Weighted(Sequential):
         def next(self, count, step):
             return [replace(draw, weight=0.25 + draw.index) for draw in super().next(count, step)]
-
     s = source(lambda prompt, i: prompt.text)
     s.sampler = Weighted(s.prompts)
     assert [g.sample.weight for g in s.next_groups(2, 0)] == [0.25, 1.25]
@@ -77,7 +76,7 @@ class Asking(ScriptedEngine):
         return super().generate(requests, done)
 
 
-def test_a_step_asks_for_episodes_of_its_horizon():
+def test_a_step_asks_for_episodes_of_its_horizon_and_it_goes_on_where_it_was():
     s = source(lambda prompt, i: "x", episode={"max_turns": 4, "horizon": {"name": "add", "start": 2, "every": 2}})
     s.engine = s.generator.engine = Asking(lambda prompt, i: "x")
     asked = []
@@ -86,9 +85,6 @@ def test_a_step_asks_for_episodes_of_its_horizon():
         asked.append({*s.engine.turns})
     assert asked == [{2}, {2}, {3}, {3}, {None}]  # episode.max_turns
     assert "episode/horizon" not in s.metrics()  # these are no episodes
-
-
-def test_the_horizon_goes_on_where_it_was():
     words = {"episode": {"max_turns": 4, "horizon": {"name": "success", "start": 1, "window": 2}}}
     a, b = (source(lambda prompt, i: "x", **words) for _ in range(2))
     assert a.horizon.rule is not None
@@ -101,7 +97,6 @@ def test_a_stage_sets_fields_that_the_task_lets_it_set():
     class Helped(Sequential):
         def next(self, count, step):
             return [replace(draw, fields=(("n", 7), ("answer", "help"))) for draw in super().next(count, step)]
-
     s = source(lambda prompt, i: "help")
     s.sampler = Helped(s.prompts)
     vars(s.task)["stage_fields"] = ("answer",)
@@ -112,8 +107,7 @@ def test_a_stage_sets_fields_that_the_task_lets_it_set():
 
 
 def test_groups_are_scored_and_credited():
-    s = source(lambda prompt, i: prompt.text if i else "wrong")
-    groups = credit(s.next_groups(4, step=2), dr_grpo)
+    groups = credit(source(lambda prompt, i: prompt.text if i else "wrong").next_groups(4, step=2), dr_grpo)
     assert [g.sample["n"] for g in groups] == [0, 1, 2, 3] and len({g.id for g in groups}) == 4
     for g in groups:
         assert g.rewards == [0.0, 1.0, 1.0] and g.target == str(g.sample["n"])
@@ -135,15 +129,12 @@ def test_answers_without_a_score_by_the_task_s_own_word_are_counted():
     assert check_errors(groups, LimitsSettings(score_errors=1.0), "here")["score_errors"] == pytest.approx(1 / 3)
 
 
-def test_too_long_prompts_are_rejected_and_replaced():
+def test_too_long_prompts_are_replaced_and_bad_media_stop_unless_quarantined():
     s = source(lambda prompt, i: "x")
     BAD[1] = PromptTooLong("sample 'train-1': prompt of 99 tokens")
     assert [g.sample["n"] for g in s.next_groups(3, 0)] == [0, 2, 3]
     assert s.metrics()["prompts/rejected"] == 1
     assert "train-1" in s.rejected.take()[0] and s.rejected.take() == []
-
-
-def test_bad_media_stops_unless_quarantined():
     s = source(lambda prompt, i: "x")
     BAD[1] = DataError("broken.png cannot be read")
     with pytest.raises(DataError, match=r"broken\.png"):
@@ -151,9 +142,6 @@ def test_bad_media_stops_unless_quarantined():
     s = source(lambda prompt, i: "x", data={"quarantine": True})
     BAD[1] = DataError("broken.png cannot be read")
     assert [g.sample["n"] for g in s.next_groups(3, 0)] == [0, 2, 3]
-
-
-def test_too_many_rejections_stop():
     for limit, says in ((0.5, r"limits.rejected=0.5.*sample \d is too long"), (1.0, "none accepted")):
         s = source(lambda prompt, i: "x", limits={"rejected": limit})
         BAD.update({n: PromptTooLong(f"sample {n} is too long") for n in range(10)})
@@ -164,26 +152,17 @@ def test_too_many_rejections_stop():
 def test_groups_without_variance_are_refilled():
     even = lambda prompt, i: prompt.text if int(prompt.text) % 2 or i else "wrong"  # noqa: E731
     s = source(even, curriculum={"keep": "mixed", "oversample": {"name": "ema", "decay": 0.5}})
-    groups = s.next_groups(4, 0)
-    assert [g.sample["n"] for g in groups] == [0, 2, 4, 6] and s.metrics()["groups/wasted"] == 3
+    assert [g.sample["n"] for g in s.next_groups(4, 0)] == [0, 2, 4, 6] and s.metrics()["groups/wasted"] == 3
     assert s.filters.oversample.factor == pytest.approx(0.5 + 0.5 * 7 / 4)  # it saw those that were left out too
     s = source(lambda prompt, i: "same", curriculum={"keep": "mixed", "max_refills": 2})
     assert s.next_groups(4, 0) == [] and s.drawn == 12
     assert len(s.dropped) == 12 and all(g.zero_variance for g in s.dropped)
 
 
-def test_state_goes_on_where_it_was():
-    a, b = (source(lambda prompt, i: "x") for _ in range(2))
-    a.next_groups(7, 0)
-    b.load_state_dict(a.state_dict())
-    assert [g.id for g in a.next_groups(5, 1)] == [g.id for g in b.next_groups(5, 1)]
-
-
 def test_a_resumed_source_knows_what_went_before():
     def fresh():
         return source(lambda prompt, i: prompt.text if int(prompt.text) % 2 and i else "wrong",
                       curriculum={"oversample": {"name": "ema", "decay": 0.5}})
-
     a, b = fresh(), fresh()
     BAD[3] = PromptTooLong("sample 3 is too long")
     a.next_groups(6, 0)
@@ -195,18 +174,15 @@ def test_a_resumed_source_knows_what_went_before():
     assert history.visits.tolist() == a.prompts.history.visits.tolist() and history.rejected.tolist()[3]
     assert history.last.tolist() == a.prompts.history.last.tolist()
     assert np.array_equal(history.reward, a.prompts.history.reward, equal_nan=True)
+    assert [g.id for g in a.next_groups(5, 1)] == [g.id for g in b.next_groups(5, 1)]
 
 
 def test_scoring_errors_stop_above_the_limit():
-    s = source(lambda prompt, i: "-1" if i == 0 else prompt.text)
-    groups = s.next_groups(3, 0)
+    groups = source(lambda prompt, i: "-1" if i == 0 else prompt.text).next_groups(3, 0)
     assert [g.rewards for g in groups] == [[None, 1.0, 1.0]] * 3
     assert check_errors(groups, LimitsSettings(score_errors=0.5), "step 4")["score_errors"] == pytest.approx(1 / 3)
     with pytest.raises(TrainingError, match=r"step 4: 3 of 9 .*limits\.score_errors=0\.1.*ValueError: negative"):
         check_errors(groups, LimitsSettings(score_errors=0.1), "step 4")
-
-
-def test_empty_splits_are_named():
     task = Number()
     task.samples = lambda split: []
     with pytest.raises(ConfigError, match="no samples in split 'heldout'"):
@@ -225,4 +201,3 @@ def test_uniform_visits_everything_once_an_epoch():
     assert [d.index for d in Uniform(Prompts(7, 4)).next(7, 0)] != [d.index for d in draws[:7]]
     with pytest.raises(ConfigError, match="Did you mean 'uniform'"):
         curriculum.make(CurriculumSettings(name="unifrom"), Prompts(3, 0))
-

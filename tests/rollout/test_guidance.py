@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.helpers import credited_groups, load, settings
@@ -32,6 +34,7 @@ from vlrl.methods.second_attempts.members import (
     replace_wrong,
     second_attempts,
 )
+from vlrl.models.packing import make_batch, pieces_of
 from vlrl.rewards.text import answer_offset, parse_answer
 from vlrl.task import Task
 from vlrl.types import Answer, Sample
@@ -44,9 +47,6 @@ def tried(level=0, row=None, answers=("<answer>7</answer>",), correct=(False,), 
                  [parse_answer(a) for a in answers], correct, level)
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_hint_grows_and_ends_before_the_answer():
     said = [hint(tried(level)) for level in range(4)]
     begun = [s.split("\n", 1)[1] for s in said[:3]]
@@ -57,6 +57,7 @@ def test_a_hint_grows_and_ends_before_the_answer():
     assert hint(tried(row={})) is None and hint(tried(row={"solution": "<answer>8</answer>"})) is None
 
 
+@hypothesis_settings(max_examples=25)
 @given(st.text(max_size=40), st.text(min_size=1, max_size=12), st.floats(0.01, 1.0))
 def test_the_final_answer_is_in_no_hint(before, final, share):
     text = f"<think>{before}</think><answer>{final}</answer>"
@@ -70,10 +71,8 @@ def test_the_other_words():
     class Known(Task):
         def oracle(self, sample):
             return "<answer>9</answer>"
-
         def guidance(self, sample, answers):
             return f"not {answers[0].final}"
-
     assert "is: 8\n" in true_answer(tried()) and "is: 9\n" in true_answer(tried(row={}, task=Known()))
     assert GIVEN in solution(tried()) and solution(tried(row={})) is None and true_answer(tried(row={})) is None
     said = critique(tried(answers=("right", "<answer>6</answer>", "<answer>5</answer>"), correct=(True, False, False)))
@@ -81,17 +80,11 @@ def test_the_other_words():
     assert "correct answer" not in critique(tried(row={}))
     assert critique(tried(correct=(True,))) is None and critique(tried(correct=(None,))) is None
     assert task_guidance(tried(task=Known())) == "not 7"
+    assert tried(answers=("x", "y"), correct=(None, False)).wrong == Answer(text="y", final="y")
+    for options, why in (({"shares": [0.5, 1.5]}, "shares"), ({"shares": []}, "shares"), ({"share": 1}, "no option")):
+        with pytest.raises(ConfigError, match=why):
+            bind("algo.guided.words", Named(name="hint", **options), WORDS)
     assert all(WORDS[name](tried(1, task=Known())) is None for name in ("task", "answer", "solution", "critique"))
-
-
-@pytest.mark.parametrize(("options", "said"), [({"shares": [0.5, 1.5]}, "shares"), ({"shares": []}, "shares"),
-                                               ({"share": 1}, "no option")])
-def test_options_of_hints_are_checked(options, said):
-    with pytest.raises(ConfigError, match=said):
-        bind("algo.guided.words", Named(name="hint", **options), WORDS)
-
-
-# --- members ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +137,6 @@ def test_the_hinted_group_takes_the_place_of_the_group(scene):
     assert helpless.prompt is group.prompt and [r.index for r in helpless.rollouts] == [0, 1, 2]
 
 
-# --- keep -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_answer_starts_at_its_tag(scene):
     _, encode, _ = scene
     decode = encode.processor.tokenizer.decode
@@ -187,10 +177,7 @@ def test_what_explains_is_kept(scene):
     assert planted(scene, None, -0.5, -0.6) == [[True]]  # nothing to compare with
     assert planted(scene, -0.9, -0.5, -0.6, right=False) == [[False]]
     assert explains([], lambda prompts, rows: []) == []
-
-
-def test_correct_reads_nothing(scene):
-    _, encode, groups = scene
+    _, encode, groups = scene  # `correct` reads nothing
     attempts = [replace(groups[0].rollouts[0], correct=c) for c in (True, None, False)]
     assert correct([RetryGroup(Task(), groups[0].sample, groups[0].prompt, attempts, encode)], None) == [
         [True, False, False]]
@@ -198,20 +185,14 @@ def test_correct_reads_nothing(scene):
 
 def test_the_policy_is_read_as_it_is(scene):
     """Against one answer at a time, on real attempts."""
-    import torch
-
-    from vlrl.models.packing import make_batch, pieces_of
-
     policy, encode, groups = scene
     sample, prompt = Sample(id="a", row={"solution": "a b c"}), groups[0].prompt
     texts = ("e e<answer>8</answer>", "zz q<answer>8</answer>", "<answer>8</answer>")
     attempts = [replace(groups[0].rollouts[0], correct=True, completion=replace(
         groups[0].rollouts[0].completion, tokens=encode.answer_ids(t))) for t in texts]
-
     def one(prompt, tokens):
         with torch.no_grad():
             return policy.logprobs(make_batch(pieces_of([prompt], [tokens], 10**6)), 1.0).logprobs.numpy()
-
     found = explains([RetryGroup(Task(), sample, prompt, attempts, encode)],
                      lambda prompts, rows: [one(p, r) for p, r in zip(prompts, rows, strict=True)])
     wanted = []
@@ -222,7 +203,3 @@ def test_the_policy_is_read_as_it_is(scene):
         wanted.append(bool(whole.mean() > one(prompt, encode.answer_ids("a b c")).mean()
                            and whole[at:].sum() > one(prompt, tokens[at:]).sum()))
     assert found == [wanted] and not wanted[2]  # without an explanation it is compared with itself
-
-
-def test_answers_of_a_row_are_known_by_their_parts():
-    assert tried(answers=("x", "y"), correct=(None, False)).wrong == Answer(text="y", final="y")

@@ -23,6 +23,7 @@ from vlrl.methods.second_attempts.method import all_wrong
 from vlrl.models.packing import training_rows
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.generate import AcceptedDraw, RolloutGenerator
+from vlrl.store import RunFolder
 from vlrl.task import Task, with_guidance
 from vlrl.task.base import fill
 from vlrl.types import Media, Sample
@@ -76,6 +77,10 @@ def drawn(tiny, task, config=None, calls=None):
 def test_groups_without_a_correct_answer_are_asked_again(tiny):
     calls = []
     groups, guide = drawn(tiny, Marks(), calls=calls)
+    without, _ = drawn(tiny, Marks(), settings(tiny[0].model.config._name_or_path))
+    for a, b in zip(groups, without, strict=True):  # what groups hold does not depend on it
+        assert [r.completion.tokens.tolist() for r in a.rollouts] == [r.completion.tokens.tolist() for r in b.rollouts]
+        assert a.rewards == b.rewards and not b.aside
     # in random streams of their own, drawn together once all groups are scored
     assert [[(r.key, r.n) for r in call] for call in calls] == [
         [((0, i), 3) for i in range(4)], [((10, 1), 3), ((10, 2), 3)]]
@@ -94,22 +99,13 @@ def test_groups_without_a_correct_answer_are_asked_again(tiny):
     assert guide.metrics() == {"guided/groups_frac": 0.0, "guided/rejected": 0}
 
 
-def test_what_groups_hold_does_not_depend_on_it(tiny):
-    plain = settings(tiny[0].model.config._name_or_path)
-    guided_, without = drawn(tiny, Marks())[0], drawn(tiny, Marks(), plain)[0]
-    for a, b in zip(guided_, without, strict=True):
-        assert [r.completion.tokens.tolist() for r in a.rollouts] == [r.completion.tokens.tolist() for r in b.rollouts]
-        assert a.rewards == b.rewards and not b.aside
-
-
 def test_correct_ones_are_learned_from_and_first_answers_are_told(tiny):
     task = Right()
     groups, guide = drawn(tiny, task)
     taught = [r for g in groups for r in second_attempts(g)]
     assert taught and all(r.correct and r.variant == GUIDED for r in taught)
     assert len(task.seen) == 3 and all(a.text is not None for a in task.seen)
-    attempts = [r for g in groups for r in g.aside]
-    assert guide.metrics()["guided/success"] == len(taught) / len(attempts)
+    assert guide.metrics()["guided/success"] == len(taught) / len([r for g in groups for r in g.aside])
 
 
 class Explained(Right):
@@ -146,23 +142,18 @@ def test_a_prompt_that_grows_too_long_is_left_out_and_counted(tiny):
     assert guide.metrics() == {"guided/groups_frac": 0.5, "guided/rejected": 2}
 
 
-@pytest.mark.parametrize("rewards, again", [
-    ([False, False], True), ([False, None], True), ([False, True], False), ([None, None], False), ([], False)])
-def test_failed(rewards, again):
-    class Found:
-        rollouts = [type("R", (), {"correct": c}) for c in rewards]
-
-    assert all_wrong(Found()) is again
+def test_failed():
+    for rewards, again in (([False, False], True), ([False, None], True), ([False, True], False), ([None, None], False),
+                           ([], False)):
+        found = type("Found", (), {"rollouts": [type("R", (), {"correct": c}) for c in rewards]})
+        assert all_wrong(found) is again, rewards
 
 
-def test_hints_of_rows_are_guidance():
+def test_hints_of_rows_are_guidance_and_guidance_follows_the_last_text():
     sample = Sample(id="a", row={"hints": ["weak", "strong"]})
     assert guidance_of(Task(), sample, []) == "weak"
     assert guidance_of(Task(), Sample(id="a", row={}), []) is None
     assert guidance_of(Task(), Sample(id="a", row={"hints": []}), []) is None
-
-
-def test_guidance_follows_the_last_text():
     messages = [{"role": "system", "content": "s"},
                 {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Where?"}]}]
     kept = [dict(m) for m in messages]
@@ -174,21 +165,13 @@ def test_guidance_follows_the_last_text():
     assert with_guidance([{"role": "user", "content": [{"type": "image"}]}], "x")[0]["content"] == [
         {"type": "image"}, {"type": "text", "text": "\n\nx"}]
     assert fill("{a}", {"a": "{b}"}) == "{b}"
-
-
-@pytest.mark.parametrize("given, said", [(3, "returned int, expected a string"),
-                                         (ValueError("no"), "failed: .*ValueError: no")])
-def test_guidance_that_fails_is_told(given, said):
     class Odd(Task):
         name = "odd"
-
         def guidance(self, sample, answers):
-            if isinstance(given, Exception):
-                raise given
-            return given
-
-    with pytest.raises(TaskError, match=f"task 'odd': guidance of sample 'a' {said}"):
-        guidance_of(Odd(), Sample(id="a", row={}), [])
+            return 3 if sample.id == "a" else {}["no"]
+    for name, said in (("a", "returned int, expected a string"), ("b", "failed: .*KeyError: 'no'")):
+        with pytest.raises(TaskError, match=f"task 'odd': guidance of sample '{name}' {said}"):
+            guidance_of(Odd(), Sample(id=name, row={}), [])
 
 
 def config_of(**more):
@@ -211,7 +194,6 @@ def test_a_task_without_guidance_is_refused():
     class Bare(Task):
         def samples(self, split):
             return [Sample(id="a", row={}), Sample(id="b", row={"hints": ["x"]})]
-
     rows = Bare().samples("train")
     with pytest.raises(ConfigError, match=r"algo\.guided retries failed groups .*: define guidance"):
         guided.check(config_of(), Bare(), rows[:1])
@@ -231,10 +213,9 @@ class Told(Acting):
         return "Write vowels."
 
 
-@pytest.mark.parametrize("history", ["full", "last:1"])
-def test_episodes_are_played_again_from_the_same_start(tiny, history):
+def test_episodes_are_played_again_from_the_same_start(tiny):
     policy, encode, _ = tiny
-    config = settings(policy.model.config._name_or_path, algo=GUIDED_ALGO, episode={"history": history})
+    config = settings(policy.model.config._name_or_path, algo=GUIDED_ALGO, episode={"history": "last:1"})
     with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
         samples = [reset_sample(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
@@ -255,8 +236,6 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
 
 
 def test_the_stored_prompt_is_the_sampled_one(tiny, tmp_path):
-    from vlrl.store import RunFolder
-
     groups, _ = drawn(tiny, Marks())
     groups = [replace(g, aside=tuple(replace(r, advantage=0.0) for r in g.aside)) for g in groups]
     folder = RunFolder(tmp_path)
@@ -265,9 +244,6 @@ def test_the_stored_prompt_is_the_sampled_one(tiny, tmp_path):
     assert {("Look" in r["prompt"], r["variant"], r["advantage"] is None) for r in rows} == {
         (False, None, False), (True, "guided", True)}
     assert np.isclose(sum(r["variant"] == "guided" for r in rows), 6)
-
-
-# --- words of given solutions -----------------------------------------------------------------------------------------
 
 
 class Given(Marks):

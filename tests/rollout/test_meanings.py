@@ -20,12 +20,26 @@ from vlrl.methods.tree.branching import ALIKE, BranchingGenerator, Leaf, Meaning
 AT = {"name": "meaning", "continuations": 3, "tokens": 5, "candidates": 4, "root": 0.0}
 
 
-def test_semantic_entropy():
+def test_semantic_entropy(tmp_path):
     same = ALIKE["exact"]
     assert semantic_entropy(["Red.", "red", "blue", "RED"], same) == pytest.approx(
         -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
     assert semantic_entropy(["a", "b", "c", "d"], same) == pytest.approx(math.log(4))
     assert semantic_entropy(["a", "a"], same) == 0 and math.copysign(1, semantic_entropy(["a"], same)) == 1
+    near = lambda a, b: abs(int(a) - int(b)) <= 1  # noqa: E731
+    # 1 and 3 begin clusters; 2 is like both firsts and joins that of 1; 4 joins 3; 5 is not like 3
+    assert semantic_entropy(["1", "3", "2", "4", "5"], near) == pytest.approx(
+        -(2 * 0.4 * math.log(0.4) + 0.2 * math.log(0.2)))
+    # Where alike is an equivalence, clusters are its classes.
+    rng = random.Random(0)
+    for _ in range(50):
+        texts = [rng.choice("abcdef") for _ in range(rng.randint(1, 12))]
+        shares = [n / len(texts) for n in Counter(texts).values()]
+        wanted = math.log(2) * -sum(p * math.log2(p) for p in shares)
+        assert semantic_entropy(texts, ALIKE["exact"]) == pytest.approx(wanted, abs=1e-6)
+    (tmp_path / "mine.py").write_text("def alike(a, b):\n    return a[0] == b[0]\n")
+    rule = Meaning(alike=f"{tmp_path}/mine.py:alike")
+    assert rule.entropy(["ab", "ac", "b"]) == pytest.approx(-(2 / 3 * math.log(2 / 3) + math.log(1 / 3) / 3))
 
 
 def test_alike():
@@ -35,31 +49,11 @@ def test_alike():
     assert ALIKE["exact"]("Red car.", "red car") and not ALIKE["exact"]("red car", "car red")
 
 
-def test_a_text_joins_the_first_cluster_whose_first_text_is_like_it():
-    near = lambda a, b: abs(int(a) - int(b)) <= 1  # noqa: E731
-    # 1 and 3 begin clusters; 2 is like both firsts and joins that of 1; 4 joins 3; 5 is not like 3
-    assert semantic_entropy(["1", "3", "2", "4", "5"], near) == pytest.approx(
-        -(2 * 0.4 * math.log(0.4) + 0.2 * math.log(0.2)))
-
-
-def test_it_is_the_entropy_of_equal_texts_on_random_groups():
-    """Where alike is an equivalence, clusters are its classes."""
-    rng = random.Random(0)
-    for _ in range(200):
-        texts = [rng.choice("abcdef") for _ in range(rng.randint(1, 12))]
-        shares = [n / len(texts) for n in Counter(texts).values()]
-        wanted = math.log(2) * -sum(p * math.log2(p) for p in shares)
-        assert semantic_entropy(texts, ALIKE["exact"]) == pytest.approx(wanted, abs=1e-6)
-
-
-def test_places_are_spread_over_the_answer():
+def test_places_are_spread_and_the_largest_entropy_comes_first():
     rule = Meaning(candidates=3)
     assert rule.candidates(np.arange(1, 10)) == [1, 5, 9]
     assert rule.candidates(np.array([4, 7])) == [4, 7] and rule.candidates(np.array([6])) == [6]
     assert rule.candidates(np.array([], int)) == [] and Meaning(candidates=1).candidates(np.arange(3, 9)) == [3]
-
-
-def test_the_largest_entropy_comes_first():
     rng, rule = np.random.default_rng(0), Meaning(root=0.0)
     entropies = {2: 0.5, 5: 1.0, 9: 1.0, 7: 0.0}
     assert [rule(entropies, k, rng) for k in range(6)] == [5, 9, 2, 7, 5, 9]
@@ -107,32 +101,22 @@ def test_an_answer_branches_where_its_continuations_differ(tiny):
     assert branches.metrics() == {"branch/reused_frac": 0.0, "branch/probed_frac": 0.0}
 
 
-def test_from_the_root_an_answer_is_written_anew(tiny):
+def test_from_the_root_an_answer_is_written_anew_and_continuations_count(tiny):
     groups, engine, _ = drawn(tiny, at={**AT, "root": 1.0})
     assert all(b.written.tokens.size == 0 for r in engine.calls[2] for b in r.begun)
     for made in groups:
         assert len({c.tokens.tobytes() for c in made}) > 1 and all(c.loss_mask.all() for c in made)
-
-
-def test_continuations_count_in_the_budget(tiny):
     groups, engine, _ = drawn(tiny, tokens=60)
     assert all(len(made) <= 4 for made in groups) and len(engine.calls) == 3
 
 
-@pytest.mark.parametrize("at, said", [
-    ({"name": "meaning", "continuations": 1}, r"rollout\.branch\.at\.continuations"),
-    ({"name": "meaning", "alike": "vague"}, r"rollout\.branch\.at\.alike='vague' is not known"),
-    ({"name": "meaning", "depth": 1}, r"rollout\.branch\.at\.depth=1: 'meaning' has no option 'depth'"),
-    ({"name": "surprise", "tokens": 1}, r"'surprise' has no option 'tokens'")])
-def test_options_are_checked(at, said):
-    with pytest.raises(ConfigError, match=said):
-        BranchingGenerator(branched(5, at=at))
-
-
-def test_an_own_comparison_is_asked(tmp_path):
-    (tmp_path / "mine.py").write_text("def alike(a, b):\n    return a[0] == b[0]\n")
-    rule = Meaning(alike=f"{tmp_path}/mine.py:alike")
-    assert rule.entropy(["ab", "ac", "b"]) == pytest.approx(-(2 / 3 * math.log(2 / 3) + math.log(1 / 3) / 3))
+def test_options_are_checked():
+    for at, said in (({"name": "meaning", "continuations": 1}, r"rollout\.branch\.at\.continuations"),
+                     ({"name": "meaning", "alike": "vague"}, r"rollout\.branch\.at\.alike='vague' is not known"),
+                     ({"name": "meaning", "depth": 1}, r"branch\.at\.depth=1: 'meaning' has no option 'depth'"),
+                     ({"name": "surprise", "tokens": 1}, r"'surprise' has no option 'tokens'")):
+        with pytest.raises(ConfigError, match=said):
+            BranchingGenerator(branched(5, at=at))
 
 
 class Tails:

@@ -11,6 +11,7 @@ from tests.conftest import SAMPLES
 from tests.e2e.runs import metrics, write_config
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import BAD, Number, source
+from vlrl.config import load as load_config
 from vlrl.config import validate
 from vlrl.curriculum import Draw
 from vlrl.engine.base import AnswerPrefix, Request, Sampling
@@ -20,7 +21,9 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.rollout import partial
 from vlrl.store.checkpoint import load_state, save
 from vlrl.tools.experiments.report import print_summary
+from vlrl.training import sft
 from vlrl.training.advantages import _written
+from vlrl.training.loop import train
 from vlrl.types import Completion, Prompt, Turn
 
 LONG = Sampling(max_new_tokens=20)
@@ -91,19 +94,17 @@ def cut(c, length):
                                loss_mask=c.loss_mask[:length], turns=(Turn(start=0, end=length),))
 
 
-@pytest.mark.parametrize("rows", [64, 3])
-def test_answers_of_any_length_go_on_beside_new_ones(parts, rows):
+def test_answers_of_any_length_go_on_beside_new_ones(parts):
     policy, prompts = parts
-    sampling = dataclasses.replace(LONG, thinking_budget=6)
-    fresh, *others = whole = requests(prompts.values(), sampling)
+    fresh, *others = whole = requests(prompts.values(), dataclasses.replace(LONG, thinking_budget=6))
     unbroken = HFEngine(policy, 3).generate(whole)
-    cuts = ((1, 7, 19, 4), (2, 2, 2, 2), (6, 12, 7, 8))
-    begun = [tuple(AnswerPrefix(index=k, written=cut(answers[k], n)) for k,
-                   n in zip((4, 0, 3, 1), lengths, strict=True))
+    order, cuts = (4, 0, 3, 1), ((1, 7, 19, 4), (2, 2, 2, 2), (6, 12, 7, 8))
+    begun = [tuple(AnswerPrefix(index=k, written=cut(answers[k], n)) for k, n in zip(order, lengths, strict=True))
              for answers, lengths in zip(unbroken[1:], cuts, strict=True)]
     asked = [dataclasses.replace(r, begun=b, n=len(b)) for r, b in zip(others, begun, strict=True)]
-    first, *found = HFEngine(policy, 3, rows).generate([fresh, *asked])
-    assert_same([first, *found], [unbroken[0], *([answers[k] for k in (4, 0, 3, 1)] for answers in unbroken[1:])])
+    wanted = [unbroken[0], *([answers[k] for k in order] for answers in unbroken[1:])]
+    for rows in (64, 3):
+        assert_same(HFEngine(policy, 3, rows).generate([fresh, *asked]), wanted)
 
 
 def test_log_probabilities_of_the_earlier_part_stay(parts):
@@ -111,12 +112,12 @@ def test_log_probabilities_of_the_earlier_part_stay(parts):
     (request,) = requests([prompts["text"]], LONG, n=1)
     ((c,),) = HFEngine(policy, 3).generate([request])
     told = dataclasses.replace(cut(c, 9), logprobs=np.full(9, -7, np.float32))
-    ((found,),) = HFEngine(policy,
-                           3).generate([dataclasses.replace(request, begun=(AnswerPrefix(index=0, written=told),))])
+    begun = dataclasses.replace(request, begun=(AnswerPrefix(index=0, written=told),))
+    ((found,),) = HFEngine(policy, 3).generate([begun])
     assert (found.logprobs[:9] == -7).all() and np.abs(found.logprobs[9:] - c.logprobs[9:]).max() < 2e-5
 
 
-def test_an_answer_that_goes_on_takes_the_memory_of_a_prompt_with_it():
+def test_an_answer_that_goes_on_is_a_prompt_with_it():
     prompt = Prompt(sample_id="a", text="", ids=np.arange(5), raw_ids=np.arange(5), positions=np.arange(5)[None])
     whole = Completion(tokens=np.zeros(9, int), logprobs=np.zeros(9), loss_mask=np.ones(9, bool), text="",
                        finish_reason="length")
@@ -126,18 +127,12 @@ def test_an_answer_that_goes_on_takes_the_memory_of_a_prompt_with_it():
     (jobs,) = batches(asked, lambda *size: not sizes.append(size))
     assert jobs == [(0, [0, 1]), (1, [0, 1])]
     assert sizes == [(2, 14, 2, 16), (3, 14, 3, 20), (3, 14, 4, 20)]  # prompts, the widest, answers, the longest
-
-
-def test_a_prompt_followed_by_tokens():
     prompt = Prompt(sample_id="a", text="", ids=np.array([5, 6]), raw_ids=np.array([5]), aligned={"kind": np.ones(2)},
                     positions=np.array([[0, 1], [0, 4], [0, 2]]), aligned_answer={"kind": 3})
     longer = prompt.followed_by(np.array([8, 9, 7]))
     assert longer.ids.tolist() == [5, 6, 8, 9, 7] and longer.raw_ids.tolist() == [5, 8, 9, 7]
     assert longer.positions.tolist() == [[0, 1, 5, 6, 7], [0, 4, 5, 6, 7], [0, 2, 5, 6, 7]]
     assert longer.aligned["kind"].tolist() == [1, 1, 3, 3, 3] and longer.next_position == 8
-
-
-# --- groups that are held over ---------------------------------------------------------------------------------------
 
 
 MOST = 11
@@ -192,15 +187,12 @@ def test_groups_wait_until_all_answers_have_ended():
     assert len(seen) == len(set(seen)) == sum(len(whole) for whole, _ in expected)  # each draw is observed once
 
 
-def test_without_long_answers_nothing_is_held_over():
+def test_groups_that_are_not_kept_are_refilled_and_short_answers_are_never_held_over():
     s = source(lambda prompt, i: "xxxx", rollout={"group_size": 3, "max_new_tokens": 12, "step_tokens": 4})
     assert len(s.next_groups(4, 0)) == 4 and s.metrics()["partial/held"] == 0
     assert s.metrics()["partial/segments_mean"] == 1
     assert "partial/held" not in source(lambda prompt, i: "x").metrics()
-
-
-def test_groups_that_are_not_kept_are_refilled_beside_those_held_over():
-    """keep=mixed drops what is whole; what is underway is not drawn for again in the same step."""
+    # keep=mixed drops what is whole; what is underway is not drawn for again in the same step.
     s = partial_source(curriculum={"keep": "mixed", "max_refills": 2})
     assert s.next_groups(4, 0) == [] and len(s.carried_over) + len(s.dropped) == s.drawn
     assert len(s.carried_over) == 4 or s.tally.metrics()["curriculum/refills"] == 2
@@ -237,16 +229,13 @@ def test_a_sample_that_is_gone_leaves_its_group_out():
     assert s.metrics()["prompts/rejected"] >= 1 and number not in s.carried_over
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rollout, says", [
-    ({"step_tokens": 512}, r"step_tokens=512 is not below rollout\.max_new_tokens=512.*lower it"),
-    ({"step_tokens": 8, "forget": {"lr": 1e-3}}, r"step_tokens=8 .*rollout\.forget\.lr=0\.001.*default"),
-    ({"step_tokens": 0}, r"rollout\.step_tokens")])
-def test_settings_that_cannot_work_are_named(rollout, says):
-    with pytest.raises(ConfigError, match=says):
-        validate({"task": "x", "model": {"name": "x"}, "rollout": rollout})
+def test_settings_that_cannot_work_are_named():
+    for rollout, says in (
+            ({"step_tokens": 512}, r"step_tokens=512 is not below rollout\.max_new_tokens=512.*lower it"),
+            ({"step_tokens": 8, "forget": {"lr": 1e-3}}, r"step_tokens=8 .*rollout\.forget\.lr=0\.001.*default"),
+            ({"step_tokens": 0}, r"rollout\.step_tokens")):
+        with pytest.raises(ConfigError, match=says):
+            validate({"task": "x", "model": {"name": "x"}, "rollout": rollout})
 
 
 class Shuffled(Number):
@@ -254,35 +243,26 @@ class Shuffled(Number):
         return []
 
 
-@pytest.mark.parametrize("task, requires, generates, says", [
-    (Shuffled(), frozenset(), True, "has variants"), (Number(), frozenset(["greedy"]), True, "choose another algo"),
-    (Number(), frozenset(), False, "supervised fine-tuning")])
-def test_runs_that_cannot_hold_answers_over_are_refused(task, requires, generates, says):
+def test_runs_that_cannot_hold_answers_over_are_refused():
     config = validate({"task": "x", "model": {"name": "x"}, "rollout": {"step_tokens": 8}})
-    with pytest.raises(ConfigError, match=rf"rollout\.step_tokens=8: .*{says}.*leave rollout\.step_tokens out"):
-        partial.check(config, task, requires, generates)
+    for task, requires, generates, says in (
+            (Shuffled(), frozenset(), True, "has variants"), (Number(), frozenset(), False, "supervised fine-tuning"),
+            (Number(), frozenset(["greedy"]), True, "choose another algo")):
+        with pytest.raises(ConfigError, match=rf"rollout\.step_tokens=8: .*{says}.*leave rollout\.step_tokens out"):
+            partial.check(config, task, requires, generates)
+        partial.check(validate({"task": "x", "model": {"name": "x"}}), task, requires, generates)
     partial.check(config, Number(), frozenset(["reference"]), True)
-    partial.check(validate({"task": "x", "model": {"name": "x"}}), task, requires, generates)
 
 
 def test_vlrl_sft_refuses_it(tiny_models, tmp_path):
-    from vlrl.config import load as load_config
-    from vlrl.training.sft import train
-
     config = load_config(write_config(tmp_path, tiny_models["qwen3_vl"]),
                          [f"run.dir={tmp_path / 'run'}", "rollout.step_tokens=3"])
     with pytest.raises(ConfigError, match=r"rollout\.step_tokens=3: supervised fine-tuning samples no completions"):
-        train(config)
-
-
-# --- whole runs ------------------------------------------------------------------------------------------------------
+        sft.train(config)
 
 
 def test_steps_without_a_whole_group_go_by(tiny_models, tmp_path):
     """The weights stay as they are, and what is held over at the end is counted."""
-    from vlrl.config import load as load_config
-    from vlrl.training.loop import train
-
     config = load_config(write_config(tmp_path, tiny_models["qwen3_vl"]), [
         f"run.dir={tmp_path / 'run'}", "rollout.step_tokens=3", "steps=4", "eval.samples=0", "save.every=2",
         "rollout.prompts_per_step=2", "rollout.group_size=2"])

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import SAMPLES
-from tests.e2e.runs import metrics
 from tests.engine.scripted import ScriptedEngine
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import Number
-from tests.training.test_loop import start
 from vlrl.config import validate
 from vlrl.curriculum import ForeseeingSampler, Prompts, Sequential, Uniform
 from vlrl.errors import DataError, TaskError
@@ -70,7 +68,7 @@ def no_thread_is_left():
     assert not [t for t in threading.enumerate() if t.name.startswith("prefetch")]
 
 
-def test_the_next_step_is_encoded_ahead():
+def test_the_next_step_is_encoded_ahead_and_the_last_looks_no_further():
     s, encode, prefetch = source()
     with prefetch:
         assert numbers(s.next_groups(3, 0)) == [0, 1, 2]
@@ -78,9 +76,6 @@ def test_the_next_step_is_encoded_ahead():
         assert [k.index for k in prefetch._begun] == [6, 7, 8]  # one step, no more
     assert {n for n, _ in encode.made} >= {0, 1, 2, 3, 4, 5} and not any(main for _, main in encode.made)
     assert len(encode.made) == len({n for n, _ in encode.made})  # each once
-
-
-def test_the_last_step_looks_no_further():
     s, encode, prefetch = source(steps=2)
     with prefetch:
         s.next_groups(3, 0)
@@ -202,15 +197,3 @@ def test_an_evaluation_is_the_same_with_workers(monkeypatch):
         found.append((record, [(g.id, g.rewards) for g in groups]))
         assert record["n"] == 9 and record["rejected"] == 1
     assert found[0] == found[1]
-
-
-@pytest.mark.slow
-def test_weights_are_the_same_with_workers(tiny_models, tmp_path):
-    found = []
-    for workers in (0, 2):
-        (tmp_path / str(workers)).mkdir()
-        session = start(tmp_path / str(workers), tiny_models["qwen3_vl"], f"data.workers={workers}", "eval.samples=4")
-        found.append(([p.detach() for _, p in session.parts.policy.trainable()], session.folder.rollouts(),
-                      metrics(session.folder.path), metrics(session.folder.path, "eval.jsonl")))
-    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
-    assert found[0][1].equals(found[1][1]) and found[0][2:] == found[1][2:]

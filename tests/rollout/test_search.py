@@ -96,6 +96,12 @@ def test_the_group_is_a_part_of_the_tree(searched):
                 assert found == node  # the same node, with one value
         assert {r.correct for r in group.rollouts} == {True, False}
         assert any(len(nodes_of(r.completion)) > 1 for r in group.rollouts)
+    (group, _) = credit(searched[0], deepsearch)
+    for row, r in zip(_rows(0, group, {i: [] for i in range(4)}), group.rollouts, strict=True):
+        nodes = nodes_of(r.completion)
+        assert [(t["start"], t["end"], t["info"]) for t in row["turns"]] == [
+            (n.start, n.end, f'{{"value": {n.value}, "visits": {n.visits}}}') for n in nodes]
+        assert row["turn_advantages"] == [pytest.approx(float(r.advantage[n.start])) for n in nodes]
 
 
 def test_pieces_go_on_from_their_node(searched):
@@ -110,7 +116,7 @@ def test_pieces_go_on_from_their_node(searched):
         assert all(r.sampling.max_new_tokens == min(len(r.begun[0].written.tokens) + 4, 10) for r in own)
 
 
-def test_what_is_counted(searched):
+def test_what_is_counted_and_log_probabilities(searched, tiny):
     groups, engine, metrics, search_ = searched
     total = sum(len(r.completion.tokens) for g in groups for r in g.rollouts)
     pieces = {(g.id, r.completion.tokens[:n.end].tobytes()): n.end - n.start
@@ -120,9 +126,6 @@ def test_what_is_counted(searched):
         "search/unused_frac": pytest.approx(1 - sum(pieces.values()) / engine.written),
         "branch/reused_frac": pytest.approx(1 - sum(pieces.values()) / total)}
     assert metrics["search/unused_frac"] > 0 and search_.metrics()["search/groups_frac"] == 0  # counted once
-
-
-def test_log_probabilities_are_those_of_the_trainer(tiny, searched):
     for group in searched[0]:
         made = [r.completion for r in group.rollouts]
         batch = make_batch(pieces_of([group.prompt] * 4, [c.tokens for c in made], 10**6))
@@ -154,7 +157,6 @@ def test_packed_is_padded(tiny, searched):
         g.rollouts[3].completion.tokens, g.rollouts[3].completion.loss_mask, "", "stop", 0)))) for g in searched[0]]
     groups = credit(groups, deepsearch)
     assert any(len(set(r.advantage.tolist())) > 1 for g in groups for r in g.rollouts)
-
     def found(**train):
         steps, stats, _ = gradients(policy, groups, config.model_copy(update={
             "train": config.train.model_copy(update={"max_grad_norm": 1e9, **train})}))
@@ -163,18 +165,6 @@ def test_packed_is_padded(tiny, searched):
     whole = found(tokens_per_batch=10**6)
     assert any(value.abs().max() > 0 for value in whole.values())
     assert_close(found(packing="padded", tokens_per_batch=300), whole)
-
-
-def test_rollout_files_have_the_nodes(searched):
-    (group, _) = credit(searched[0], deepsearch)
-    for row, r in zip(_rows(0, group, {i: [] for i in range(4)}), group.rollouts, strict=True):
-        nodes = nodes_of(r.completion)
-        assert [(t["start"], t["end"], t["info"]) for t in row["turns"]] == [
-            (n.start, n.end, f'{{"value": {n.value}, "visits": {n.visits}}}') for n in nodes]
-        assert row["turn_advantages"] == [pytest.approx(float(r.advantage[n.start])) for n in nodes]
-
-
-# --- visits -----------------------------------------------------------------------------------------------------------
 
 
 def prompt_of(*ids):
@@ -259,7 +249,7 @@ def test_other_prompts_have_visits_of_their_own():
     assert [c.policy_step for c in two] == [0, None]  # where a visit asks for fewer, too
 
 
-def test_the_longest_unseen_leave_first():
+def test_the_longest_unseen_leave_first_and_what_nobody_can_judge_is_not_remembered():
     finder, engine = SearchGenerator(config_of(cache=2)), Rolls()
     for number, ids in enumerate([(1,), (2,), (1,), (3,)]):
         finder.generate(engine, [request_of(number, *ids)], *judged(lambda k: False), number)
@@ -267,9 +257,6 @@ def test_the_longest_unseen_leave_first():
     without = SearchGenerator(config_of(cache=0))
     without.generate(engine, [request_of(0, 1)], *judged(lambda k: False), 0)
     assert without.visits == {}
-
-
-def test_what_nobody_can_judge_is_answered_and_not_remembered():
     finder = SearchGenerator(config_of())
     (made,) = finder.generate(Rolls(), [request_of(0, 1)], *judged(lambda k: None), 0)
     assert len(made) == 4 and {nodes_of(c)[-1].value for c in made} == {0.0} and finder.visits == {}
@@ -290,7 +277,7 @@ def test_a_resumed_search_remembers():
         assert a.loss_mask.dtype == b.loss_mask.dtype and a.loss_mask.tolist() == b.loss_mask.tolist()
 
 
-def test_a_budget_ends_a_search():
+def test_a_budget_ends_a_search_and_what_has_ended_by_then_is_the_group():
     def found(tokens):
         engine = Counting(Rolls(ids=9))
         (made,) = SearchGenerator(config_of(size=8, tokens=tokens)).generate(engine, [request_of(0, 7, n=8)],
@@ -301,9 +288,6 @@ def test_a_budget_ends_a_search():
     # what had ended by then is in the group
     assert 1 <= len(least) <= len(some) <= 8
     assert [c.tokens.tolist() for c in some[:2]] == [c.tokens.tolist() for c in whole[:2]]
-
-
-def test_what_has_ended_when_a_budget_is_spent_is_the_group():
     def found(ids):
         judge, seen = *judged(lambda k: False), []
         request = request_of(0, 7, n=8)
@@ -338,9 +322,6 @@ def test_a_step_reads_and_tells(tiny):
         refuse_stale(stale, 1, config)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rollout, more, said", [
     ({"branch": {"roots": 2, "search": {}}}, {}, r"rollout\.branch\.roots=2 and rollout\.branch\.search both decide"),
     ({"branch": {"search": {}, "at": "uniform"}}, {}, r"rollout\.branch\.at=uniform applies .* from roots, but"),
@@ -358,15 +339,13 @@ def test_settings_that_cannot_act_are_refused(rollout, more, said):
         validate({"task": "x", "model": {"name": "y"}, "rollout": rollout, **more})
 
 
-def test_tasks_that_cannot_be_searched_are_refused():
+def test_what_cannot_be_searched_is_refused():
     class World(Task):
         def environment(self, sample):
             return None
-
     class Varied(Vowels):
         def variants(self, sample, n, step):
             return []
-
     config = config_of()
     for task, generates, said in ((World(), True, "has an environment or tools"), (Varied(), True, "prompt variants"),
                                   (Vowels(), False, "supervised fine-tuning generates no answers")):
@@ -374,10 +353,5 @@ def test_tasks_that_cannot_be_searched_are_refused():
             branching.check(config, task, generates)
     branching.check(config, Vowels(), True)
     branching.check(settings("y"), World(), True)
-
-
-def test_the_advantage_needs_a_search():
     with pytest.raises(ConfigError, match=r"algo\.advantage='deepsearch' reads .*rollout\.branch\.search=null"):
         Algorithm(settings("y", algo={"advantage": "deepsearch"}))
-
-

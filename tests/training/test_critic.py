@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.e2e import forked
-from tests.e2e.runs import ENV, ROOT, metrics, run, weights, write_config
+from tests.e2e.runs import ENV, ROOT, finished, goes_on_exactly, metrics, weights, write_config
 from tests.environments.acting import played
 from tests.helpers import credited_groups, load, settings
 from tests.training.critic_scene import CRITIC, learned, main, scene
@@ -85,22 +85,16 @@ def test_coef_is_the_share_of_the_policy_alone(made):
     assert any((found[1.0][n] - g).abs().max() > 1e-3 * g.abs().max() for n, g in found[0.0].items())
 
 
-def replaced(settings_, **more):
-    return settings_.model_copy(update=more)
-
-
 def test_the_critic_warms_up_alone(tiny_models):
     policy, encode, config = scene(tiny_models[FAMILY], algo={"advantage": "gae", "critic": {"warmup": 1, "lr": 1e-2}})
     groups, optimizer, algorithm = credited_groups(policy, encode, config), make_optimizer(policy, config), None
     algorithm = Algorithm(config)
     credit = Credit(algorithm, config, policy)
-
     def step(number):
         before = {n: p.detach().clone() for n, p in policy.trainable()}, policy.head.layer.weight.detach().clone()
         stats, _ = update(policy, optimizer, credit(groups, number), config, number, algorithm)
         moved = sum(not torch.equal(p, before[0][n]) for n, p in policy.trainable())
         return moved, not torch.equal(policy.head.layer.weight, before[1]), stats
-
     moved, critic_moved, stats = step(0)
     assert (moved, critic_moved) == (0, True)  # not even by weight decay
     assert stats["grad_norm"] == 0 and stats["critic/grad_norm"] > 0 and math.isfinite(stats["loss"])
@@ -109,12 +103,23 @@ def test_the_critic_warms_up_alone(tiny_models):
     assert moved == len(policy.trainable()) and critic_moved and stats["grad_norm"] > 0
 
 
-def test_the_rate_of_the_critic_is_its_own(made):
+def test_metrics_by_hand_and_a_rate_of_its_own(made):
     policy, _, folder = made
-    optimizer = make_optimizer(policy, other(folder))
-    last = optimizer.param_groups[-1]
+    last = make_optimizer(policy, other(folder)).param_groups[-1]
     assert last["params"] == list(policy.head.parameters()) and last["weight_decay"] == 0
     assert last["ratio"] * 1e-3 == pytest.approx(policy.head.settings.lr)
+    policy, groups, folder = made
+    _, stats, credited = learned(policy, groups, other(folder))
+    rollouts = [r for g in credited for r in g.rollouts]
+    values, targets = (np.concatenate([r.per_token[name] for r in rollouts]) for name in ("values", "targets"))
+    assert stats["critic/value_mean"] == pytest.approx(values.mean(), rel=1e-5)
+    assert stats["critic/target_mean"] == pytest.approx(targets.mean(), rel=1e-5)
+    assert stats["critic/loss"] == pytest.approx(0.5 * ((values - targets) ** 2).mean(), rel=1e-4)
+    assert stats["critic/explained_variance"] == pytest.approx(1 - np.var(targets - values) / np.var(targets), rel=1e-3)
+    assert stats["critic/clip_frac"] == 0
+    advantages = np.concatenate([r.advantage for r in rollouts])
+    raw = targets - values
+    assert np.allclose(advantages, (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8), atol=1e-4)
 
 
 def test_one_pass_finds_values_and_old_log_probabilities(made, monkeypatch):
@@ -135,27 +140,11 @@ def test_one_pass_finds_values_and_old_log_probabilities(made, monkeypatch):
     assert again["grad_norm"] == pytest.approx(stats["grad_norm"], rel=1e-4)
 
 
-def test_metrics_by_hand(made):
-    policy, groups, folder = made
-    _, stats, credited = learned(policy, groups, other(folder))
-    rollouts = [r for g in credited for r in g.rollouts]
-    values, targets = (np.concatenate([r.per_token[name] for r in rollouts]) for name in ("values", "targets"))
-    assert stats["critic/value_mean"] == pytest.approx(values.mean(), rel=1e-5)
-    assert stats["critic/target_mean"] == pytest.approx(targets.mean(), rel=1e-5)
-    assert stats["critic/loss"] == pytest.approx(0.5 * ((values - targets) ** 2).mean(), rel=1e-4)
-    assert stats["critic/explained_variance"] == pytest.approx(1 - np.var(targets - values) / np.var(targets), rel=1e-3)
-    assert stats["critic/clip_frac"] == 0
-    advantages = np.concatenate([r.advantage for r in rollouts])
-    raw = targets - values
-    assert np.allclose(advantages, (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8), atol=1e-4)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("history", ["full", "last:1"])
-def test_turns_of_episodes(tiny_models, history):
+def test_turns_of_episodes(tiny_models):
     """The critic of turns is trained on the first token of each action alone, also where history is cut."""
     policy, encode, config = scene(
-        tiny_models[FAMILY], algo={"advantage": "turn_gae", "critic": {"gamma": 0.9}}, episode={"history": history},
+        tiny_models[FAMILY], algo={"advantage": "turn_gae", "critic": {"gamma": 0.9}}, episode={"history": "last:1"},
         limits={"environment_errors": 1.0})
     (gradients,), stats, credited = learned(policy, played(policy, encode, config, 2), config)
     for r in (r for g in credited for r in g.rollouts):
@@ -164,7 +153,7 @@ def test_turns_of_episodes(tiny_models, history):
         assert len({float(r.advantage[t.start]) for t in r.completion.actions}) > 1
     assert gradients["critic.layer.weight"].abs().max() > 0 and stats["critic/loss"] > 0
     (again,), _, _ = learned(policy, [replace(g, rollouts=g.rollouts[::-1]) for g in credited], config.model_copy(
-        update={"train": replaced(config.train, packing="padded")}))
+        update={"train": config.train.model_copy(update={"packing": "padded"})}))
     assert_close(again, gradients)
 
 
@@ -181,33 +170,24 @@ def test_a_huge_reward_stops_before_the_weights(made):
         parameter.grad = None
 
 
-# --- what is refused, and what goes with it --------------------------------------------------------------------------
+def test_what_cannot_be_is_refused():
+    for kind in ("zero2", "zero3"):
+        with pytest.raises(ConfigError, match=f"{kind} cannot be combined with algo.critic.*=fsdp2.*=null.*=grpo"):
+            check(settings("m", algo=CRITIC, train={"sharding": kind}))
+    assert supervised_config(settings("m", algo=CRITIC)).algo.critic is None
 
 
-@pytest.mark.parametrize("kind", ["zero2", "zero3"])
-def test_deepspeed_is_refused(kind):
-    with pytest.raises(ConfigError, match=f"{kind} cannot be combined with algo.critic.*=fsdp2.*=null.*=grpo"):
-        check(settings("m", algo=CRITIC, train={"sharding": kind}))
-
-
-def test_a_model_whose_hidden_states_are_not_known_is_refused(made, monkeypatch):
+def test_models_and_advantages_that_give_no_values_are_refused(made, monkeypatch, tmp_path):
     policy, groups, folder = made
     monkeypatch.setattr(logprobs, "_RUN_WHOLE", {type(policy.base)})
     with pytest.raises(ConfigError, match=r"the hidden states of .* are unknown.*algo.critic=null"):
         with_values(policy, groups, Algorithm(other(folder)))
-
-
-def test_an_own_advantage_that_teaches_the_critic_nothing_is_refused(made, tmp_path):
-    policy, groups, folder = made
+    monkeypatch.undo()
     (tmp_path / "own.py").write_text("from vlrl.algo.inputs import requires\n\n@requires('values')\ndef own(s):\n"
                                      "    assert len(s.per_token) == len(s.rewards)\n    return s.rewards\n")
     config = other(folder, algo={"advantage": f"{tmp_path}/own.py:own", "critic": {}})
     with pytest.raises(ConfigError, match=r"returns no targets for the critic: return inputs.Estimates"):
         Credit(Algorithm(config), config, policy)(groups, 0)
-
-
-def test_supervised_runs_have_no_critic():
-    assert supervised_config(settings("m", algo=CRITIC)).algo.critic is None
 
 
 @pytest.mark.parametrize("words, found", [
@@ -218,43 +198,34 @@ def test_what_cannot_act_is_said(words, found):
     assert {one.setting for one in inert.find(config)} == found
 
 
-# --- whole runs -------------------------------------------------------------------------------------------------------
-
 SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0",
          "save.every=2", "log.samples_every=0", "data.workers=0", "train.lr=1e-3", "algo.advantage=gae",
          "algo.critic={lr: 1.0e-3, lam: 0.9}", "rollout.minibatches=2")
-CASES = {"full": (), "lora, KL in the reward": ("model.lora.rank=4", "algo.kl_coef=0.05", "algo.kl_in=reward"),
-         "broken in the warm-up": ("algo.critic.warmup=3",),
-         "a reference that moves": ("algo.kl_coef=0.05", "algo.reference={name: ema, decay: 0.8, every: 2}")}
+CASES = {"lora, KL in the reward": ("model.lora.rank=4", "algo.kl_coef=0.05", "algo.kl_in=reward"),
+         "broken in the warm-up, a reference that moves": (
+             "algo.critic.warmup=3", "algo.kl_coef=0.05", "algo.reference={name: ema, decay: 0.8, every: 2}")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_goes_on_exactly(tmp_path, case):
-    def go(folder, steps):
-        words = [*SMALL, *CASES[case], f"run.dir={tmp_path / folder}", f"steps={steps}"]
-        return train(configs.load("configs/quickstart.yaml", words))
-
-    def critic(folder):
-        return checkpoint.load_state(tmp_path / folder / "checkpoints" / "step-000005")["algorithm"]["critic"]
-
-    whole = go("whole", 5)
-    go("broken", 2)
-    go("broken", 5)
-    assert weights(tmp_path / "whole", 5) == weights(tmp_path / "broken", 5)
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
-    assert all(torch.equal(v, critic("broken")[k]) and v.any() for k, v in critic("whole").items())
-    assert all(torch.equal(v, critic("whole")[k]) for k, v in whole.parts.policy.head.state_dict().items())
-    lines = metrics(tmp_path / "whole")
+    ran = []
+    folder = goes_on_exactly(lambda folder, steps: ran.append(train(configs.load("configs/quickstart.yaml", [
+        *SMALL, *CASES[case], f"run.dir={folder}", f"steps={steps}"]))), tmp_path, 2)
+    whole, broken = (checkpoint.load_state(path / "checkpoints/step-000005")["algorithm"]["critic"]
+                     for path in (folder, tmp_path / "broken"))
+    assert all(torch.equal(v, broken[k]) and v.any() for k, v in whole.items())
+    assert all(torch.equal(v, whole[k]) for k, v in ran[0].parts.policy.head.state_dict().items())
+    lines = metrics(folder)
     assert all(math.isfinite(line["critic/loss"]) and "critic/explained_variance" in line for line in lines)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [
-    ("async.max_staleness=1", "algo.correction=token_truncate"),
-    ("rollout.forget={lr: 1.0e-4}", "algo.correction=token_truncate"), ("model.dtype=bfloat16",),
-    ("model.dtype=float16",), ("algo.advantage=turn_gae",), ("algo.mask_truncated=true", "store.alternatives=2")],
-    ids=lambda words: words[0].partition("=")[0] + words[0][-4:])
+    ("async.max_staleness=1", "algo.correction=token_truncate", "model.dtype=bfloat16"),
+    ("rollout.forget={lr: 1.0e-4}", "algo.correction=token_truncate", "algo.advantage=turn_gae"),
+    ("model.dtype=float16", "algo.mask_truncated=true", "store.alternatives=2")],
+    ids=lambda words: words[0].partition("=")[0])
 def test_what_goes_with_it(tmp_path, words):
     train(configs.load("configs/quickstart.yaml", [*SMALL, *words, f"run.dir={tmp_path}", "steps=3", "save.every=0"]))
     lines = metrics(tmp_path)
@@ -262,15 +233,11 @@ def test_what_goes_with_it(tmp_path, words):
     assert lines[-1]["critic/value_mean"] != 0
 
 
+SEVERAL = {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}
 PROCESSES = {
     "dealt": ("dealt", {"train": {"tokens_per_batch": 120, "max_grad_norm": 1e9}}),
-    "sharded": ("sharded", {"train": {"tokens_per_batch": 120, "max_grad_norm": 1e9}}),
-    "sharded, lora, several steps": ("sharded", {"lora": 4, "rollout": {
-        "group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}}),
-    "idle": ("idle", {}),
-    "sharded, idle, several steps": ("sharded idle", {"rollout": {
-        "group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}}),
-    "sharded, warming up": ("sharded", {"algo": {"advantage": "gae", "critic": {"warmup": 1}}}),
+    "sharded, lora, several steps": ("sharded", {"lora": 4, "rollout": SEVERAL}),
+    "sharded, idle, several steps": ("sharded idle", {"rollout": SEVERAL}),
     "sharded episodes": ("sharded episodes", {"algo": {"advantage": "bilevel_gae", "critic": {"gamma": 0.9}},
                                               "limits": {"environment_errors": 1.0}})}
 
@@ -299,8 +266,7 @@ def test_a_sharded_run_goes_on_exactly(tiny_models, tmp_path):
              "rollout.group_size=2", "algo.advantage=gae", "algo.critic={lr: 1.0e-3, lam: 0.9}")
     config = write_config(tmp_path, tiny_models[FAMILY])
     for folder, more in (("whole", ()), ("broken", ("steps=2",)), ("broken", ())):
-        done = run(config, tmp_path / folder, *words, *more, processes=2)
-        assert done.returncode == 0, done.stderr[-2000:]
+        finished(config, tmp_path / folder, *words, *more, processes=2)
     assert weights(tmp_path / "whole", 4) == weights(tmp_path / "broken", 4)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
     found = checkpoint.load_state(tmp_path / "whole" / "checkpoints" / "step-000004")["algorithm"]["critic"]
@@ -308,25 +274,22 @@ def test_a_sharded_run_goes_on_exactly(tiny_models, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("critic", [{"warmup": 1000}, {"coef": 1.0}], ids=["alone", "beside the policy"])
-def test_the_value_error_falls_on_answers_that_it_has_not_seen(tiny_models, critic):
+def test_the_value_error_falls_on_answers_that_it_has_not_seen(tiny_models):
     """Prompts of two kinds, one paid 1 more, answers that no update has seen: better than the best constant."""
-    config = settings(tiny_models[FAMILY], algo={"advantage": "gae", "critic": {"lr": 3e-3, "clip": None, **critic}},
+    config = settings(tiny_models[FAMILY], algo={"advantage": "gae", "critic": {"lr": 3e-3, "clip": None, "coef": 1.0}},
                       train={"lr": 1e-4})
     policy, encode = load(config)
     algorithm, optimizer = Algorithm(config), make_optimizer(policy, config)
     credit = Credit(algorithm, config, policy)
     drawn = credited_groups(policy, encode, config.model_copy(update={
-        "rollout": replaced(config.rollout, group_size=16)}), ("text", "image"))
+        "rollout": config.rollout.model_copy(update={"group_size": 16})}), ("text", "image"))
     paid = [replace(g, rollouts=tuple(replace(r, reward=r.reward + bool(g.prompt.mm)) for r in g.rollouts))
             for g in drawn]
     seen, held_out = ([replace(g, rollouts=g.rollouts[half]) for g in paid] for half in (slice(8), slice(8, 16)))
-
     def error():
         pairs = [(r.per_token["values"], r.per_token["targets"]) for g in credit(held_out, 0) for r in g.rollouts]
         values, targets = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
         return float(((values - targets) ** 2).mean()), float(np.var(targets))
-
     before, spread = error()
     for step in range(30):
         update(policy, optimizer, credit(seen, step), config, step, algorithm)

@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from tests.conftest import TWO
-from tests.e2e.runs import assert_same_run, write_config
+from tests.e2e.runs import goes_on_exactly, write_config
 from tests.helpers import Vowels, credited_groups, load, settings
-from tests.training.test_update import Recorder, assert_close
+from tests.training.test_update import Recorder, assert_close, norm, scarce, taken
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
 from vlrl.methods.demonstrations import draw
 from vlrl.methods.demonstrations.draw import DemonstrationSampler
-from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
@@ -56,14 +55,7 @@ def cross_entropy(policy, shown):
         one = -g.sample.weight * policy.logprobs(batch, 1.0).logprobs.sum() / total
         one.backward()
         loss += one.item()
-    found = {n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None}
-    for _, p in policy.trainable():
-        p.grad = None
-    return found, loss
-
-
-def norm(gradients):
-    return torch.stack([g.norm() for g in gradients.values()]).norm().item()
+    return taken(policy), loss
 
 
 CHORD = {"name": "chord", "peak": 0.25, "valley": 0.25}
@@ -82,28 +74,12 @@ def test_the_gradient_is_the_sum_of_both_by_their_shares(scene):
     assert stats["demonstrations/grad_norm"] == pytest.approx(a, rel=1e-4)
     assert 0.05 < stats["demonstrations/grad_share"] == pytest.approx(a / (a + b), rel=1e-4)
     assert stats["demonstrations/tokens"] == sum(len(g.rollouts[0].completion.tokens) for g in shown)
-
-
-def test_the_mean_of_phi_is_told(scene):
-    policy, groups, shown, folder = scene
     _, stats = stepped(policy, groups, shown, of(folder, "chord_phi"))
     with torch.no_grad():
         p = torch.cat([policy.logprobs(make_batch(pieces_of([g.prompt], [g.rollouts[0].completion.tokens], 10**6)),
                                        1.0).logprobs.exp() for g in shown])
     assert stats["demonstrations/factor"] == pytest.approx((p * (1 - p)).mean().item(), rel=1e-4)
     assert stats["demonstrations/share"] == 0.1 and 0 < stats["demonstrations/grad_share"] < 1
-
-
-def test_no_advantage_reaches_a_demonstration(scene):
-    policy, groups, shown, folder = scene
-    credited = [replace(g, rollouts=tuple(replace(r, advantage=1e6, reward=9.0) for r in g.rollouts)) for g in shown]
-    (one,), _ = stepped(policy, groups, shown, of(folder, CHORD))
-    (two,), _ = stepped(policy, groups, credited, of(folder, CHORD))
-    assert all(torch.equal(one[n], two[n]) for n in one)
-
-
-def test_at_a_share_of_0_it_is_the_objective_bit_for_bit(scene):
-    policy, groups, shown, folder = scene
     (plain,), stats = stepped(policy, groups, (), of(folder, None))
     (same,), again = stepped(policy, groups, shown, of(folder, {**CHORD, "peak": 0.0, "valley": 0.0}))
     assert plain.keys() == same.keys() and all(torch.equal(plain[n], same[n]) for n in plain)
@@ -117,19 +93,8 @@ def test_the_gradient_does_not_depend_on_micro_batches(scene, monkeypatch):
     (whole,), stats = stepped(policy, groups, shown, config)
     (parts,), again = stepped(policy, groups, shown[::-1], small)
     assert_close(parts, whole)
-    calls, logprobs = [0], policy.logprobs
-
-    def scarce(*args, **kwargs):  # for the demonstrations, after the objective's only micro-batch
-        calls[0] += 1
-        if calls[0] == 2:
-            raise torch.OutOfMemoryError("no")
-        return logprobs(*args, **kwargs)
-
-    monkeypatch.setattr(policy, "logprobs", scarce)
-    monkeypatch.setattr(oom, "release", lambda device: None)
-    most = policy.most_tokens
+    scarce(monkeypatch, policy, 2)  # for the demonstrations, after the objective's only micro-batch
     (halved,), short = stepped(policy, groups, shown, config)
-    policy.most_tokens = most
     assert short["memory/halved"] == 1
     assert_close(halved, whole)
     for found in (again, short):
@@ -175,7 +140,7 @@ class Some(Task):
         return {}
 
 
-def test_which_rows_are_shown(scene):
+def test_which_rows_are_shown_and_what_is_refused(scene, monkeypatch):
     *_, folder = scene
     config = of(folder, CHORD)
     task, (_, encode) = Some(), load(config)
@@ -192,6 +157,9 @@ def test_which_rows_are_shown(scene):
         draw.check(config, task, none)
     with pytest.raises(ConfigError, match="none of 512 drawn training rows has a given answer"):
         DemonstrationSampler(config, task, encode, None, none, Algorithm(config).methods[0].mix)(0)
+    monkeypatch.setattr(draw.shards, "is_sharded", lambda config: True)
+    with pytest.raises(ConfigError, match=r"algo\.demonstrations needs the gradient norm.*train\.sharding=none"):
+        draw.check(of(folder, CHORD), Vowels(), [])
 
 
 @pytest.mark.parametrize(("more", "message"), [
@@ -203,26 +171,13 @@ def test_settings_that_do_not_go_together(more, message):
         configs.validate({"task": "digits", "model": {"name": "m"}, **more})
 
 
-def test_sharded_gradients_are_refused(scene, monkeypatch):
-    *_, folder = scene
-    monkeypatch.setattr(draw.shards, "is_sharded", lambda config: True)
-    with pytest.raises(ConfigError, match=r"algo\.demonstrations needs the gradient norm.*train\.sharding=none"):
-        draw.check(of(folder, CHORD), Vowels(), [])
-
-
 @pytest.mark.slow
 def test_a_resumed_run_shows_and_draws_the_same(tiny_models, tmp_path):
     """SASR beyond its warm-up: the norms that it remembers are in the checkpoint."""
     file = write_config(tmp_path, tiny_models[TWO[0]], "log: {samples_every: 0}\nalgo: {demonstrations: {rows: 2, mix: "
                                                        "{name: sasr, warmup: 1, gamma: 1.5}}}")
-
-    def run(name, steps):
-        train(configs.load(file, [f"run.dir={tmp_path / name}", f"steps={steps}", "save.every=2", "eval.samples=0",
-                                  "train.schedule=constant", "train.warmup=0", "rollout.prompts_per_step=2"]))
-
-    run("whole", 5)
-    for steps in (3, 5):
-        run("broken", steps)
-    assert_same_run(tmp_path / "broken", tmp_path / "whole")
-    applied = [line["demonstrations/applied"] for line in RunFolder(tmp_path / "whole").metrics()]
+    whole = goes_on_exactly(lambda folder, steps: train(configs.load(file, [
+        f"run.dir={folder}", f"steps={steps}", "save.every=2", "eval.samples=0", "train.schedule=constant",
+        "train.warmup=0", "rollout.prompts_per_step=2"])), tmp_path, 3)
+    applied = [line["demonstrations/applied"] for line in RunFolder(whole).metrics()]
     assert applied[0] == 1 and {*applied} == {0, 1}

@@ -10,14 +10,13 @@ import torch
 from torch.nn.functional import kl_div
 
 from tests.conftest import TWO
-from tests.e2e.runs import assert_same_run, write_config
+from tests.e2e.runs import goes_on_exactly, write_config
 from tests.helpers import Vowels, credited_groups, load, settings, started
-from tests.training.test_update import Recorder, assert_close
+from tests.training.test_update import Recorder, assert_close, scarce, taken
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
 from vlrl.methods.distillation import teacher
-from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder
 from vlrl.training import inert
@@ -81,27 +80,25 @@ def answer_by_answer(scene, model):
         one = g.sample.weight * kl_div(q, p, reduction="sum", log_target=True) / total
         one.backward()
         loss += one.item()
-    found = {n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None}
-    for _, p in policy.trainable():
-        p.grad = None
-    return found, loss
+    return taken(policy), loss
 
 
-def test_the_gradient_is_that_of_the_mean_kl(scene):
+def test_the_gradient_is_that_of_the_mean_kl_beside_the_objective_by_weights(scene):
     policy, *_, folder, other = scene
     config = of(folder, other, objective=0.0)
     wanted, loss = answer_by_answer(scene, teacher.load(config, policy))
     (found,), stats = stepped(scene, config)
     assert_close({n: found[n] for n in wanted}, wanted, 2e-5)
     assert stats["distillation/kl"] == pytest.approx(loss, rel=1e-5) and loss > 0.01
-
-
-def test_it_stands_beside_the_objective_by_weights(scene):
     *_, folder, other = scene
     (alone,), _ = stepped(scene, of(folder, other, objective=0.0))
     (rl,), _ = stepped(scene, of(folder))
     (both,), _ = stepped(scene, of(folder, other, objective=0.5, coef=3.0))
     assert_close(both, {n: 0.5 * rl.get(n, 0) + 3 * g for n, g in alone.items()}, 2e-5)
+    *_, folder, _ = scene
+    for loss in ("reverse_kl", "sampled_kl"):
+        (found,), stats = stepped(scene, of(folder, folder, objective=0.0, loss=loss))
+        assert stats["distillation/kl"] == 0.0 and found and not any(g.any() for g in found.values())
 
 
 def test_it_does_not_depend_on_packing_nor_memory(scene, monkeypatch):
@@ -111,29 +108,11 @@ def test_it_does_not_depend_on_packing_nor_memory(scene, monkeypatch):
         (parts,), again = stepped(scene, of(folder, other, train_, objective=0.5))
         assert_close(parts, whole)
         assert again["distillation/kl"] == pytest.approx(stats["distillation/kl"], rel=1e-5)
-    calls, logprobs = [0], policy.logprobs
-
-    def scarce(*args, **kwargs):  # for the teacher, after the objective's only micro-batch
-        calls[0] += 1
-        if calls[0] == 2:
-            raise torch.OutOfMemoryError("no")
-        return logprobs(*args, **kwargs)
-
-    monkeypatch.setattr(policy, "logprobs", scarce)
-    monkeypatch.setattr(oom, "release", lambda device: None)
+    scarce(monkeypatch, policy, 2)  # for the teacher, after the objective's only micro-batch
     (halved,), short = stepped(scene, of(folder, other, objective=0.5))
-    policy.most_tokens = None
     assert short["memory/halved"] == 1
     assert_close(halved, whole)
     assert short["distillation/kl"] == pytest.approx(stats["distillation/kl"], rel=1e-5)
-
-
-@pytest.mark.parametrize("loss", ["reverse_kl", "sampled_kl"])
-def test_a_teacher_that_is_the_policy_teaches_nothing(scene, loss):
-    *_, folder, _ = scene
-    (found,), stats = stepped(scene, of(folder, folder, objective=0.0, loss=loss))
-    assert stats["distillation/kl"] == 0.0
-    assert found and all((g == 0).all() for g in found.values())
 
 
 def test_every_optimizer_step_learns_its_answers(scene):
@@ -156,9 +135,6 @@ def test_an_adapter_teaches_as_the_model_it_was_trained_as(scene, tmp_path):
         found = policy.logprobs(batch, 1.0, teacher.load(config, policy)).logprobs
         assert (found - adapted.logprobs(batch, 1.0).logprobs).abs().max() < 1e-4
         assert (found - policy.logprobs(batch, 1.0).logprobs).abs().max() > 1e-2
-
-
-# --- what is refused, and what has no effect --------------------------------------------------------------------------
 
 
 def changed(folder, tmp_path, file, change):
@@ -184,14 +160,9 @@ def test_a_teacher_of_other_tokens_or_pictures_is_refused(scene, tiny_models, tm
     with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='.*/changed' has a different vocab.*2 tokens"):
         teacher.check(of(folder, changed(folder, tmp_path, "tokenizer.json", swapped)))
     shutil.rmtree(tmp_path / "changed")
-    patches = changed(folder, tmp_path, "processor_config.json",
-                      lambda c: c["image_processor"].update(patch_size=14))
+    patches = changed(folder, tmp_path, "processor_config.json", lambda c: c["image_processor"].update(patch_size=14))
     with pytest.raises(ConfigError, match=r"processes images with patch_size=14, but the policy .* with 8: name a"):
         teacher.check(of(folder, patches))
-
-
-def test_a_teacher_that_is_not_there(scene):
-    *_, folder, _ = scene
     with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='/nowhere' cannot be loaded.*Give the folder"):
         teacher.check(of(folder, "/nowhere"))
 
@@ -205,18 +176,14 @@ def test_settings_that_do_not_go_together(more, message):
         configs.validate({"task": "digits", "model": {"name": "m"}, "algo": {"distillation": {}}, **more})
 
 
-def test_a_run_that_draws_no_answers_is_refused(scene):
-    *_, folder, other = scene
-    (method,) = Algorithm(of(folder, other)).methods
+def test_what_the_teacher_alone_does_not_read_and_runs_without_answers():
+    (method,) = Algorithm(of("folder", "other")).methods
     with pytest.raises(ConfigError, match="this run generates none: use vlrl train"):
         method.check(Vowels(), [], False)
 
-
-def test_what_the_teacher_alone_does_not_read():
     def found(**algo):
         config = configs.validate({"task": "digits", "model": {"name": "m"}, "algo": algo})
         return {one.setting: one.value for one in inert.find(config)}
-
     chosen = {"advantage": "rloo", "kl_coef": 0.1, "entropy": "bonus", "weights": ["top_entropy"]}
     named = {"algo.advantage": "rloo", "algo.kl_coef": 0.1, "algo.entropy": "bonus", "algo.weights": "top_entropy",
              "algo.distillation.teacher": "null"}
@@ -231,14 +198,8 @@ def test_a_resumed_run_is_the_undisturbed_one(scene, tmp_path):
     *_, folder, other = scene
     file = write_config(tmp_path, folder, "log: {samples_every: 0}\nalgo: {distillation: {teacher: "
                                           f"{other}, objective: 0}}}}")
-
-    def run(name, steps):
-        train(configs.load(file, [f"run.dir={tmp_path / name}", f"steps={steps}", "save.every=2", "eval.samples=0",
-                                  "train.schedule=constant", "train.warmup=0", "rollout.prompts_per_step=2"]))
-
-    run("whole", 4)
-    for steps in (2, 4):
-        run("broken", steps)
-    assert_same_run(tmp_path / "broken", tmp_path / "whole", 4)
-    kl = [line["distillation/kl"] for line in RunFolder(tmp_path / "whole").metrics()]
+    whole = goes_on_exactly(lambda folder, steps: train(configs.load(file, [
+        f"run.dir={folder}", f"steps={steps}", "save.every=2", "eval.samples=0", "train.schedule=constant",
+        "train.warmup=0", "rollout.prompts_per_step=2"])), tmp_path, 2, 4)
+    kl = [line["distillation/kl"] for line in RunFolder(whole).metrics()]
     assert all(math.isfinite(v) and v > 0 for v in kl) and kl[-1] < kl[0]

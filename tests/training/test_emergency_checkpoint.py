@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -10,9 +9,9 @@ import time
 
 import pytest
 import torch
-from PIL import Image
 
 from tests import huge
+from tests.e2e.faulty import STEPS, small_disk, write
 from tests.e2e.runs import metrics
 from vlrl import config
 from vlrl.errors import DataError, RunError, TaskError, TrainingError
@@ -22,76 +21,6 @@ from vlrl.store import RunFolder, checkpoint, trainer_state
 from vlrl.training import loop, update
 
 pytestmark = pytest.mark.slow
-STEPS = 4
-
-TASK = '''
-import os, signal, time
-from pathlib import Path
-from vlrl.task import Task
-
-class Faulty(Task):
-    """The share of vowels; from step 2 on what FAULT says."""
-    prompt = "How bright is {q}?"
-    rewards = {"vowels": 1.0}
-
-    def score(self, sample, answer):
-        fault = os.environ.get("FAULT", "") if answer.step >= 2 else ""
-        if fault == "raises":
-            raise ValueError("no way to score this")
-        if fault == "part":
-            return {"consonants": 1.0}
-        if fault == "sleeps":
-            time.sleep(10_000)
-        fault, _, where = fault.partition(":")
-        if fault == "wait":
-            Path(where, "waiting").touch()
-            while not Path(where, "go").exists():
-                time.sleep(0.05)
-        if fault == "media":
-            for path in Path(where).glob("*.png"):
-                path.rename(path.with_suffix(".gone"))
-        if fault == "kill" and os.environ.get("RANK") == "1":
-            while not Path(where, "rollouts/step-000001-rank-00001.parquet").exists():
-                time.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGKILL)
-        vowels = sum(c in "aeiou" for c in answer.text) / max(len(answer.text), 1)
-        huge = fault == "huge" and where in ("", sample.id)
-        return {"vowels": 1e11 * (vowels + 0.1) if huge else vowels}
-
-    def summarize(self, records):
-        fault, _, lines = os.environ.get("FAULT", "").partition(":")
-        if fault == "summary" and len(Path(lines).read_text().splitlines() if Path(lines).exists() else ()) == 2:
-            raise MemoryError("no room for a summary")
-        return {}
-
-    def oracle(self, sample):
-        return "a"
-'''
-
-
-def write(folder, model):
-    """Config, task and 12 rows with pictures."""
-    (folder / "pictures").mkdir(parents=True)
-    for i in range(12):
-        Image.new("RGB", (56, 56), (20 * i, 80, 120)).save(folder / "pictures" / f"{i:02d}.png")
-    (folder / "rows.jsonl").write_text("".join(
-        json.dumps({"id": f"row-{i}", "q": f"picture {i}", "image": f"pictures/{i:02d}.png"}) + "\n"
-        for i in range(12)))
-    (folder / "faulty.py").write_text(TASK)
-    (folder / "faulty.yaml").write_text(f"""
-steps: {STEPS}
-task: {folder}/faulty.py:Faulty
-data: {{train: {folder}/rows.jsonl, heldout: {folder}/rows.jsonl, workers: 0}}
-model: {{name: {model}}}
-rollout: {{prompts_per_step: 2, group_size: 3, max_new_tokens: 6}}
-train: {{lr: 1.0e-3}}
-eval: {{samples: 0}}
-save: {{every: 0, keep: 9}}
-store: {{media: none}}
-log: {{samples_every: 0}}
-limits: {{score_errors: 0.5}}
-""")
-    return folder / "faulty.yaml"
 
 
 class Scene:
@@ -160,19 +89,16 @@ AHEAD = ("extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1")
 ALONE = ("limits.score_s=0", "rollout.score_ahead=false")
 FAULTS = {
     "too many answers fail to score": ("raises", TrainingError, ()),
-    "without a copy": ("raises", TrainingError, ("save.background=false",)),
-    "two optimizer steps": ("raises", TrainingError, ("rollout.minibatches=2",)),
-    "a task that breaks its contract": ("part", TaskError, ()),
+    "a task that breaks its contract, without a copy": ("part", TaskError, ("save.background=false",)),
     "code in an evaluation": ("summary", MemoryError, ("eval.samples=2", "eval.every=2")),
     "nothing happens": ("sleeps", Stuck, (*ALONE, "limits.stuck_s=20")),
     "NaN": ("huge", TrainingError, (huge.ADVANTAGE, "limits.nonfinite_steps=0")),
     "drawn ahead": ("raises", TrainingError, (*AHEAD, "async.max_staleness=1")),
-    "drawn ahead, the thread fails": ("part", TaskError, (*AHEAD, "async.max_staleness=1")),
-    "two steps drawn ahead": ("raises", TrainingError, (*AHEAD, "async.max_staleness=2")),
+    "two steps drawn ahead, the thread fails": ("part", TaskError, (*AHEAD, "async.max_staleness=2")),
     "weights that forget": ("raises", TrainingError, ("rollout.forget.lr=0.01", "algo.correction=token_truncate",
                                                            "rollout.group_size=4")),
-    "a reference that moves": ("raises", TrainingError, (
-        "algo.reference={name: ema, decay: 0.5, every: 1}", "algo.kl_coef=0.1")),
+    "two optimizer steps, a reference that moves": ("raises", TrainingError, (
+        "algo.reference={name: ema, decay: 0.5, every: 1}", "algo.kl_coef=0.1", "rollout.minibatches=2")),
     "a reference that moves under an adapter": ("raises", TrainingError, (
         "algo.reference={name: ema, decay: 0.5, every: 1}", "algo.kl_coef=0.1", "model.lora.rank=2")),
     "answers that go on": ("raises", TrainingError, ("rollout.step_tokens=4",)),
@@ -213,10 +139,8 @@ def test_memory_that_does_not_suffice_for_one_answer(scene, tmp_path, monkeypatc
     """A real refusal of the allocator in every backward pass of the third step."""
     def updates(policy, optimizer, groups, config, step, algorithm, *more):
         if step == 2:
-            layer = decoder_layers(policy.base)[0]
-            layer.register_full_backward_pre_hook(lambda *_: torch.empty(2**50))
+            decoder_layers(policy.base)[0].register_full_backward_pre_hook(lambda *_: torch.empty(2**50))
         return update.update(policy, optimizer, groups, config, step, algorithm, *more)
-
     monkeypatch.setattr(loop, "update", updates)
     with pytest.raises(TrainingError, match="out of memory in the update of a single answer") as error:
         scene.start(tmp_path / "run")
@@ -241,13 +165,11 @@ def test_the_media_vanish(scene, tmp_path, fault):
 def test_a_step_that_is_given_up(scene, tmp_path, fault):
     """By a signal, in a step that is too short for what was completed to be saved when it came."""
     fault(f"wait:{tmp_path}")
-
     def press():
         end = time.monotonic() + 300
         while not (tmp_path / "waiting").exists() and time.monotonic() < end:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGUSR1)  # given up after save.grace
-
     thread = threading.Thread(target=press)
     thread.start()
     with pytest.raises(KeyboardInterrupt) as error:
@@ -258,20 +180,10 @@ def test_a_step_that_is_given_up(scene, tmp_path, fault):
     scene.same(tmp_path / "run", *ALONE)
 
 
-# --- where it cannot be saved ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def disk(tmp_path):
-    """A real disk of 20 MB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(path)], check=False,
-                          capture_output=True) if shutil.which("mount") else None
-    if made is None or made.returncode:
-        pytest.skip("needs the right to mount a small disk")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    with small_disk(tmp_path / "disk", "20m") as path:
+        yield path
 
 
 def test_a_full_disk_does_not_hide_the_error(scene, disk, fault):

@@ -1,6 +1,5 @@
 """Second attempts in the update: read under the prompt alone, and a gradient of their own beside the objective."""
 
-import json
 import sys
 from dataclasses import replace
 
@@ -13,14 +12,13 @@ from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from tests.environments.acting import played
 from tests.helpers import credited_groups, load, second_of, settings
-from tests.training.test_update import Recorder, assert_close, gradients
+from tests.training.test_update import Recorder, assert_close, gradients, scarce, taken
 from vlrl.algo.advantage import grpo
 from vlrl.config.sections import GUIDED
 from vlrl.distributed import comm
 from vlrl.errors import TrainingError
 from vlrl.methods.second_attempts import update as guided
 from vlrl.methods.second_attempts.members import second_attempts
-from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.training.advantages import credit
 from vlrl.training.minibatch import split
@@ -59,6 +57,21 @@ def alone(groups):
     return [replace(g, rollouts=tuple(replace(r, advantage=0.0) for r in g.rollouts)) for g in groups]
 
 
+def assert_preferred(policy, pairs, found, stats):
+    """Gradient and loss are those of (prompt, better, worse) one after the other, at beta 0.3."""
+    taken(policy)
+    total = 0.0
+    for prompt, *both in pairs:
+        batches = [make_batch(pieces_of([prompt], [c.tokens], 10**6)) for c in both]
+        gain = [(policy.logprobs(b, 1.0).logprobs - policy.reference_logprobs(b, 1.0)).sum() for b in batches]
+        loss = -torch.nn.functional.logsigmoid(0.3 * (gain[0] - gain[1])) / len(pairs)
+        loss.backward()
+        total += loss.item()
+    wanted = taken(policy)
+    assert_close({n: v for n, v in found.items() if n in wanted}, wanted)
+    assert stats["guided/loss"] == pytest.approx(total, rel=1e-5)
+
+
 @pytest.mark.parametrize("algo", [SFT, DPO], ids=["sft", "dpo"])
 def test_the_gradient_does_not_depend_on_packing_order_and_micro_batches(scene, algo):
     policy, groups, folder = scene
@@ -78,16 +91,13 @@ def test_sft_is_the_cross_entropy_under_the_prompt_alone(scene):
     (found,), stats, _ = gradients(policy, alone(groups), of(folder, {"guided": {"coef": 2.0}}))
     rows = [(g.prompt, r.completion) for g in groups for r in second_attempts(g)]
     total = sum(int(c.loss_mask.sum()) for _, c in rows)
-    for _, p in policy.trainable():
-        p.grad = None
+    taken(policy)
     losses = []
     for prompt, c in rows:  # one answer at a time
         batch = make_batch(pieces_of([prompt], [c.tokens], 10**6))
         losses.append(-2.0 * policy.logprobs(batch, 1.0).logprobs[torch.from_numpy(c.loss_mask)].sum() / total)
         losses[-1].backward()
-    wanted = {n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None}
-    for _, p in policy.trainable():
-        p.grad = None
+    wanted = taken(policy)
     assert_close({n: v for n, v in found.items() if n in wanted}, wanted)
     assert stats["guided/loss"] == pytest.approx(sum(losses).item(), rel=1e-5)
     assert stats["guided/attempts"] == len(rows) == len(groups) - 2
@@ -107,25 +117,10 @@ def test_dpo_prefers_the_attempt_to_a_failure_of_its_group(scene):
     algo = {"guided": {"loss": {"name": "dpo", "beta": 0.3}}}
     (found,), stats, _ = gradients(policy, alone(groups), of(folder, algo))
     pairs = [(g.prompt, r.completion, g.rollouts[0].completion) for g in groups for r in second_attempts(g)]
-    for _, p in policy.trainable():
-        p.grad = None
-    total = 0.0
-    for prompt, *both in pairs:
-        gain = []
-        for c in both:
-            batch = make_batch(pieces_of([prompt], [c.tokens], 10**6))
-            gain.append((policy.logprobs(batch, 1.0).logprobs - policy.reference_logprobs(batch, 1.0)).sum())
-        loss = -torch.nn.functional.logsigmoid(0.3 * (gain[0] - gain[1])) / len(pairs)
-        loss.backward()
-        total += loss.item()
-    wanted = {n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None}
-    for _, p in policy.trainable():
-        p.grad = None
-    assert_close({n: v for n, v in found.items() if n in wanted}, wanted)
-    assert stats["guided/loss"] == pytest.approx(total, rel=1e-5)
+    assert_preferred(policy, pairs, found, stats)
 
 
-def test_the_words_of_the_guidance_are_not_in_it(scene):
+def test_guidance_wrong_attempts_and_plain_groups_change_nothing(scene):
     """The same answers under another text of guidance: nothing changes but how far the two prompts are apart."""
     policy, groups, folder = scene
     moved = [replace(g, aside=tuple(replace(r, sampled_prompt="other", completion=replace(
@@ -134,10 +129,6 @@ def test_the_words_of_the_guidance_are_not_in_it(scene):
     (two,), again, _ = gradients(policy, moved, of(folder, SFT))
     assert all(torch.equal(one[n], two[n]) for n in one)
     assert again["guided/logratio"] == pytest.approx(stats["guided/logratio"] + 1, abs=1e-5)
-
-
-def test_wrong_attempts_and_plain_groups_change_nothing(scene):
-    policy, groups, folder = scene
     (plain,), stats, _ = gradients(policy, groups[:2], of(folder, {}))
     (same,), again, _ = gradients(policy, groups[:2], of(folder, SFT))
     assert all(torch.equal(plain[n], same[n]) for n in plain)
@@ -155,10 +146,6 @@ def test_every_optimizer_step_has_those_of_its_groups(scene):
     parts = [second_of(policy, part, config) for part in split(groups, 2)]
     assert [{t.group.id for t in s.part.rollouts} for s in parts] == [{"2"}, {"3", "4", "5"}]
     assert second_of(policy, split(groups[:2], 1)[0], config) is None
-
-
-def test_truncated_attempts_are_left_out_where_the_objective_leaves_them_out(scene):
-    policy, groups, folder = scene
     cut = [replace(g, aside=tuple(replace(r, completion=replace(r.completion, finish_reason="length"))
                                   for r in g.aside)) for g in groups]
     config = of(folder, {**SFT, "mask_truncated": True})
@@ -172,36 +159,23 @@ def test_too_little_memory_begins_the_optimizer_step_again(scene, monkeypatch, l
     config = of(folder, SFT, tokens_per_batch=120)
     second = second_of(policy, split(groups, 1)[0], config)
     assert len(second.part.batches) > 1 and len(second.part.batches[-1].pieces) > 1
-    calls, fails_at, logprobs = [0], [0], policy.logprobs
-
-    def scarce(*args, **kwargs):
-        calls[0] += 1
-        if calls[0] == fails_at[0]:
-            raise torch.OutOfMemoryError("no")
-        return logprobs(*args, **kwargs)
-
-    monkeypatch.setattr(policy, "logprobs", scarce)
-    monkeypatch.setattr(oom, "release", lambda device: None)
-    (whole,), stats, _ = gradients(policy, groups, config)
-    calls[0], fails_at[0] = 0, calls[0] if last else 1
-    most = policy.most_tokens
+    with monkeypatch.context() as patch:
+        calls = scarce(patch, policy, -1)
+        (whole,), stats, _ = gradients(policy, groups, config)
+    scarce(monkeypatch, policy, calls[0] if last else 1)
     (again,), halved, _ = gradients(policy, groups, config)
-    policy.most_tokens = most
     assert halved["memory/halved"] == 1
     assert_close(again, whole)
     assert halved["guided/loss"] == pytest.approx(stats["guided/loss"], rel=1e-5)
     assert halved["guided/logratio"] == pytest.approx(stats["guided/logratio"], rel=1e-3, abs=1e-5)
 
 
-def test_attempts_are_compared_with_known_failures_in_turn(scene):
+def test_attempts_are_compared_with_known_failures_in_turn_and_pairs_stay_together(scene):
     group = scene[1][2]
     known = [replace(group.rollouts[0], index=i, correct=c) for i, c in enumerate((None, False, True, False))]
     second = [replace(group.aside[0], index=4 + i) for i in range(3)]
     pairs = guided._pairs(replace(group, rollouts=tuple(known), aside=tuple(second)), False)
     assert [(one.index, other.index) for one, other in pairs] == [(4, 1), (5, 3), (6, 1)]
-
-
-def test_a_pair_that_went_apart_is_an_error(scene):
     policy, groups, folder = scene
     config = of(folder, DPO)
     second = second_of(policy, split(groups, 1)[0], config)
@@ -212,22 +186,16 @@ def test_a_pair_that_went_apart_is_an_error(scene):
         guided.retry_batch(second.part, type(micro)([apart], micro.batch), torch.zeros(3), None, True)
 
 
-def episodes(policy, encode, config):
-    return attempted(credit(played(policy, encode, config, 3), grpo))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("history", ["full", "last:1"])
-@pytest.mark.parametrize("algo", [SFT, DPO], ids=["sft", "dpo"])
+@pytest.mark.parametrize("algo, history", [(SFT, "last:1"), (DPO, "full")], ids=["sft", "dpo"])
 def test_episodes(tiny_models, algo, history):
     """Observations are context; a cut history gives several rows an attempt."""
     def config(**train):
         return settings(tiny_models[TWO[0]], algo=algo, episode={"history": history},
                         train={"max_grad_norm": 1e9, **train})
-
     policy, encode = load(config())
     policy.keep_reference()
-    groups = episodes(policy, encode, config())
+    groups = attempted(credit(played(policy, encode, config(), 3), grpo))
     (whole,), stats, _ = gradients(policy, groups, config(tokens_per_batch=10**6))
     (parts,), _, _ = gradients(policy, groups[::-1], config(tokens_per_batch=300))
     assert_close(parts, whole)
@@ -238,29 +206,29 @@ def test_episodes(tiny_models, algo, history):
         assert second.completion.loss_mask.sum() < len(second.completion.tokens)
 
 
-def main(folder, out, how):
-    """A gradient of one update, its groups dealt to the processes; rank 0 saves it."""
-    config = of(folder, json.loads(how))
-    policy, encode = load(config)
-    policy.keep_reference()
-    groups = attempted(credited_groups(policy, encode, config))
-    mine = groups[comm.rank()::comm.world()] if comm.world() > 1 else groups
-    recorder = Recorder(policy)
-    stats, _ = update(policy, recorder, mine, config, step=0)
+def main(folder, out):
+    """Gradients of one update under each loss, its groups dealt to the processes; rank 0 saves them."""
+    found = []
+    for algo in (SFT, DPO):
+        config = of(folder, algo)
+        policy, encode = load(config)
+        policy.keep_reference()
+        groups, recorder = attempted(credited_groups(policy, encode, config)), Recorder(policy)
+        stats, _ = update(policy, recorder, groups[comm.rank()::comm.world()], config, step=0)
+        found.append((recorder.steps[0], stats))
     if comm.is_main():
-        torch.save({"gradient": recorder.steps[0], "stats": stats}, out)
+        torch.save(found, out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", [SFT, DPO], ids=["sft", "dpo"])
-def test_two_processes_have_the_gradient_of_one(tiny_models, tmp_path, algo):
-    for n, name in ((1, "one"), (2, "two")):
-        forked.run(["-m", "tests.training.test_guided", tiny_models[TWO[0]], tmp_path / name, json.dumps(algo)], ENV,
-                   ROOT, 300, n).check_returncode()
-    one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
-    assert_close(two["gradient"], one["gradient"])
-    same = ("guided/loss", "guided/attempts", "guided/logratio")
-    assert [two["stats"][k] for k in same] == pytest.approx([one["stats"][k] for k in same], rel=1e-5, abs=1e-6)
+def test_two_processes_have_the_gradient_of_one(tiny_models, tmp_path):
+    main(tiny_models[TWO[0]], tmp_path / "one")
+    forked.run(["-m", "tests.training.test_guided", tiny_models[TWO[0]], tmp_path / "two"], ENV, ROOT, 300,
+               2).check_returncode()
+    for one, two in zip(*(torch.load(tmp_path / name, weights_only=True) for name in ("one", "two")), strict=True):
+        assert_close(two[0], one[0])
+        same = ("guided/loss", "guided/attempts", "guided/logratio")
+        assert [two[1][k] for k in same] == pytest.approx([one[1][k] for k in same], rel=1e-5, abs=1e-6)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.algo.flat import bound, random_step, run
@@ -35,63 +34,51 @@ def settings(*words: str) -> set[str]:
     return {line.split()[1].partition("=")[0] for line in {*lines(*words)} - {*lines()}}
 
 
-# --- the presets ------------------------------------------------------------------------------------------------------
+def test_no_preset_has_an_inert_setting():
+    silent = {*lines()}
+    for preset in PRESETS:
+        name = Path(preset).stem
+        if name == "grpo_care":
+            assert not any("algo.reference" in line for line in lines(base="video/grpo_care.yaml"))
+        elif name == "thor":
+            words = ["model.name=embedded/tiny-qwen3-vl", "task.rewards.tool_success=0"]
+            found = {*lines(f"extends={preset}", *words, base="zoom.yaml")}
+            assert not found - {*lines(*words[:1], base="zoom.yaml")}
+        else:
+            assert not {*lines(f"extends={preset}", *ASKED_FOR.get(name, []))} - silent, name
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_preset_has_an_inert_setting(preset):
-    name = Path(preset).stem
-    if name == "grpo_care":
-        found = lines(base="video/grpo_care.yaml")
-        assert not any("algo.reference" in line for line in found)
-        return
-    if name == "thor":
-        around = ["model.name=embedded/tiny-qwen3-vl", "task.rewards.tool_success=0"]
-        assert not {*lines(f"extends={preset}", *around, base="zoom.yaml")} - {*lines(*around[:1], base="zoom.yaml")}
-        return
-    around = ASKED_FOR.get(name, [])
-    assert not {*lines(f"extends={preset}", *around)} - {*lines()}
-
-
-@pytest.mark.parametrize("name", ["cispo", "gspo", "gmpo", "dppo", "kimi", "rover", "sapo", "kl_cov", "vespo",
-                                  "dual_clip", "two_sided", "luspo", "dapo", "deepseek_v3_2", "stable_reinforce"])
-def test_with_one_optimizer_step_what_a_preset_is_about_is_named(name):
-    found = settings(f"extends=algorithms/{name}.yaml", "rollout.minibatches=1")
-    assert found and all(setting.startswith(("algo.loss", "algo.weights.0")) for setting in found)
+def test_with_one_optimizer_step_what_a_preset_is_about_is_named():
+    for name in ("cispo gspo gmpo dppo kimi rover sapo kl_cov vespo dual_clip two_sided luspo dapo deepseek_v3_2 "
+                 "stable_reinforce").split():
+        found = settings(f"extends=algorithms/{name}.yaml", "rollout.minibatches=1")
+        assert found and all(setting.startswith(("algo.loss", "algo.weights.0")) for setting in found), name
 
 
 def test_no_shipped_config_has_a_clip_that_never_acts():
     for base in ("qa/glm_v_rlcs.yaml", "gui/glm_v_androidworld.yaml"):
         found = lines("rollout.max_new_tokens=4096", base=base)
         assert not [line for line in found if "clip" in line or "algo.loss" in line]
-
-
-def test_recipes_that_need_several_optimizer_steps_have_them():
     for base in ("qa/kimi_k1_5.yaml", "preference/r1_reward.yaml"):
         assert not any("algo.loss" in line for line in lines(base=base))
 
 
-@pytest.mark.parametrize("name, named", [
-    ("gigpo", {"algo.advantage"}), ("steppo", {"algo.advantage", "algo.loss"}), ("hiper", {"algo.advantage"}),
-    ("himac", set()), ("thor", {"algo.advantage"}), ("g_ra", {"algo.advantage"})])
-def test_what_tells_turns_apart_does_nothing_where_answers_have_one(name, named):
-    assert settings(f"extends=algorithms/{name}.yaml") == named
-
-
-def test_the_step_reward_of_thor_does_nothing_where_no_turn_has_it():
+def test_what_tells_turns_apart_does_nothing_where_answers_have_one():
+    for name, named in (("gigpo", {"algo.advantage"}), ("steppo", {"algo.advantage", "algo.loss"}),
+                        ("hiper", {"algo.advantage"}), ("himac", set()), ("thor", {"algo.advantage"}),
+                        ("g_ra", {"algo.advantage"})):
+        assert settings(f"extends=algorithms/{name}.yaml") == named, name
     (line,) = lines("extends=algorithms/thor.yaml", "task=tests/environments/acting.py:Acting")
     assert "no part 'tool_success'" in line
     assert not lines("extends=algorithms/thor.yaml", "algo.advantage.part=vowels",
                      "task=tests/environments/acting.py:Acting")
 
 
-# --- the rules --------------------------------------------------------------------------------------------------------
-
 PLAIN = {"task": "grounding", "model": {"name": "x"}}
 SEVERAL = "rollout.minibatches=4"
 
 
-@pytest.mark.parametrize(("words", "named"), [
+NAMED = [
     (["algo.clip_low=0.1"], {"algo.clip_low"}),
     (["log.pictures=2"], {"log.pictures"}), (["log.pictures=2", "log.trackers=[tensorboard]"], set()),
     (["algo.loss.dual_clip=3"], {"algo.loss.dual_clip"}),
@@ -182,46 +169,40 @@ SEVERAL = "rollout.minibatches=4"
     (["curriculum.name=hard_focus", "steps=101", "curriculum.share=1", "curriculum.group_size=8",
       "rollout.group_size=8"], {"curriculum.name"}),
     (["curriculum.name=gvm", "curriculum.least=4", "curriculum.most=4", "rollout.group_size=4"], {"curriculum.name"}),
-])
-def test_what_is_named(words, named):
-    assert settings(*words) == named
-
-
-def test_a_part_of_weight_0_that_something_reads_is_not_inert():
-    assert any("task.rewards.format=0" in line for line in lines())
-    assert not any("task.rewards" in line for line in lines("curriculum.part=format"))
-
-
-def test_a_line_says_setting_value_and_reason():
-    (found,) = inert.find(Config.model_validate(PLAIN))
-    assert str(found) == ("inert: algo.loss=ppo_clip (there is one optimizer step per batch, so p / p(old) is 1 and "
-                          "its gradient is that of algo.loss=reinforce; raise rollout.minibatches or rollout.updates)")
-
-
-def own(x):
-    return x
-
-
-def test_supervised_runs_and_own_functions_have_none():
-    assert not inert.find(Config.model_validate({**PLAIN, "algo": {"loss": "supervised"}}))
-    own = {"loss": "tests.training.test_inert:own", "shaping": ["tests.training.test_inert:own"],
-           "weights": ["tests.training.test_inert:own"]}
-    assert not inert.find(Config.model_validate({**PLAIN, "algo": own}))
-
-
-@pytest.mark.parametrize("words, named", [
+    # what belongs to other second attempts
     (["algo.loss=critique_grpo"], {"algo.loss"}),
     (["extends=algorithms/ghpo.yaml", "algo.guided.answers=3", "algo.guided.coef=2"],
      {"algo.guided.answers", "algo.guided.coef"}),
     (["extends=algorithms/egsr.yaml", "algo.guided.loss=dpo"], {"algo.guided.loss"}),
     (["extends=algorithms/expo.yaml", "algo.guided.coef=2"], set()),
     (["extends=algorithms/critique_grpo.yaml", "algo.guided.use=hinted"], {"algo.loss"}),
-    (["extends=algorithms/relift.yaml", "algo.demonstrations.rows=4"], {"algo.demonstrations.rows"})])
-def test_what_belongs_to_other_second_attempts_is_named(words, named):
-    assert settings(*words) == named
+    (["extends=algorithms/relift.yaml", "algo.demonstrations.rows=4"], {"algo.demonstrations.rows"}),
+    # a buffer without a stream
+    (["data.shuffle_buffer=50"], {"data.shuffle_buffer"}), (["data.shuffle_buffer=50", "data.stream=true"], set()),
+    (["data.stream=true", "curriculum=sequential"], {"data.shuffle_buffer"})]
 
 
-# --- that it is so ----------------------------------------------------------------------------------------------------
+def test_what_is_named():
+    silent = {*lines()}
+    for words, named in NAMED:
+        assert {line.split()[1].partition("=")[0] for line in {*lines(*words)} - silent} == named, words
+
+
+def test_a_line_says_setting_value_and_reason():
+    assert any("task.rewards.format=0" in line for line in lines())
+    assert not any("task.rewards" in line for line in lines("curriculum.part=format"))
+    (found,) = inert.find(Config.model_validate(PLAIN))
+    assert str(found) == ("inert: algo.loss=ppo_clip (there is one optimizer step per batch, so p / p(old) is 1 and "
+                          "its gradient is that of algo.loss=reinforce; raise rollout.minibatches or rollout.updates)")
+    assert not inert.find(Config.model_validate({**PLAIN, "algo": {"loss": "supervised"}}))
+    own = {"loss": "tests.training.test_inert:own", "shaping": ["tests.training.test_inert:own"],
+           "weights": ["tests.training.test_inert:own"]}
+    assert not inert.find(Config.model_validate({**PLAIN, "algo": own}))
+
+
+def own(x):
+    return x
+
 
 RATIOS = {name: LOSSES[name].ratio for name in LOSSES if hasattr(LOSSES[name], "ratio")}
 
@@ -244,32 +225,17 @@ def slope(name, on_policy, **options):
     return torch.autograd.grad((values * x.mask).sum(), x.logprobs)[0]
 
 
-@pytest.mark.parametrize(("name", "option"), [(n, o) for n, said in RATIOS.items() for o in said.options])
-def test_an_option_of_the_ratio_acts_off_policy_alone(name, option):
-    more = {option: 0.1 if name == "cispo" and option != "cap" else OTHER[option]}
-    assert torch.allclose(slope(name, True), slope(name, True, **more))
-    assert not torch.allclose(slope(name, False), slope(name, False, **more))
-
-
-@pytest.mark.parametrize("name", [*RATIOS, "nft", "pacs", "oreal", "reinforce"])
-def test_a_term_of_the_ratio_alone_is_reinforce_on_policy(name):
-    def cosine(on_policy):
-        return float(torch.cosine_similarity(slope(name, on_policy), slope("reinforce", on_policy), dim=0))
-
-    alone = name == "reinforce" or (name in RATIOS and RATIOS[name].alone)
-    assert (cosine(True) > 1 - 1e-9) == alone
-    assert (cosine(False) > 1 - 1e-9) == (name == "reinforce")
-
-
-@pytest.mark.parametrize("name", ["nft", "pacs", "oreal", "ppo_clip"])
-def test_terms_with_a_credit_of_their_own_read_no_advantage(name):
-    def values(factor):
-        x = random_step(5)
-        return run(bound(LOSSES, name), replace(x, advantages=factor * x.advantages))[0]
-    assert torch.equal(values(1.0), values(-2.0)) == (getattr(LOSSES[name], "alone", None) == {})
-
-
-def test_a_buffer_without_a_stream():
-    assert settings("data.shuffle_buffer=50") == {"data.shuffle_buffer"}
-    assert settings("data.shuffle_buffer=50", "data.stream=true") == set()
-    assert settings("data.stream=true", "curriculum=sequential") == {"data.shuffle_buffer"}
+def test_what_is_said_of_the_ratio_is_so():
+    for name, option in [(n, o) for n, said in RATIOS.items() for o in said.options]:
+        more = {option: 0.1 if name == "cispo" and option != "cap" else OTHER[option]}
+        assert torch.allclose(slope(name, True), slope(name, True, **more)), (name, option)
+        assert not torch.allclose(slope(name, False), slope(name, False, **more)), (name, option)
+    for name in (*RATIOS, "nft", "pacs", "oreal", "reinforce"):
+        cosines = [float(torch.cosine_similarity(slope(name, on_policy), slope("reinforce", on_policy), dim=0))
+                   for on_policy in (True, False)]
+        alone = name == "reinforce" or (name in RATIOS and RATIOS[name].alone)
+        assert [cosine > 1 - 1e-9 for cosine in cosines] == [alone, name == "reinforce"], name
+    x = random_step(5)
+    for name in ("nft", "pacs", "oreal", "ppo_clip"):
+        one, two = (run(bound(LOSSES, name), replace(x, advantages=factor * x.advantages))[0] for factor in (1.0, -2.0))
+        assert torch.equal(one, two) == (getattr(LOSSES[name], "alone", None) == {}), name

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 import yaml
+from peft import PeftModel
 from tokenizers import Tokenizer
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.e2e.runs import metrics, write_config
 from vlrl import config as configs
@@ -24,9 +26,15 @@ def start(tmp_path, model, *words):
     return train(configs.load(path, [f"run.dir={tmp_path}/run", "steps=3", "log.samples_every=0", *words]))
 
 
-def test_run_folder(tiny_models, tmp_path):
-    words = ("eval.every=2", "save.every=2", "log.trackers=[tensorboard]")
-    folder = start(tmp_path, tiny_models["qwen3_vl"], *words).folder
+@pytest.fixture(scope="module")
+def whole(tiny_models, tmp_path_factory):
+    """A run with evaluations, checkpoints and a tracker."""
+    words = ("seed=1", "eval.every=2", "save.every=2", "log.trackers=[tensorboard]")
+    return start(tmp_path_factory.mktemp("whole"), tiny_models["qwen3_vl"], *words)
+
+
+def test_run_folder(whole):
+    folder = whole.folder
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in lines] == [0, 1, 2] and not set(METRICS) - set(lines[0])
     evals = metrics(folder.path, "eval.jsonl")
@@ -43,12 +51,12 @@ def test_run_folder(tiny_models, tmp_path):
     assert reader.decode(row["token_ids"]) == row["completion"]
 
 
-def test_rollouts(tiny_models, tmp_path):
-    folder = start(tmp_path, tiny_models["qwen2_5_vl"]).folder
+def test_rollouts(whole):
+    folder = whole.folder
     names = sorted(p.name for p in (folder.path / "rollouts").iterdir())
     assert names == [f"step-{i:06d}-rank-00000.parquet" for i in range(3)]
     assert sorted(p.name for p in (folder.path / "eval-rollouts").iterdir()) == [
-        "step-000000-heldout-rank-00000.parquet", "step-000003-heldout-rank-00000.parquet"]
+        f"step-{step:06d}-heldout-rank-00000.parquet" for step in (0, 2, 3)]
     table = folder.rollouts()
     assert table.schema.names == SCHEMA.names and table.num_rows == 3 * 4 * 4
     for row in table.to_pylist():
@@ -67,28 +75,12 @@ def test_rollouts(tiny_models, tmp_path):
     assert all(len(g) == 4 and abs(sum(g)) < 1e-6 for g in groups.values())
 
 
-@pytest.fixture(scope="module")
-def short(tiny_models, tmp_path_factory):
-    """A run with seed 1."""
-    return start(tmp_path_factory.mktemp("short"), tiny_models["qwen3_vl"], "seed=1", "eval.samples=0")
-
-
-@pytest.fixture(scope="module")
-def other(tiny_models, tmp_path_factory):
-    """A run with seed 2 that keeps no media."""
-    return start(tmp_path_factory.mktemp("other"), tiny_models["qwen3_vl"], "seed=2", "eval.samples=0",
-                 "store.media=none")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
-def test_checkpoints_load_with_the_usual_libraries(tiny_models, tmp_path, short, lora):
-    from peft import PeftModel
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-
+def test_checkpoints_load_with_the_usual_libraries(tiny_models, tmp_path, whole, lora):
     model = tiny_models["qwen3_vl"]
     words = ("model.lora.rank=4", "model.train=[language]", "eval.samples=0")
-    session = start(tmp_path, model, *words) if lora else short
+    session = start(tmp_path, model, *words) if lora else whole
     saved = session.folder.checkpoints / "step-000003"
     loaded = AutoModelForImageTextToText.from_pretrained(model if lora else saved)
     loaded = PeftModel.from_pretrained(loaded, str(saved)) if lora else loaded
@@ -98,17 +90,11 @@ def test_checkpoints_load_with_the_usual_libraries(tiny_models, tmp_path, short,
         assert (parameter == ours[name]).all(), name
 
 
-def test_media_can_stay_out_of_the_run_folder(other):
-    folder = other.folder
-    assert not (folder.path / "media").exists()
-    assert RunFolder(folder.path).rollouts().num_rows == 48
-
-
-def test_same_seed_same_weights_other_seed_others(tiny_models, tmp_path, short, other):
-    again = start(tmp_path, tiny_models["qwen3_vl"], "seed=1", "eval.samples=0")
-    sums = [[p.detach() for _, p in session.parts.policy.trainable()] for session in (short, again, other)]
-    assert all((a == b).all() for a, b in zip(sums[0], sums[1], strict=True))
-    assert not all((a == b).all() for a, b in zip(sums[0], sums[2], strict=True))
+def test_same_seed_same_weights_whatever_is_measured_and_kept(tiny_models, tmp_path, whole):
+    again = start(tmp_path, tiny_models["qwen3_vl"], "seed=1", "eval.samples=0", "store.media=none")
+    assert not (again.folder.path / "media").exists() and RunFolder(again.folder.path).rollouts().num_rows == 48
+    pairs = zip(*([p for _, p in session.parts.policy.trainable()] for session in (whole, again)), strict=True)
+    assert all((a == b).all() for a, b in pairs)
 
 
 @pytest.mark.slow

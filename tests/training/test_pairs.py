@@ -150,17 +150,13 @@ def test_it_learns_resumes_and_scores(tmp_path, tiny_models):
     first, _, last = metrics(session.folder.path, "eval.jsonl")
     assert first["accuracy"] == 0.5 and first["loss"] == pytest.approx(np.log(2), abs=1e-6)
     assert last["accuracy"] > 0.9 and last["n"] == 12 and last["accuracy/ci95_low"] <= last["accuracy"]
-    path = session.folder.path / "checkpoints" / "step-000030"
-    assert (path / HEAD).is_file()
-
+    assert ((session.folder.path / "checkpoints" / "step-000030") / HEAD).is_file()
     train(config_of(tmp_path / "b", model, *more, "steps=15"))
     train(config_of(tmp_path / "b", model, *more))
     assert_same_run(tmp_path / "b" / "run", session.folder.path, steps=30)
-
     serve = configs.validate({"task": {"name": "qa", "parts": ["reward_model"]}, "model": {"name": str(model)},
                               "services": {"reward_model": {"name": str(session.folder.path)}}})
-    scorer = RewardModel(serve)
-    found = scorer("Which colours has picture 3?", (), ["red", "red blue green grey pink"])
+    found = RewardModel(serve)("Which colours has picture 3?", (), ["red", "red blue green grey pink"])
     assert found[1][0] > found[0][0]
 
 

@@ -9,15 +9,16 @@ import torch
 
 from tests.conftest import TWO
 from tests.helpers import load, settings
-from tests.training.test_update import assert_close, gradients
+from tests.training.test_guided import assert_preferred
+from tests.training.test_update import gradients
 from vlrl import config as configs
+from vlrl.algo.algorithm import Algorithm
 from vlrl.config.base import Named
 from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.preferences import dpo as preferences
 from vlrl.methods.preferences.dpo import PreferenceSource, preference_config
 from vlrl.methods.second_attempts.members import second_attempts
-from vlrl.models.packing import make_batch, pieces_of
 from vlrl.rollout.draws import DrawBatch
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.store import RunFolder
@@ -50,8 +51,6 @@ def scene(tiny_models):
 
 
 def groups_of(scene, task):
-    from vlrl.algo.algorithm import Algorithm
-
     policy, encode, config = scene
     source = PreferenceSource.__new__(PreferenceSource)
     source.task, source.encode, source.engine, source.config, source.step = task, encode, None, config, 0
@@ -66,36 +65,20 @@ def test_a_group_holds_the_rejected_answer_and_the_preferred_one_beside_it(scene
     assert [[r.completion.text for r in second_attempts(g)] for g in groups] == [[better] for better, _ in ROWS]
     assert all(g.rollouts[0].advantage == 0 and g.rollouts[0].correct is False for g in groups)
     assert all(np.isnan(r.completion.logprobs).all() for g in groups for r in (*g.rollouts, *g.aside))
+    class Half(Pairs):
+        def samples(self, split):
+            return [Sample(id="a", row={"n": 1, "solution": "x"})]
+    with pytest.raises(DataError, match="sample 'a' has no rejected answer"):
+        groups_of(scene, Half())
 
 
 def test_the_gradient_is_that_of_the_preference_alone(scene):
     policy, _, config = scene
     groups = groups_of(scene, Pairs())
     (found,), stats, _ = gradients(policy, groups, config)
-    total = 0.0
-    for g in groups:
-        gain = []
-        for r in (g.aside[0], g.rollouts[0]):
-            batch = make_batch(pieces_of([g.prompt], [r.completion.tokens], 10**6))
-            gain.append((policy.logprobs(batch, 1.0).logprobs - policy.reference_logprobs(batch, 1.0)).sum())
-        loss = -torch.nn.functional.logsigmoid(0.3 * (gain[0] - gain[1])) / len(groups)
-        loss.backward()
-        total += loss.item()
-    wanted = {n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None}
-    for _, p in policy.trainable():
-        p.grad = None
-    assert_close({n: v for n, v in found.items() if n in wanted}, wanted)
-    assert stats["guided/loss"] == pytest.approx(total, rel=1e-5) and stats["guided/attempts"] == 2
-    assert stats["mismatch/kl"] == 0 and stats["loss"] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_row_without_a_rejected_answer_is_told(scene):
-    class Half(Pairs):
-        def samples(self, split):
-            return [Sample(id="a", row={"n": 1, "solution": "x"})]
-
-    with pytest.raises(DataError, match="sample 'a' has no rejected answer"):
-        groups_of(scene, Half())
+    pairs = [(g.prompt, g.aside[0].completion, g.rollouts[0].completion) for g in groups]
+    assert_preferred(policy, pairs, found, stats)
+    assert stats["guided/attempts"] == 2 and stats["mismatch/kl"] == 0 and stats["loss"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_other_ways_to_learn_are_refused():

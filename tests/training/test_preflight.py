@@ -109,28 +109,21 @@ def test_broken_tasks_stop(name):
     assert len(preflight.check(made(**changes), samples(**row), config(checks="warn"))) >= 1
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_tasks_pass(name):
-    assert preflight.check(made(**SOUND[name]), samples(), config()) == []
+def test_sound_tasks_pass():
+    for name, changes in SOUND.items():
+        assert preflight.check(made(**changes), samples(), config()) == [], name
+    assert preflight.check(made(score=Task.score), samples(), config(), scored=False) == []  # of a supervised run
 
 
-def test_supervised_runs_need_no_score():
-    assert preflight.check(made(score=Task.score), samples(), config(), scored=False) == []
-
-
-def test_a_mixed_row_is_a_warning_with_quarantine():
+def test_a_mixed_row_is_a_warning_with_quarantine_and_a_missing_think_tag_warns():
     task = made(score=lambda self, s, a: {"correct": float(s["n"] != 2), "format": 1.0})
     kept = config().model_copy(update={"data": DataSettings(quarantine=True)})
     with pytest.raises(TaskError, match="'s2'"):
         preflight.check(task, samples(), config())
     (warning,) = preflight.check(task, samples(), kept)
     assert "sample 's2'" in warning
-
-
-def test_a_missing_think_tag_warns():
     def score(self, sample, answer):
         return {"correct": float(answer.final == str(sample["n"])), "format": float("<think>" in answer.text)}
-
     task = made(score=score, oracle=lambda self, s: f"<think>x</think><answer>{s['n']}</answer>")
     (warning,) = preflight.check(task, samples(), config())
     assert "without <think>" in warning
@@ -149,38 +142,26 @@ def test_a_task_that_pays_less_behind_what_the_template_begins_is_warned_of():
     assert len(preflight.check_opened(raises, samples(), config(), "<think>\n")) == 1
 
 
-@pytest.mark.parametrize("prompt", ["<answer>", "end with </answer>", "in answer tags", "in `answer` XML tags",
-                                    "the tag answer", "the tags think and answer", "an ANSWER tag"])
-def test_ways_to_mention_a_tag(prompt):
-    assert is_mentioned("answer", f"How many? Put it {prompt}.") and without_tag("<answer>3</answer>", "answer") == "3"
+def test_ways_to_mention_a_tag():
+    for words in ("<answer>", "end with </answer>", "in answer tags", "in `answer` XML tags", "the tag answer",
+                  "the tags think and answer", "an ANSWER tag"):
+        assert is_mentioned("answer", f"How many? Put it {words}."), words
+    for words in ("Answer the question.", "Give your answer.", "<answers>", "a tag. The answer"):
+        assert not is_mentioned("answer", words), words
+    assert without_tag("<answer>3</answer>", "answer") == "3"
 
 
-@pytest.mark.parametrize("prompt", ["Answer the question.", "Give your answer.", "<answers>", "a tag. The answer"])
-def test_what_mentions_no_tag(prompt):
-    assert not is_mentioned("answer", prompt)
-
-
-# --- media that no prompt shows ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("column, value", [
-    ("photo", "a.png"), ("src", "x/b.JPEG"), ("clip", "c.mp4"), ("pictures", ["a.webp"]), ("file", "http://h/a.jpg?x=1"),
-    ("photo", {"bytes": b"\x89PNG\r\n", "path": None}), ("x", "data:image/png;base64,AA"), ("photo", "there"),
-    ("caption", "a b.png")])
-def test_columns_that_look_like_media(column, value, tmp_path):
+def test_columns_of_media_that_are_shown_or_not(tmp_path):
     for name in ("there", "a b.png"):
         (tmp_path / name).write_bytes(b"x")
-    assert unshown_columns(Sample(id="1", row={column: value}), (), (), tmp_path) == [column]
-
-
-@pytest.mark.parametrize("column, value", [
-    ("note", "See figure.png for more"), ("n", 3), ("photo", None), ("photo", "a cat"), ("text", "x.y"),
-    ("question", "What is in a.png?"), ("caption", "the sign says go.to")])
-def test_columns_that_do_not(column, value, tmp_path):
-    assert not [*media_names(column, value, tmp_path)]
-
-
-def test_media_that_are_shown_or_meant(tmp_path):
+    for column, value in (
+            ("photo", "a.png"), ("src", "x/b.JPEG"), ("clip", "c.mp4"), ("pictures", ["a.webp"]),
+            ("file", "http://h/a.jpg?x=1"), ("photo", {"bytes": b"\x89PNG\r\n", "path": None}),
+            ("x", "data:image/png;base64,AA"), ("photo", "there"), ("caption", "a b.png")):
+        assert unshown_columns(Sample(id="1", row={column: value}), (), (), tmp_path) == [column]
+    for column, value in (("note", "See figure.png for more"), ("n", 3), ("photo", None), ("photo", "a cat"),
+                          ("text", "x.y"), ("question", "What is in a.png?"), ("caption", "the sign says go.to")):
+        assert not [*media_names(column, value, tmp_path)], value
     shown = Media(source=tmp_path / "x" / "a.png")
     row = {"image": "x/a.png", "image_path": "./x/a.png", "meta": {"photo": "b.png"}}
     assert unshown_columns(Sample(id="1", row=row, media=(shown,)), ("meta",), ("image",)) == []
@@ -208,15 +189,12 @@ def test_a_wrong_column_stops_training_dry_run_and_data_check(tmp_path, capsys):
         assert "'photo'" in out + err and "image, images, video" in " ".join((out + err).split()), command
 
 
-def test_a_second_picture_that_is_not_shown_warns(tmp_path):
+def test_a_second_picture_and_a_label_that_is_not_offered(tmp_path):
     path = rows_file(tmp_path, [{"image": "0.png", "image2": "1.png", "question": "Alike?", "answer": "yes",
                                  "answer_type": "yes_no"} for _ in range(2)])
     task = make_task(configs.load(ROOT / "configs/tiny.yaml", ["task.name=qa", f"data.train={path}"]))
     (warning,) = preflight.check(task, task_samples(task, "train"), config())
     assert "'image2'" in warning
-
-
-def test_a_label_that_is_not_offered_stops_at_load(tmp_path):
     path = rows_file(tmp_path, [{"image": "0.png", "label": label, "labels": ["Cat", "dog"]}
                                 for label in ("cat", "dgo")])
     task = make_task(configs.load(ROOT / "configs/tiny.yaml", ["task.name=classification", f"data.train={path}"]))

@@ -14,6 +14,7 @@ from tests.e2e.runs import write_config
 from vlrl.cli.main import main
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import SCHEMA
+from vlrl.training.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=2", "save.every=1",
@@ -24,13 +25,12 @@ MEASURED = ("time/", "memory/", "tokens_per_s")
 
 @pytest.fixture(scope="module")
 def made(tiny_models, tmp_path_factory):
-    """A config file, the folder of the command's run of it, and the run of `vlrl.train`."""
+    """A config file, and a run of it by `vlrl.train`."""
     root = tmp_path_factory.mktemp("public")
     path = write_config(root, tiny_models["qwen3_vl"])
-    assert main(["train", str(path), f"run.dir={root}/command", *SMALL]) == 0
     run = vlrl.train(path, steps=2, rollout={"prompts_per_step": 2, "group_size": 2}, eval={"samples": 2},
                      log={"samples_every": 0}, **{"run.dir": root / "python", "save.every": 1})
-    return path, root / "command", run
+    return path, run
 
 
 @pytest.mark.slow
@@ -65,9 +65,6 @@ def test_settings_by_keywords_are_those_of_words():
     assert vlrl.load_config(quick).run.dir == "runs/quickstart"
     with pytest.raises(ConfigError, match=r"unknown setting 'train.lrr'.*Did you mean 'lr'"):
         vlrl.load_config(quick, train={"lrr": 1})
-
-
-def test_a_dictionary_names_its_folder():
     with pytest.raises(ConfigError, match=r"run\.dir is empty.*run=\{'dir'"):
         vlrl.train({"extends": "tiny.yaml", "task": "grounding"})
     with pytest.raises(ConfigError, match="not int"):
@@ -75,21 +72,21 @@ def test_a_dictionary_names_its_folder():
 
 
 @pytest.mark.slow
-def test_train_is_the_command(made):
-    _, folder, run = made
+def test_train_is_the_command(made, tmp_path):
+    path, run = made
+    folder = tmp_path / "command"
+    assert main(["train", str(path), f"run.dir={folder}", *SMALL]) == 0
     command = vlrl.load_run(folder)
-
     def lines(found):
         return [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in found.metrics.to_pylist()]
-
     assert lines(command) == lines(run) and len(lines(run)) == 2
     assert command.evaluations == run.evaluations and (run.path / "reward.png").is_file()
     assert {p.name for p in run.path.iterdir()} == {p.name for p in folder.iterdir()}
     assert run.config == command.config.model_copy(update={"run": run.config.run})
 
 
-def test_what_a_run_holds(made, capsys):
-    run = made[2]
+def test_what_a_run_holds_and_its_evaluation(made, capsys):
+    run = made[1]
     assert [p.name for p in run.checkpoints][-2:] == ["step-000001", "step-000002"] and run.last == run.checkpoints[-1]
     assert run.best is None or run.best in run.checkpoints
     assert run.rollouts().schema.names == SCHEMA.names and run.rollouts(1).num_rows == 4
@@ -99,10 +96,6 @@ def test_what_a_run_holds(made, capsys):
     run.show()
     assert "Evaluation before and after" in capsys.readouterr().out
     assert repr(run).startswith(f"Run('{run.path}', 2 of 2 steps, reward ")
-
-
-def test_evaluate_gives_the_numbers_of_the_run(made):
-    run = made[2]
     found = vlrl.evaluate(run)
     line = run.evaluations.to_pylist()[-1]
     assert set(found) == {"heldout"} and found["heldout"]["n"] == 2
@@ -118,14 +111,12 @@ def test_evaluate_gives_the_numbers_of_the_run(made):
 
 @pytest.mark.slow
 def test_a_stopped_run_is_an_interrupt(made, monkeypatch, tmp_path):
-    from vlrl.training.session import Session
-
     monkeypatch.setattr(Session, "interrupted", lambda self: True)
     with pytest.raises(KeyboardInterrupt, match="stopped after 1 of 2 steps"):
-        vlrl.train(made[2].config, **{"run.dir": tmp_path / "run"})
+        vlrl.train(made[1].config, **{"run.dir": tmp_path / "run"})
 
 
-def test_keys_that_lines_lack_are_null(tmp_path):
+def test_lines_and_folders_that_lack_something(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "a": 1}\n{"step": 1, "a": 0.5, "b": 2}\n'
                                             '{"step": 2, "c": null, "d": "x"}\n{"step": 3, "d": 1}\n')
     table = vlrl.load_run(tmp_path).metrics

@@ -90,7 +90,7 @@ def test_a_copy_of_an_earlier_step_is_forgotten(scene):
     assert json.loads((scene.saver.folder / "step-000003/weights.json").read_text()) == {"w": [1.0]}
 
 
-def test_half_an_update_is_not_saved(scene):
+def test_what_cannot_be_saved_whole_is_not_saved(scene):
     scene.rest.keep()
     scene.learn()
     (note,) = scene.end()
@@ -106,7 +106,6 @@ def test_weights_that_are_others_for_the_time_being_are_not_saved(scene):
 def test_a_folder_that_was_taken_over_gets_no_checkpoint(scene, monkeypatch):
     def check():
         raise RunError("the folder was taken over")
-
     monkeypatch.setattr(scene.lock, "check", check)
     assert "the folder was taken over" in scene.end()[0] and scene.steps() == []
 
@@ -126,7 +125,6 @@ def test_a_checkpoint_has_the_rollouts_of_every_rank(scene, monkeypatch, ranks, 
 def test_what_failed_to_be_saved_is_not_saved_again(scene, monkeypatch):
     def full(path, weights=None, head=None):
         raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(scene.rest.parts.policy, "save", full)
     scene.saver.begin(2, scene.rest.parts.policy, {})
     with pytest.raises(RunError, match="No space left") as raised:

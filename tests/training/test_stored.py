@@ -11,16 +11,14 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES, TWO
-from tests.e2e.runs import assert_same_run, write_config
-from tests.e2e.runs import run as started
+from tests.e2e.runs import assert_same_run, finished, write_config
 from tests.helpers import Vowels, credited_groups, load, settings
-from tests.training.test_update import Recorder, assert_close
+from tests.training.test_update import Recorder, assert_close, norm, scarce, taken
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
 from vlrl.methods.replay import draw
 from vlrl.methods.replay.draw import ReplaySampler
-from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder
 from vlrl.task.scoring import score_all
@@ -68,14 +66,7 @@ def truncated(policy, groups, cap=2.0):
             told = torch.from_numpy(r.completion.logprobs)
             weights.append((logprobs.detach() - told).mean().exp().item())
             (-min(weights[-1], cap) * r.advantage * logprobs.sum() / total).backward()
-    found = {n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None}
-    for _, p in policy.trainable():
-        p.grad = None
-    return found, weights
-
-
-def norm(gradients):
-    return torch.stack([g.norm() for g in gradients.values()]).norm().item()
+    return taken(policy), weights
 
 
 def test_the_gradient_is_the_sum_of_both(scene):
@@ -126,21 +117,10 @@ def test_the_gradient_does_not_depend_on_micro_batches(scene, monkeypatch):
         (parts,), again = stepped(policy, groups, moved[::-1], small)
         assert_close(parts, whole)
         assert again["stored/loss"] == pytest.approx(stats["stored/loss"], abs=1e-6)
-    calls, logprobs, made = [0], policy.logprobs, oom.release
-
-    def scarce(*args, **kwargs):  # the first gradient of the stored answers: read, then objective, then they
-        calls[0] += torch.is_grad_enabled()
-        if calls[0] == 2:
-            calls[0] += 1
-            raise torch.OutOfMemoryError("no")
-        return logprobs(*args, **kwargs)
-
-    monkeypatch.setattr(policy, "logprobs", scarce)
-    monkeypatch.setattr(oom, "release", lambda device: None)
-    most = policy.most_tokens
+    # in the first gradient of the stored answers, after the objective's
+    scarce(monkeypatch, policy, 2, torch.is_grad_enabled)
     (halved,), short = stepped(policy, groups, moved, config)
-    policy.most_tokens = most
-    assert short["memory/halved"] == 1 and made
+    assert short["memory/halved"] == 1
     assert_close(halved, whole)
 
 
@@ -168,9 +148,6 @@ def test_answers_of_other_weights_are_left_out(scene):
     assert stats["stored/answers"] == 0
     _, stats = stepped(policy, groups, planted, of(folder, {**TRUNCATED, "max_drift": 9.0}))
     assert stats["stored/stale_frac"] == 0
-
-
-# --- which groups can be used -----------------------------------------------------------------------------------------
 
 
 class Rows(Vowels):
@@ -215,7 +192,7 @@ def facts(groups):
             for g in groups}
 
 
-def test_groups_come_back_as_they_were(scene, folders):
+def test_groups_come_back_as_they_were_whatever_rewards_are_forged(scene, folders):
     groups = one_each(scene[2])
     expected = {k: v for k, v in facts(groups).items() if len({r for r, *_ in v}) > 1}
     found, show = drawn(scene, folders, runs=[])
@@ -225,9 +202,6 @@ def test_groups_come_back_as_they_were(scene, folders):
     assert all((r.completion.logprobs == by_id[g.sample.id].rollouts[r.index].completion.logprobs).all()
                for g in found for r in g.rollouts)
     assert show.metrics()["stored/unused_frac"] == 0 and show.metrics()["stored/held"] == 12
-
-
-def test_forged_rewards_of_other_runs_change_nothing(scene, folders):
     plain, _ = drawn(scene, folders, own=False)
     rewrite(folders / "other", lambda r: {**r, "reward": 5.0 + r["index"], "correct": True,
                                           "parts": [("vowels", 9.0)], "advantage": 3.0})
@@ -255,7 +229,6 @@ def test_planted_rows_are_counted_and_nothing_of_them_is_learned(scene, folders)
         planted = {0: {"logprobs": [x - 1 for x in r["logprobs"]], "trainer_logprobs": r["logprobs"]},
                    1: {"token_ids": [*r["token_ids"][1:], r["token_ids"][0]]}}
         return {**r, **planted.get(r["index"], {})}
-
     rewrite(folders / "other", change)
     found, show = drawn(scene, folders, own=False)
     assert not found
@@ -281,21 +254,16 @@ def test_which_answers_are_learned_from(scene, folders):
 def test_raft_pp_learns_right_answers_alone_each_with_weight_one(scene, folders):
     stored = configs.load("configs/quickstart.yaml", ["extends=algorithms/raft_pp.yaml"]).algo.stored
     more = {name: getattr(stored, name).model_dump() for name in ("advantage", "batch", "rule")}
-
     def judged(row):
         first = row["index"] == min(r.index for g in scene[2] if g.sample.id == row["sample_id"] for r in g.rollouts)
         right = {"image": True, "two": True, "text": first, "video": False}[row["sample_id"]]
         graded = 1 - row["index"] / 8 if row["sample_id"] == "image" else float(right)
         return {**row, "reward": graded, "correct": right}
-
     rewrite(folders / "own", judged)
     found, _ = drawn(scene, folders, runs=[], **more)
     size = len(scene[2][0].rollouts)
     assert {g.sample.id: [r.advantage for r in g.rollouts] for g in found} == {
         "image": [1.0] * size, "two": [1.0] * size, "text": [1.0], **({} if len(found) == 3 else {"video": []})}
-
-
-# --- settings and runs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("more", "message"), [
@@ -313,8 +281,7 @@ def test_settings_that_do_not_go_together(more, message):
 def test_what_cannot_be_is_refused(scene, monkeypatch):
     *_, folder = scene
     with pytest.raises(ConfigError, match=r"algo\.stored\.advantage='tempo' computes an advantage per token"):
-        config = of(folder, {"advantage": "tempo"})
-        parts = Algorithm(config).methods[0].parts
+        parts = Algorithm(of(folder, {"advantage": "tempo"})).methods[0].parts
         credit_alone(scene[2][0], parts.advantage, parts.batch, 0, 0, "algo.stored")
     monkeypatch.setattr(draw.shards, "is_sharded", lambda config: True)
     with pytest.raises(ConfigError, match=r"algo\.stored needs the gradient norm of its loss.*train\.sharding=none"):
@@ -356,17 +323,15 @@ def test_a_resumed_run_draws_the_same_while_another_run_goes_on(tiny_models, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [
-    "{rule: truncated}", "{rule: clipped, logprobs: own}", "{rule: a_lol, advantage: dr_grpo, draw: by_advantage}",
-    "{rule: copg}",
+    "{rule: clipped, logprobs: own}", "{rule: a_lol, advantage: dr_grpo, draw: by_advantage}", "{rule: copg}",
     "{rule: {name: webrl, low: 0.0, high: 1.0}, advantage: dr_grpo, batch: right}",
     "{rule: truncated, batch: rest, every: {name: growing, first: 1, last: 2, over: 20}}"])
-def test_twenty_steps_in_which_it_acts(tiny_models, tmp_path, rule):
+def test_steps_in_which_it_acts(tiny_models, tmp_path, rule):
     file = write_config(tmp_path, tiny_models[TWO[0]], f"log: {{samples_every: 0}}\nalgo: {{stored: {rule}}}")
-    run(file, tmp_path / "run", 25, "save.every=0", "algo.stored.groups=2", "curriculum.part=vowels",
+    run(file, tmp_path / "run", 13, "save.every=0", "algo.stored.groups=2", "curriculum.part=vowels",
         "curriculum.pass_at=0.25", "rollout.stop=[e]")  # so that answers are of different lengths
-    lines = RunFolder(tmp_path / "run").metrics()[1:]
-    acted = [line for line in lines if line["stored/applied"]]
-    assert len(acted) >= 20 or (len(acted) > 7 and ("growing" in rule or "webrl" in rule))
+    acted = [line for line in RunFolder(tmp_path / "run").metrics()[1:] if line["stored/applied"]]
+    assert len(acted) >= 9 or (len(acted) > 2 and ("growing" in rule or "webrl" in rule))
     assert all(line["stored/grad_share"] > 0 and line["stored/answers"] > 0 for line in acted)
 
 
@@ -377,8 +342,7 @@ def test_two_processes_are_one(tiny_models, tmp_path):
     words = ("steps=2", "eval.samples=0", "save.every=0", "train.warmup=0", "train.lr=1e-7", "rollout.minibatches=2")
     lines = []
     for count in (1, 2):
-        done = started(file, tmp_path / f"of-{count}", *words, processes=count)
-        assert done.returncode == 0, done.stderr
+        finished(file, tmp_path / f"of-{count}", *words, processes=count)
         lines.append(RunFolder(tmp_path / f"of-{count}").metrics()[1])
     one, two = ({k: v for k, v in line.items() if k.startswith("stored/")} for line in lines)
     assert one["stored/groups"] == 4 and one["stored/grad_norm"] > 0
