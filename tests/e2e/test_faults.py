@@ -14,7 +14,7 @@ from tests import huge
 from tests.e2e import forked
 from tests.e2e.faulty import STEPS, assert_same, small_disk, write
 from tests.e2e.runs import ENV, ROOT, finished, metrics, run, weights
-from tests.monitoring.test_alerts import Server
+from tests.monitoring.test_alerts import come, hook
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -80,11 +80,11 @@ def test_nan_in_every_step(scene, tmp_path):
 
 
 def test_reward_collapse(scene, tmp_path):
-    with Server() as server:
+    with hook() as server:
         done = run(scene[0], tmp_path / "run", "alerts.window=2", "alerts.reward_drop=0.6",
                    "alerts.constant_rewards=null", "alerts.zero_variance_above=null",
                    f"alerts.webhook={server.url}", FAULT="collapse")
-        ((_, _, body),) = server.wait(1)
+        ((_, _, body),) = come(server.asked, 1)
     assert done.returncode == 0, done.stderr
     assert "ALERT at step 3: the mean reward of the last 2 steps is" in done.stdout and body["alert"] == "reward_drop"
     assert json.loads((tmp_path / "run/alerts.jsonl").read_text()) == body
