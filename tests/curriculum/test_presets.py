@@ -35,7 +35,7 @@ def test_a_preset_is_a_few_lines_that_say_whose_it_is():
         text = (FOLDER / f"{name}.yaml").read_text()
         assert text.startswith("# ") and len(text.splitlines()) < 24, name
         tree = loading._parse(text)
-        assert {*tree.pop("preset")} <= {"for", "needs", "cost", "paper"}, name
+        assert {*tree.pop("preset")} <= {"idea", "for", "needs", "cost", "paper"}, name
         tree.pop("extends", None)
         assert {k: {*v} - OUTSIDE[k] for k, v in tree.items() if k != "curriculum" and {*v} - OUTSIDE[k]} == {}, name
         found = config.load(QUICKSTART, [f"extends=curricula/{name}.yaml"])
