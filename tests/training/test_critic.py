@@ -180,7 +180,7 @@ def test_what_cannot_be_is_refused():
 def test_models_and_advantages_that_give_no_values_are_refused(made, monkeypatch, tmp_path):
     policy, groups, folder = made
     monkeypatch.setattr(logprobs, "_RUN_WHOLE", {type(policy.base)})
-    with pytest.raises(ConfigError, match=r"the hidden states of .* are unknown.*algo.critic=null"):
+    with pytest.raises(ConfigError, match=r"how to get the hidden states.*algo.critic=null"):
         with_values(policy, groups, Algorithm(other(folder)))
     monkeypatch.undo()
     (tmp_path / "own.py").write_text("from vlrl.algo.inputs import requires\n\n@requires('values')\ndef own(s):\n"

@@ -135,7 +135,7 @@ def test_what_does_not_go_together(tmp_path, tiny_models):
     with pytest.raises(ConfigError, match=r"algo\.loss=bradley_terry trains on pairs.*vlrl sft"):
         train_loop(config)
     assert supervised_config(config).save.best == "accuracy"
-    with pytest.raises(ConfigError, match=r"train\.sharding=zero2 does not go with algo\.loss=bradley_terry"):
+    with pytest.raises(ConfigError, match=r"train\.sharding=zero2 cannot be combined with algo\.loss=bradley_terry"):
         check(config.model_copy(update={"train": config.train.model_copy(update={"sharding": "zero2"})}))
 
 

@@ -117,7 +117,7 @@ def test_one_answer_alone_too_large_for_the_memory(scene):
     policy, groups, folder = scene
     hook = starved(policy, 10, "backward")
     try:
-        with pytest.raises(TrainingError, match=r"a single answer.*gradient_checkpointing"):
+        with pytest.raises(TrainingError, match=r"a single completion.*gradient_checkpointing"):
             update(policy, Recorder(policy), groups, settings(folder), 0)
     finally:
         hook.remove()
