@@ -74,7 +74,7 @@ class History:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: a run and the step after which it was evaluated; None selects its last evaluation."""
+    """One side of a comparison: a run, and the step of the evaluation to compare (None: the run's last evaluation)."""
 
     run: str
     step: int | None = None
@@ -98,7 +98,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two evaluations, a and b, compared on their common samples. A win: b has the larger mean reward."""
+    """Two evaluations, a and b, compared on their common samples. b wins a sample if its mean reward is higher."""
 
     a: Side
     b: Side
@@ -255,7 +255,7 @@ def _value(part: str | None, threshold: float | None) -> list[Any]:
 
 
 def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
-    """Run id -> the lowest value with which an answer passes. Runs without a scored answer are missing."""
+    """Run id -> the lowest value with which an answer passes (`given` or the default), for runs with scored answers."""
     rows = index.table.fetch(f"""
         SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
         FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])

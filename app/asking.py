@@ -35,7 +35,7 @@ _MODEL = ("dtype", "max_pixels", "min_pixels", "video_fps", "video_min_frames", 
           "video_min_pixels", "video_total_pixels")
 _DATA = ("train", "heldout", "root", "format", "seed", "quarantine")
 _WORDS = ("prompt", "prompts", "system", "name", "combine")
-"""Task settings in which a colon does not name code, or which `own_code` checks separately."""
+"""Task settings whose value may contain a colon without naming code, and settings that `own_code` checks separately."""
 _MOST_TASKS = 3
 
 
@@ -44,7 +44,7 @@ class Ask:
     """One request to one model. Raises AppError if a number is out of range."""
 
     model: str
-    """One of the values that `models.listed` returns, a folder, or a hub name."""
+    """One of the values that `models.listed` returns, a model folder, or a name on the Hugging Face Hub."""
     task: str
     """"run:<id>" for the task of a run, or the name of a built-in task."""
     split: str = "heldout"
@@ -192,7 +192,7 @@ class Tasks:
                        "Write #12 for the sample at index 12.")
 
     def shown(self, config: Config, ask: Ask) -> SamplePreview:
-        """Previews the requested sample, with its media loaded. Raises VlrlError if it is missing or unreadable."""
+        """Previews the requested sample, with its media loaded. Raises VlrlError if the sample cannot be read."""
         task, place, samples = self.find(config, ask)
         sample = _with_prompt(task, samples[place])
         own = config.model
@@ -224,7 +224,7 @@ class Tasks:
 
 
 def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings of a run's only task, or of each of its labelled tasks; [] if its config names no valid task."""
+    """The task settings in a run's nested settings: one entry, or one per labelled task; [] if a task is invalid."""
     several, one = tree.get("tasks"), tree.get("task")
     entries = several if isinstance(several, list) and several else [one]
     named = [t for t in entries if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]

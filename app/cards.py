@@ -24,9 +24,9 @@ Links = bool | Mapping[str, Any]
 def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None, links: Links = True,
           most_frames: int = draw.FRAMES, notes: Mapping[int, Html] | None = None, answers: Html | None = None) -> Html:
     """The HTML of a whole group: header, prompt, media and answers. `chosen` is the index of the highlighted answer.
-    `links`: True for links to other pages of the app; a mapping of URL parameters that these links keep; or False for a
-    page without the app. `notes` are shown on the cards, by answer index; `answers` replaces the cards. For the other
-    arguments see draw.media."""
+    `links`: True for links to other pages of the app; a mapping of URL parameters that these links keep; or False
+    for a page without the app. `notes`: answer index -> HTML on its card. `answers`: HTML in place of the cards. For
+    the other arguments see draw.media."""
     pictures = len(view.media) if all(one.kind != "video" for one in view.media) else 0
     beside = " v-beside" if pictures == 1 else " v-many" if pictures >= _MANY else ""
     return el("section", head(view, links), question(view), draw.media(view, addresses, chosen, most_frames),
@@ -129,9 +129,9 @@ def _largest(view: GroupView) -> dict[str, float]:
 
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
          links: Links = True, remark: Html | str = "", tools: Html | None = None) -> Html:
-    """One answer: notes, reward and parts, advantage, format problems, reasoning, answer, parsed value, and error.
-    `most` has the full-length value of each part's bar. `tools` are controls above the text; with `tools` the answer is
-    not shortened, and is shown both raw and rendered."""
+    """One answer: notes (`remark`), reward and parts, advantage, format problems, reasoning, answer, parsed value,
+    error. `most`: reward part -> value at which its bar has full length. `tools` are controls above the text; with
+    `tools` the answer is not shortened, and is shown both raw and rendered."""
     form = None if turns.is_episode(rollout) else forms.read(
         rollout.completion, view.prompt, rollout.truncated, forms.common_tags([r.whole for r in view.rollouts]),
         rollout.opened)

@@ -108,12 +108,12 @@ def decimal(where: Mapping[str, str], name: str) -> float | None:
 
 NAMES = ("run", "set", "from", "to", "by")
 _OF_OTHERS = "at in source split step group rollout runs a b of a_step a_last b_step b_last"
-"""URL parameters of the pages that become invalid when the selection changes."""
+"""URL parameters of single pages, which become invalid when the run, split, steps or annotator in the bar change."""
 _MOST_LOOKED_AT = 8  # runs whose splits are offered if no run is selected
 
 
 def selection(where: Mapping[str, str]) -> dict[str, str]:
-    """The URL parameters in `where` that belong to the bar's selection."""
+    """The URL parameters in `where` that the bar above all pages sets: run, split, first and last step, annotator."""
     run_is_of_group = "group" in where and where.get("in") == "all"
     return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}
 
@@ -135,7 +135,7 @@ def key_dialog(keys: Iterable[tuple[str, str]]) -> Html:
 
 
 def bar(library: Library, archived: Collection[str] = ()) -> Html:
-    """The bar as an HTML form, whose fields app.js fills from the URL. Archived runs are listed last."""
+    """The bar above all pages as an HTML form, whose fields app.js fills from the URL. Archived runs come last."""
     runs = sorted((run.id for run in library.runs()), key=lambda run: run in archived)
     if not runs:
         return Html("")

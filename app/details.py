@@ -78,7 +78,7 @@ class RolloutView:
     entropies: np.ndarray | None
     ratio: np.ndarray | None
     clipped: np.ndarray | None
-    """[T] bool."""
+    """[T] bool: whether the token's ratio was clipped in the objective."""
     top_ids: tuple[np.ndarray, ...] | None
     """[T][k] int32: the ids of the most likely tokens at each position."""
     top_logprobs: tuple[np.ndarray, ...] | None
@@ -157,7 +157,7 @@ class GroupView:
 
 
 def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:
-    """Reads one group. Raises AppError if it does not exist. An empty `split` selects the first that contains it."""
+    """Reads one group; with an empty `split`, from the first split that has the group. Raises AppError if none has."""
     if source not in SOURCES:
         raise AppError(f"source {str(source)[:100]!r} is unknown: choose one of {', '.join(SOURCES)}")
     folder, group_id = library.folder(run), utf8(str(group_id))  # as the writer encodes it

@@ -29,7 +29,7 @@ Box = tuple[Any, ...]
 
 
 class Addresses(Protocol):
-    """Returns URLs of a run's media, on a server or as `data:` URLs; None for an unavailable file."""
+    """Interface for the URLs of a run's media, on a server or as `data:` URLs; None for an unavailable file."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
         """The URL of an image, reduced to at most `size` pixels on the longer side; None: the original file."""

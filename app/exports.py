@@ -236,7 +236,7 @@ def _keep(archive: zipfile.ZipFile, sizes: dict[str, int], files: Sequence[_File
     for file in files:
         size = file.path.stat().st_size
         if sizes.setdefault(file.name, size) != size:
-            raise AppError(f"two media files of different sizes have the hash in the name {file.name}")
+            raise AppError(f"several media of different sizes are named {file.name}: export fewer runs")
         if file.name in archive.NameToInfo:
             continue
         if sum(sizes.values()) > MOST_BYTES:

@@ -37,9 +37,9 @@ def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
 
 def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
              most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
-    """Renders a film of one of KINDS with at most `size` pixels on the longer side, `most_frames` images and
-    `most_bytes` bytes. From a longer episode, evenly spaced images are taken, including the first and the last. Raises
-    AppError for an episode without images, and for an unknown kind."""
+    """Renders a film; `kind` is a key of KINDS. The film has at most `size` pixels on the longer side, `most_frames`
+    images and `most_bytes` bytes. From a longer episode, evenly spaced images are taken, including the first and the
+    last. Raises AppError for an episode without images, and for an unknown kind."""
     if kind not in _ENCODERS:
         raise AppError(f"film kind {kind[:20]!r} is unknown: choose one of {', '.join(KINDS)}")
     with _making:

@@ -18,8 +18,8 @@ _LETTERS = {"good": "g", "bad": "b", "unsure": "s"}
 
 
 def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, Note]:
-    """The notes on one run or on all runs; with `by` only those of one annotator. Empty if the notes file is
-    unreadable, which the Notes page reports."""
+    """Rollout key -> note, for one run or all runs; with `by` only the notes of this annotator. Empty if the notes file
+    is unreadable, which the Notes page reports."""
     try:
         return {one.key: one for one in site.notes.all(run=run, by=by)}
     except AppError:
@@ -34,7 +34,7 @@ def chips(notes: Sequence[Note]) -> list[Html]:
 
 
 def of_groups(notes: Mapping[RolloutKey, Note]) -> dict[GroupKey, list[Note]]:
-    """Arranges notes by the group of their rollout."""
+    """Group key -> the notes on the rollouts of this group."""
     groups: dict[GroupKey, list[Note]] = {}
     for key, one in notes.items():
         groups.setdefault(GroupKey(*key[:5]), []).append(one)
@@ -43,8 +43,8 @@ def of_groups(notes: Mapping[RolloutKey, Note]) -> dict[GroupKey, list[Note]]:
 
 def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str, Any] | None,
              by: str = "") -> dict[int, Html]:
-    """The note header of each answer's card. The chosen answer (else the first) has buttons and a comment field; other
-    cards show their notes. `after` holds the URL parameters to open after flagging; `by` is the annotator."""
+    """Answer index -> HTML of the notes on its card. The card of the answer `chosen` (else the first) has buttons and a
+    comment field. `after` holds the URL parameters to open after flagging; `by` is the annotator."""
     notes, own = noted(site, view.key.run, by), own_flags(site, view.key.run, by)
     current = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
     return {r.index: _form(r, own.get(r.key, ""), _comment(site, r.key), after) if r is current else
@@ -79,8 +79,8 @@ def _form(rollout: RolloutView, flag: str, comment: str, after: Mapping[str, Any
 
 
 def save_note(site: Site, text: str) -> tuple[Html, str]:
-    """Saves a flag or comment that app.js sends as JSON with "key" (see controls.packed), "n", and "flag" or "comment".
-    Returns the error message, if any, and a reply to app.js: n, followed by "failed" on error."""
+    """Saves a flag or comment from a JSON request of app.js: "key" (see controls.packed), the request number "n", and
+    "flag" or "comment". Returns the error message (or empty HTML), and the reply: n, followed by "failed" on error."""
     try:
         request = json.loads(text or "")
         number, key = int(request["n"]), controls.unpacked(request["key"])
@@ -99,9 +99,9 @@ def save_note(site: Site, text: str) -> tuple[Html, str]:
 
 
 def save_label(site: Site, text: str) -> tuple[Html, str]:
-    """Saves the tags or the archived state of a run that app.js sends as JSON. The JSON has "key" (the run id), "n",
-    and "tags" (comma-separated) or "archived". Returns the error message, if any, and a reply to app.js: n, followed by
-    "failed" on error."""
+    """Saves the tags or the archived state of a run from a JSON request of app.js: "key" (the run id), the request
+    number "n", and "tags" (comma-separated) or "archived". Returns the error message (or empty HTML), and the reply:
+    n, followed by "failed" on error."""
     number = 0
     try:
         request = json.loads(text or "")

@@ -43,9 +43,9 @@ def common_tags(texts: Sequence[str]) -> set[str]:
 
 def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = (), opened: str = "") -> Form:
     """Divides an answer into sections and lists its format violations. `opened` is text at the end of the prompt that
-    counts as the beginning of the answer. Tags are expected if they occur in the answer or the prompt, or are named in
-    `others` (see `usual`). If the first thinking tag of the answer is </think>, the answer begins with reasoning, as in
-    rewards.text.parse_answer."""
+    counts as the beginning of the answer. Tags are expected if they occur in the answer or the prompt, or if
+    `others` (e.g. the result of `common_tags`) contains them. If the first thinking tag of the answer is </think>,
+    the answer begins with reasoning, as in rewards.text.parse_answer."""
     text, prompt = scored_text(text, opened), prompt.removesuffix(opened)
     closed = {name for name in TAGS if re.search(f"</?{name}>", text)}
     requested = {name for name in TAGS if f"<{name}>" in prompt or name in others}

@@ -84,8 +84,8 @@ class Guard:
         await self.app(scope, receive, self._with_headers(send))
 
     def _below_root(self, scope: Scope) -> Scope:
-        """Removes the proxy's path from the request's path if the proxy kept it. (The proxy's path may itself be
-        /vlrl.)"""
+        """Removes the proxy's path from the request's path, if the proxy kept it. The inspector's own paths below /vlrl
+        stay unchanged, even if the proxy's path is /vlrl."""
         root, path = self.address.root_path, scope["path"]
         if not root or not path.startswith(f"{root}/") or _OWN.fullmatch(path):
             return scope

@@ -84,9 +84,9 @@ def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
 
 
 def number(value: Any, form: str = "", sign: bool = False) -> str:
-    """Formats a number as a short text with a true minus sign; "–" for None, NaN and values that are not numbers.
-    `form` is a Python format specification. By default numbers have three significant digits, and are rounded to
-    integers from 1,000 on."""
+    """Formats a number as a short text with a true minus sign (with `sign` also a plus sign); "–" for None, NaN and
+    values that are not numbers. `form` is a Python format specification. By default numbers have three significant
+    digits, and are rounded to integers from 1,000 on."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "–"
     try:
@@ -108,7 +108,7 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """Formats a value of a row or an answer as text: a string unchanged, others as JSON, one line per entry if long."""
+    """Formats a value as text: a string unchanged, others as JSON, beyond `width` characters with a line per entry."""
     if isinstance(value, str):
         return value
     try:

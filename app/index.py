@@ -153,7 +153,7 @@ class Index:
         self.table.close()
 
     def refresh(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Scope:
-        """Reads new files of the given runs (() = all runs). Raises AppError for an unknown run."""
+        """Reads new files of the given runs (() = all runs); returns the Scope. Raises AppError for an unknown run."""
         names = list(runs) or [info.id for info in self.library.runs()]
         return Scope(names, *self.table.refresh(names, budget_s))
 

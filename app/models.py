@@ -91,7 +91,7 @@ def _checkpoints(library: Library, run: str) -> Path:
     """The checkpoint folder of a run. Raises AppError if a link makes it lead out of RUNS_DIR."""
     path = library.folder(run).checkpoints
     if not path.resolve().is_relative_to(library.root):
-        raise AppError(f"The checkpoints of run {run!r} are outside the folder of runs.")
+        raise AppError(f"The checkpoints of run {run!r} are outside the folder of runs: copy them into the run folder.")
     return path
 
 
@@ -195,7 +195,7 @@ def disable_downloads(name: str) -> None:
                 raise AppError(f"This adapter was trained on {name[:200]!r}, which is not on this machine. Download "
                                "it first; the inspector downloads nothing.")
             name = str(folder)
-    raise AppError("This adapter is the last of a chain of more than eight adapters.")
+    raise AppError("This adapter is based on a chain of more than eight adapters: merge it with `vlrl export` first.")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ MOST = 20
 
 @dataclass(frozen=True)
 class NotableGroup:
-    """A group worth showing. For one of the last evaluation, `before` is that of the same sample in the first."""
+    """A group worth showing, and why. `before` is set for a group of the last evaluation."""
 
     why: str
     source: str
@@ -26,7 +26,7 @@ class NotableGroup:
     step: int
     group: str
     before: tuple[int, str] | None = None
-    """(step, group id)."""
+    """(step, group id) of the same sample's group in the first evaluation."""
 
     @property
     def key(self) -> tuple[str, str, int, str]:

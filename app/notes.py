@@ -236,7 +236,7 @@ class Notes:
 
 
 def _version(base: sqlite3.Connection, path: Path) -> int:
-    """The format version of the notes file; 0 if it is empty. Raises AppError if it is not a notes file."""
+    """The format version of the open notes file; 0 if it is empty. Raises AppError if it is not a notes file."""
     version = base.execute("PRAGMA user_version").fetchone()[0]
     tables = base.execute("SELECT type, name FROM sqlite_master").fetchall()
     if not tables and version == 0:
@@ -302,8 +302,8 @@ class Pair:
 
 
 def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
-    """Cohen's kappa of (flag by the first annotator, flag by the second annotator) for each answer. This is (observed -
-    expected) / (1 - expected) agreement. None for no answers, or if the expected agreement is 1."""
+    """Cohen's kappa of (flag by the first annotator, flag by the second annotator) for each answer: (observed agreement
+    - expected agreement) / (1 - expected agreement). None for no answers, or if the expected agreement is 1."""
     if not flags:
         return None
     n, first, second = len(flags), Counter(a for a, _ in flags), Counter(b for _, b in flags)

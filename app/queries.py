@@ -201,7 +201,7 @@ def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
         return tuple(int(v) if name in ("step", "index") else utf8(str(v))
                      for name, v in zip(key._fields, key, strict=True))
     except (TypeError, ValueError, OverflowError):
-        raise AppError(f"{str(tuple(key))[:200]} does not identify a group or rollout") from None
+        raise AppError(f"{str(tuple(key))[:200]}: step and index must be whole numbers") from None
 
 
 def group_order(query: Query) -> str:

@@ -122,7 +122,7 @@ def section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Ht
 
 
 def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
-    """The head of the report: model, task, state, and the settings (by dotted name) that differ from their defaults."""
+    """The head of the report: model, task, state, and the settings in `set_to` that differ from their defaults."""
     steps = f"{'?' if info.step is None else info.step} of {'?' if info.steps is None else info.steps}"
     facts = {"state": info.state, "task": info.task or "?", "model": info.model or "?", "steps": steps,
              "last reward": number(info.reward), "duration": duration(info.duration_s) if info.duration_s else "–"}
@@ -234,7 +234,7 @@ def unreadable_section(remarks: Sequence[str]) -> Html:
 
 
 def attempted(read: Callable[[], Any], otherwise: Any, what: str, notes: list[str]) -> Any:
-    """Returns the result of `read`. If that fails because of damaged files, adds a note and returns `otherwise`."""
+    """Returns the result of `read`. If damaged files make it fail, adds a note on `what` and returns `otherwise`."""
     try:
         return read()
     except VlrlError as error:

@@ -166,7 +166,7 @@ def _add_files(app: FastAPI, site: Site) -> None:
 
 
 def _absent(destination: str) -> Response:
-    """The response for missing media: an empty image or video, because browsers log every 404; else a 404."""
+    """Replaces missing media: an empty image or video if `destination` is one (browsers log every 404), else a 404."""
     if destination == "image":
         return Response(_ABSENT, media_type="image/svg+xml", headers=_MEDIA_HEADERS | {"Cache-Control": "no-store"})
     if destination == "video":
@@ -248,7 +248,7 @@ def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError, RuntimeError):
         inside = False
     if not inside:
-        raise AppError("A request named a file that was not uploaded.")
+        raise AppError("A request named a file that was not uploaded: upload the file first.")
     return file
 
 

@@ -187,7 +187,7 @@ def location(query: str | None) -> dict[str, str]:
 
 
 def query(where: Mapping[str, Any], **changes: Any) -> str:
-    """Formats URL parameters with changes as a query string "?page=..&run=.."; None or "" removes a parameter."""
+    """Formats `where` with `changes` applied as a query string "?page=..&run=.."; None or "" removes a parameter."""
     merged = {**where, **changes}
     return "?" + urlencode({k: v for k, v in merged.items() if v is not None and v != ""})
 

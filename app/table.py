@@ -39,7 +39,7 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported, where n
 SEARCHED = {"completion": 20_000, "prompt": 4_000, "error": 1_000}
 """Column -> number of characters of each text that can be searched and listed.
 
-In a file of more than _LONG_FILE bytes, fewer characters are kept of the texts after that size."""
+After the first _LONG_FILE bytes of a file, only _OF_LONG_FILE characters of each text are kept."""
 _COLUMNS = ("schema", "group_id", "sample_id", "task", "index", "step", "policy_step", "split", "prompt", "completion",
             "loss_mask", "parts", "reward", "advantage", "category", "difficulty", "error", "truncated", "variant",
             "media", "correct", "target", "finish_reason", "episode_id", "opened")

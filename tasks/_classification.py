@@ -82,9 +82,9 @@ def names_of(row: Record, label: str) -> list[str]:
 
 
 def accuracy(task: Any, sample: Sample, given: str | None) -> float:
-    """The accuracy of the class names in an answer, in [0, 1]. For a row with one label: 1 if the answer names the
-    right class, else 0. For a row with several labels: the score `task.multi_score` of the set of named classes against
-    the set of right classes."""
+    """The accuracy, in [0, 1], of the part of an answer that names classes (`given`). For a row with one label: 1 if it
+    names the right class, else 0. For a row with several labels: the score `task.multi_score` of the set of named
+    classes against the set of right classes."""
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
@@ -99,7 +99,7 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
 
 
 def names_in(given: str) -> list[str]:
-    """The distinct names in a text that separates them by commas, semicolons or line breaks."""
+    """The distinct names in a text, which are separated by commas, semicolons or line breaks."""
     texts = _BETWEEN.split(given) if len(given) <= 20 * _LONGEST else []
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 

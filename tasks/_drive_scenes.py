@@ -38,7 +38,7 @@ def _begin(road: Road, rng: random.Random, make: Make, lane: Lane, at: float, li
 
 
 def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """A highway with three lanes and slower traffic that the driver has to overtake to reach the goal in time."""
+    """Draws a Scene on a highway with three lanes, whose slower traffic the driver has to overtake to be in time."""
     road, limit = empty_road("highway", rng.getrandbits(32)), rng.choice((12.0, 14.0, 16.0))
     lane, at = ("0", "1", rng.randrange(3)), rng.uniform(100, 900)
     _begin(road, rng, make, lane, at, limit)
@@ -54,7 +54,7 @@ def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """The ramp of a motorway: the lane ends, so the driver has to merge into a gap in the adjacent lane."""
+    """Draws a Scene on a motorway ramp: the lane ends, so the driver has to merge into a gap in the next lane."""
     road, limit, at = empty_road("merge", rng.getrandbits(32)), rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 14)
     lane = ("b", "c", 2)
     _begin(road, rng, make, lane, at, limit)
@@ -74,7 +74,7 @@ def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """An intersection with four arms. The other vehicles and the driver yield according to the right of way."""
+    """Draws a Scene at an intersection with four arms. All vehicles yield according to the right of way."""
     road, limit = empty_road("intersection", rng.getrandbits(32)), 10.0
     arm, (turn, words) = rng.randrange(4), rng.choice(
         ((1, "Turn left."), (2, "Go straight."), (3, "Turn right.")))
@@ -95,7 +95,7 @@ def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def roundabout(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """A roundabout with traffic on its ring: the driver has to enter and to leave it."""
+    """Draws a Scene at a roundabout with traffic on its ring: the driver has to enter and to leave it."""
     road, limit, arms, arm = empty_road("roundabout", rng.getrandbits(32)), 8.0, "senw", rng.randrange(4)
     here, lane = arms[arm], (f"{arms[arm]}er", f"{arms[arm]}es", 0)
     exits = rng.choice((1, 2, 3))

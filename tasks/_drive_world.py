@@ -143,8 +143,8 @@ class Route:
         return abs(aside) <= way.width_at(along) / 2 + _MARGIN
 
     def points(self, lane: int, done: float, far: float = _FAR) -> np.ndarray:
-        """Returns [n, 2] positions along the route ahead, two metres apart, up to the goal. They follow lane number
-        `lane`, or the last lane where the road has fewer lanes."""
+        """Returns [n, 2] positions along the route ahead, two metres apart, up to `far` metres or the goal. They follow
+        lane number `lane`, or the last lane where the road has fewer lanes."""
         ends = np.arange(done, min(done + far, self.length), 2.0)
         return np.array([self._place(lane, float(at)) for at in (*ends, min(done + far, self.length))])
 

@@ -54,7 +54,7 @@ def truths(task: Any, sample: Sample) -> list[dict[str, Any]]:
 
 
 def labelled(task: Any, entries: Sequence[Mapping[str, Any]], name: str = "") -> list[dict[str, Any]]:
-    """Converts boxes of a row to the format of detections; a box without a label gets the label `name`."""
+    """Converts boxes of a row to [{"box", "label"}], like detections; a box without a label gets the label `name`."""
     return [{"box": entry["box"], "label": label_of(task, entry.get("label") or name)} for entry in entries]
 
 
@@ -165,7 +165,7 @@ CURR_REFT_OPEN = replace(VLM_R1_REC, read=_read_open, score=_open)
 
 
 def _detections(task: Any, sample: Sample, text: str | None, boxes: str = "bbox_2d") -> list[dict[str, Any]]:
-    """The detections in a Python or JSON literal: boxes in pixels of the original image, each with its label."""
+    """The boxes (under the key `boxes`) and labels in a Python or JSON literal, in pixels of the original image."""
     detections = read_detections(read_literal(text), boxes) if text is not None else []
     return [{"box": pixels(task, sample, d["box"]), "label": label_of(task, d["label"])} for d in detections]
 

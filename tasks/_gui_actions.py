@@ -58,7 +58,7 @@ def _lower(value: Any) -> str:
 
 
 def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: bool = False) -> bool:
-    """Whether a point lies in the target's box, or within 140 pixels of the target's point if the row has no box."""
+    """Whether a point lies in the target's box; for a row without a box, within 140 pixels of the target's point."""
     if point is None:
         return False
     if "box" in right:
@@ -69,8 +69,8 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
 
 def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
-    """Whether the type of an action and its argument are right: the point of a click lies in the target, and the text
-    of a type in `texts` has a word F1 of at least .5."""
+    """Whether the type of an action and its argument are right: the point of a click lies in the target (`strict`: not
+    on its edge), and the text of a type in `texts` has a word F1 of at least .5."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:

@@ -27,7 +27,7 @@ _STRUCTURE = "".join(f"<{stage}>I look at the picture.</{stage}>" for stage in _
 
 @dataclass(frozen=True, kw_only=True)
 class QaRecipe(Recipe):
-    """A recipe whose answers have one final answer in some format."""
+    """A recipe for answers that state a single final answer, each in the format of the recipe."""
 
     form: Callable[[str], float]
     """Returns 1 for a text in the right format, else 0."""

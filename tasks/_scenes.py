@@ -59,8 +59,8 @@ def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int
 
 
 def _places(rng: random.Random, size: int, count: int, share: float, tries: int = 100) -> list[Box]:
-    """Chooses disjoint squares at random; the first has the given side. Returns the first of `tries` attempts that has
-    room for all squares, else the attempt with the most squares."""
+    """Chooses disjoint squares at random; the side of the first is the given share of the image's. Returns the first of
+    `tries` attempts that has room for all squares, else the attempt with the most squares."""
     best: list[Box] = []
     for _ in range(tries):
         places: list[Box] = []

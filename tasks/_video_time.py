@@ -38,7 +38,7 @@ _LETTERS = "ABCDEFG"
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRecipe(Recipe):
-    """A recipe with a function that writes an answer with given spans; it makes perfect and cheating ones."""
+    """A recipe that can also write an answer with given spans, to make perfect and cheating answers."""
 
     say: Callable[[Any, Sample, Any], str]
     """Writes an answer that gives these spans, from (task, sample, spans)."""

@@ -50,7 +50,7 @@ class ActionFormat:
 
 
 def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
-    """Parses the action in a text. If the prompt has opened a <think> tag, the text is first cut after the thinking.
+    """Parses the action in a text. If the prompt has opened a <think> tag, only the text after the thinking is parsed.
     Raises UnreadableAction."""
     text = said(text)
     if len(text) > _LONGEST:

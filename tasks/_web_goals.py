@@ -150,7 +150,7 @@ class GoalPage(Page):
         return self._judged(super().act(action))
 
     def _judged(self, look: PageView) -> PageView:
-        """The view, with `done` and `raw` set by the sub-goals. Without them, only the page can end the episode."""
+        """The view, with `done` and `raw` set by the sub-goals; without sub-goals only the page ends the episode."""
         self.state = page_state(self.ask(SEEN))
         while self.reached < len(self.checks) and self.checks[self.reached].holds(self.state):
             self.reached += 1

@@ -59,8 +59,8 @@ class Video(RecipeTask):
         self._rule = resolve("task.benchmark", self.benchmark, benchmarks.RULES) if self.benchmark else None
         least, most = self.length_range
         if not 0 <= least <= most:
-            raise ConfigError(f"task.length_range=[{least}, {most}] must be the smallest and the largest number of "
-                              "tokens")
+            raise ConfigError(f"task.length_range=[{least}, {most}] must be two numbers of tokens, the "
+                              "smaller one first")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         """The sample of a row. Its video comes before its images, as in SEED-Bench-R1, which shows the past first."""

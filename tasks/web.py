@@ -139,7 +139,7 @@ class Web(Task):
         page, seed, known = row.get("page"), row.get("seed"), self._known()
         if page not in known:
             raise DataError(f"row {row.get('id')!r}: there is no page {page!r}.{did_you_mean(str(page), known)} "
-                            "task.html is the folder of the pages")
+                            "task.html sets the folder of the pages")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise DataError(f"row {row.get('id')!r}: seed={seed!r} is not an integer")
         if page in self.heldout_pages and row.get("split") != "heldout":
@@ -153,7 +153,7 @@ class Web(Task):
         """Proposes a new goal as a row, found by exploring a page of `pages` or as a variation of the row `parent` (see
         _web_explore.py); None if no goal was found."""
         if parent and parent.get("page") not in self.pages:
-            raise DataError(f"{parent['id']!r} is not a prompt on a page of task.pages")
+            raise DataError(f"row {parent['id']!r}: its page {parent.get('page')!r} is not in task.pages: add it")
         rng = random.Random(f"web/{self.seed}/propose/{number}/{parent['id'] if parent else ''}")
         try:
             if parent is None:
@@ -240,8 +240,8 @@ UNREAD = "This action cannot be read"
 
 
 class WebEnvironment(Environment):
-    """An episode on one page. The page's content depends only on the sample's seed, so all completions of a group and
-    all visits see the same page."""
+    """An episode on one page. The page's content depends only on the sample's seed, so it is the same in all episodes
+    on this sample."""
 
     def __init__(self, task: Any, sample: Sample, form: ActionFormat, pages: PagePool):
         self._task, self._sample, self._form, self._pages = task, sample, form, pages

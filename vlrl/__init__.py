@@ -4,8 +4,8 @@
 
 Importing this package loads no torch: a public name is imported when it is first used. The import prepares the process,
 and through inherited environment variables its child processes, for three problems of the libraries: OpenMP workers
-that spin while they wait, the fork warning of tokenizers, and a torchvision wheel built for CUDA beside a CPU-only
-torch."""
+that spin while they wait, the fork warning of tokenizers, and a torchvision wheel built for CUDA together with a
+CPU-only torch."""
 
 import importlib.abc
 import importlib.util

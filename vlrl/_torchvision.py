@@ -1,4 +1,4 @@
-"""Makes a CUDA-built torchvision importable beside a CPU-only torch.
+"""Makes a CUDA-built torchvision importable together with a CPU-only torch.
 
 PyPI's torchvision wheel refers to operators `torchvision::nms` and `qnms` at import. Without CUDA its library cannot be
 loaded, the operators are missing, and the import of any image processor fails. Declaring the operators' schemas

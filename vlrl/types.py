@@ -50,7 +50,7 @@ class Sample:
     """JSON-compatible fields of the row; coordinates in original pixels, times in seconds."""
     media: tuple[Media, ...] = ()
     prompt: str = ""
-    """The prompt template for this visit of the sample, if the task has several; empty = the task's first."""
+    """The prompt template chosen for this use of the sample, if the task has several; empty = the task's first."""
     task: str = ""
     """Label of the sample's task in a mixture (`tasks:`); empty without a mixture."""
     opening: Observation | None = None
@@ -191,7 +191,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """The tokens of an episode after the prompt. A plain completion has one, or one per piece of a partial rollout."""
+    """The tokens of an episode after the prompt. The turns of a plain completion are pieces of a partial rollout."""
 
     tokens: np.ndarray
     """[T] int64 token ids, including the end token if the model generated one."""
@@ -222,7 +222,7 @@ class Completion:
 
     If it contains a list `turns` of {start, end, info}, these are stored as the turns of a completion without turns."""
     policy_step: int | None = None
-    """For a completion kept from an earlier visit: completed steps of the weights that sampled it. None means the
+    """For a completion kept from an earlier step: completed steps of the weights that sampled it. None means the
     current weights."""
 
     @property
@@ -241,7 +241,7 @@ class Completion:
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens of each training row."""
+        """Number of tokens of each training row: of each of the `windows`, else of the whole completion."""
         return [*map(len, self.windows)] or [len(self.tokens)]
 
     def behind(self, prompt: Prompt, other: Prompt) -> Completion:
@@ -321,7 +321,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
-    """All rollouts of one visit to one prompt. Rollouts belong together by group id, never by prompt text."""
+    """All rollouts sampled together for one prompt. Rollouts belong together by group id, never by prompt text."""
 
     id: str
     task: str

@@ -43,7 +43,7 @@ def remarks_on(site: Site, runs: Sequence[str], notes: Sequence[str]) -> list[Ht
 
 def figure(id: str, title: str, traces: Sequence[dict[str, Any]], unit: str = "", x: str = "step",
            **axis: Any) -> dict[str, Any]:
-    """One plot from its traces; `axis` holds options of the vertical axis. Several traces have a legend above."""
+    """One plot from its traces; `unit` and `x` are the axis titles, `axis` holds options of the vertical axis."""
     named = sum(trace.get("showlegend", True) for trace in traces) > 1
     return {"id": id, "title": title, "data": list(traces),
             "layout": {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": unit}, **axis}, "height": 300,

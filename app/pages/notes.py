@@ -175,7 +175,7 @@ def _date(seconds: float) -> str:
 
 
 def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tuple[Path, Html]:
-    """Writes the selected rollouts to a file in the download folder of Gradio; returns the file and a summary."""
+    """Writes the notes or (`which`="filter") the filtered rollouts to a file; returns the file and a summary."""
     chosen = _filtered_notes(site, where) if which == "filter" else listed_notes(site, where)
     if not chosen:
         raise AppError("No rollout is selected: flag some first, or relax the filters.")

@@ -131,7 +131,7 @@ class Page:
         return el("section", facts, body, class_="v"), (shown.place, shown.count)
 
     def step(self, move: int, model: str, task: str, split: str, sample: str, place: Sequence[int]) -> tuple[Any, ...]:
-        """Moves to the next sample (`move` 1), the previous one (-1) or a random one (0); wraps around at the ends."""
+        """Goes from sample `place` (index, count) to the next (`move` 1), the previous (-1) or a random one (0)."""
         at, count = int(place[0]), max(1, int(place[1]))
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")

@@ -11,8 +11,8 @@ from .rollouts import MediaUrls
 
 
 def two_answers(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the first", "the second")) -> Html:
-    """Prompt and target, the image with the marks of each answer, and a word diff of the answers. Raises AppError if
-    one of the answers does not exist."""
+    """Prompt and target, the image with the marks of each answer (headed by `names`), and a word diff of the answers.
+    Raises AppError if one of the answers does not exist."""
     sides = [_answer(site, key) for key in (a, b)]
     halves = [el("article", _head(name, view, rollout), draw.media(view, MediaUrls(), rollout.index),
                  el("div", *(chip(f"{part} {number(value)}") for part, value in rollout.parts.items()),

@@ -56,7 +56,7 @@ CASES = [
     ("score twice.yaml", 1, "twice.yaml: line 2: the key 'steps' is already in line 1"),
     ("score tab.yaml", 1, r"tab.yaml: line 2: found character '\\t'"),
     ("score code.yaml", 1, "line 1: could not determine a constructor for the tag.*os.system"),
-    ("score deep.yaml", 1, "deep.yaml: (nested too deeply|line 1: )"),
+    ("score deep.yaml", 1, "deep.yaml: (the text is nested too deeply|line 1: )"),
     ("score number.yaml", 1, "unknown setting '1': the name of a setting must be a string"),
     ("score compose.yaml", 1, "unknown setting 'services.web' .value {'image': 'nginx'}.. Known here: reference"),
     ("score empty_section.yaml", 1, "train=None: write the settings of this section below it.*Known: lr"),

@@ -71,7 +71,7 @@ def test_sub_goals_are_asked_for_in_order():
     assert goals.instruction(checks) == 'Type "maria" into the field "Username". Then click the button "Login".'
     assert goals.instruction(checks[1:]) == 'Click the button "Login".'
     for parent in ({**ROW, "page": "click-dialog-2"}, {"id": "7", "question": "?"}):
-        with pytest.raises(DataError, match=r"'7' is not a prompt on a page of task.pages"):
+        with pytest.raises(DataError, match=r"row '7': its page .* is not in task.pages"):
             web().propose(0, parent)
     twice, button = one("button", "Go"), one("button", "Größe 7!")
     assert askable(page(twice, twice, button, one("link", "Go"))) == [button, one("link", "Go")]

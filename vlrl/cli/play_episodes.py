@@ -118,7 +118,7 @@ def _show_score(episode: PlayedEpisode, given: int = 0) -> None:
 
 
 def as_dict(episode: PlayedEpisode, place: int, split: str) -> dict[str, Any]:
-    """The episode as a JSON object, for --json."""
+    """The episode as a JSON object, for --json; `place` is the index of its sample in the split."""
     judged = episode.judged()
     turns = [{"action": t.acted.action, "observation": t.acted.observation, "media": files(t.media),
               "parts": dict(t.acted.parts), "state": t.acted.state, "done": t.acted.done, "error": t.acted.error,

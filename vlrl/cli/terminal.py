@@ -53,7 +53,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: i
 def standard_input() -> TextIO:
     """Returns sys.stdin. Raises DataError if it is closed."""
     if sys.stdin is None:
-        raise DataError("standard input is closed")
+        raise DataError("standard input is closed: pass the input through a pipe or from a file, e.g. < answers.txt")
     return sys.stdin
 
 

@@ -89,7 +89,7 @@ class AlgoSettings(Settings):
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields the KL settings without effect, because there is no KL or algo.kl_in=reward determines its form."""
+        """Yields the KL settings that have no effect, since no KL is used or algo.kl_in=reward fixes its form."""
         if not self.kl_coef:
             why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")

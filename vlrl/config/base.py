@@ -33,7 +33,7 @@ class Settings(BaseModel):
 
 
 class MethodSettings(Settings):
-    """Base class of a method's settings (config/sections.py), with properties of the method that the trunk needs."""
+    """Base class of a method's settings (config/sections.py), with properties that code outside the method uses."""
 
     @property
     def active(self) -> bool:
@@ -46,8 +46,8 @@ class MethodSettings(Settings):
 
     @property
     def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
-        """(setting, function, table of known functions) for each function of the method that may use which answers are
-        correct."""
+        """(setting, function, table of known functions) for each function of the method that may depend on which
+        answers are correct."""
         return ()
 
     @property

@@ -66,5 +66,5 @@ class EnvironmentSettings(Settings):
     @classmethod
     def _no_empty_name(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(name.strip() for name in value):
-            raise ValueError("one of the names is empty")
+            raise ValueError("one of the names is empty: remove it")
         return value

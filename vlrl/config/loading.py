@@ -176,8 +176,8 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
                    for c in (old, new))
     if before != now:
         raise RunError(f"{folder} contains {before}, but this is {now}. Choose another run.dir; to start from its "
-                       f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over "
-                       "here (the old run is kept in a folder next to it).")
+                       f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. With resume=never a new "
+                       "run starts here (the old run is kept in a folder next to it).")
 
 
 def describe() -> list[tuple[str, str, Any, str]]:

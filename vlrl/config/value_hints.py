@@ -12,7 +12,7 @@ _PRESETS = {"algo": "algorithms", "curriculum": "curricula"}
 
 
 def value_hint(setting: str, value: Any) -> str:
-    """A hint what to write instead of an invalid value of a setting; "" if no hint applies."""
+    """A hint about what to write instead of an invalid value of a setting; "" if no hint applies."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return (f"give its import name: {setting}={value.__module__}:{value.__qualname__}, or path/file.py:"
                 f"{value.__name__}")

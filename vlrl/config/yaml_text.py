@@ -83,6 +83,6 @@ def parse(text: str) -> Any:
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("the text is nested too deeply") from None
     except Exception as error:  # its constructors raise ValueError, KeyError, ... on values like 2020-13-45
         raise ValueError(f"{type(error).__name__}: {error}") from None

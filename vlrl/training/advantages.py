@@ -30,7 +30,7 @@ from vlrl.task.variants import GREEDY
 from vlrl.types import Completion, Group, Rollout, Turn
 
 Plan = Callable[[np.ndarray], tuple[int, int]]
-"""Tokens of an action -> (first, end) of those tokens that state the plan."""
+"""Function of an action's tokens that returns (first, end) of those tokens that state the plan."""
 
 
 class Credit:
@@ -298,7 +298,7 @@ def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarr
 
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:
-    """The values that a function returns, one per rollout. Raises ConfigError, naming `setting`, if it fails."""
+    """The values of a function for the scores `s`, one per rollout. Raises ConfigError if the function fails."""
     try:
         values = function(s)
         count = len(values)

@@ -218,7 +218,7 @@ def _warnings(config: Config, data: _RunData, generates: bool, services: Any, ch
 
 def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelihoods: Any) -> None:
     """Copies the policy as the reference policy if the objective needs one, and makes the copy updatable if
-    algo.reference requires that."""
+    algo.reference requires that. (`likelihoods`, the service, may have copied the policy already.)"""
     reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
     if algorithm.needs_reference and not reads:
         model.keep_reference(config.model.name)
@@ -295,7 +295,7 @@ def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callab
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
     """Shards the policy with FSDP2 if train.sharding=fsdp2 and there are several processes. For every kind of sharding,
-    the idle prompt of the policy is prepared as well."""
+    also prepares the prompt of idle micro-batches (see _Idle)."""
     if shards.is_sharded(config):
         model.idle = encode(_Idle(), _Idle.sample)
     if shards.is_sharded(config, "fsdp2"):  # DeepSpeed shards the model in optimizer_of

@@ -75,9 +75,9 @@ class Saver:
 
     def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: trainer_state.State,
                       ready: Callable[[], bool]) -> bool:
-        """Starts a save from within a signal handler. `state` is copied now; `frozen` was copied earlier. The thread
-        writes the checkpoint only if `ready()` returns True in the thread. Returns False and does nothing if memory is
-        short, a save is running or save.background is off."""
+        """Starts a save from within a signal handler. `state` is copied now; `frozen` is the rest of the state, copied
+        earlier. The thread writes the checkpoint only if `ready()` returns True in the thread. Returns False and
+        does nothing if memory is short, a save is running or save.background is off."""
         if self.busy or not self.settings.background or not fits_in_memory(policy, state):
             return False
         self.last = step
@@ -241,8 +241,7 @@ class RunCheckpoints:
                            ) from error
 
     def save(self, done: int) -> None:
-        """Saves the first `done` steps, all completed, unless their checkpoint is complete; waits for earlier writes.
-        """
+        """Saves a checkpoint of the `done` completed steps, unless it exists; waits for earlier writes."""
         self.flush()
         parts, source = self.parts, self.parts.source
         with parts.clock("store"):

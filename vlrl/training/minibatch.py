@@ -253,7 +253,7 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
     for value in (v for values in part.prepared.values() for v in values.values()):
         if value.dim() and len(value) != len(ids):
             raise ValueError(f"prepared values must be a number or [{len(ids)}], one value per token, not "
-                             f"{list(value.shape)}; values per rollout go through LossInputs.spread")
+                             f"{list(value.shape)}; for values per rollout use LossInputs.spread")
     return cuts
 
 

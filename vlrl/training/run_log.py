@@ -69,8 +69,8 @@ class RunLog:
         return alerts
 
     def check_evaluations(self, done: int) -> None:
-        """Raises an alert if the last evaluation has dropped in the metric save.best; in the reward if lower values of
-        save.best are better."""
+        """Raises an alert if the metric save.best has dropped in the last evaluation. If lower values of save.best are
+        better, or it is not set, the mean reward is checked instead."""
         best = self.config.save.best or "reward/mean"
         evals = comparable(self.folder.evals())
         self.track(self.alerts.evaluated(evals, best if trackers.direction(best) > 0 else "reward/mean"), done)

@@ -11,8 +11,8 @@ from vlrl.models.policy import Policy
 
 
 def accumulate_separately(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
-    """Runs a pass and adds its gradients to the gradients accumulated before. Each of the two is summed over ranks
-    first. `one.end` is called with the norm of the pass's gradients and the norm of the gradients accumulated before.
+    """Runs the pass `one`, and adds its gradients to those accumulated before; both are first summed over ranks.
+    `one.end` is called with the norm of the pass's gradients and the norm of the gradients accumulated before.
     Returns how many micro-batches were halved for lack of memory. Called on every rank."""
     comm.sum_gradients(weights)
     objective = [p.grad for p in weights]

@@ -124,9 +124,9 @@ class NonFinite(TrainingError):
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter, also: Sequence[Pass] = ()) -> None:
-    """Runs forward and backward of every micro-batch, then the methods' passes; their gradients accumulate. When a
-    micro-batch runs out of memory, it is halved and the accumulation restarts. While only the head is trained, only
-    separate passes are run. In a step with only demonstrations the objective is computed without a gradient."""
+    """Accumulates the gradients of every micro-batch, then of the methods' passes (`also`). When a micro-batch runs out
+    of memory, it is halved and the accumulation restarts. While only the head is trained, only separate passes are
+    run. In a step with only demonstrations the objective is computed without a gradient."""
     draws, head = _random_state(policy.device), policy.head
     alone, share = head is not None and head.warming_up(step), algorithm.share(step)
 
@@ -171,7 +171,7 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
 
 def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
-    """Runs the pass of a method, which adds its gradient to the gradient of the objective; returns how many
+    """Runs the pass `one` of a method, which adds its gradient to the gradient of the objective; returns how many
     micro-batches were halved. When a micro-batch is halved, `anew` recomputes the gradient of the objective."""
     def again() -> None:
         one.begin()
