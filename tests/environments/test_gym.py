@@ -164,7 +164,7 @@ def test_settings_and_rewards_that_cannot_act():
     for reward in (float("nan"), float("inf"), "1", [1, 2], object()):
         environment = GymEnvironment("vlrl/Said-v0", reward=reward)
         environment.reset(0)
-        with pytest.raises(ProtocolError, match=r"its reward is .*, not a finite number"):
+        with pytest.raises(ProtocolError, match=r"the environment's reward is .*, not a finite number"):
             environment.step("a")
 
 
@@ -219,10 +219,10 @@ def test_what_is_no_picture_is_wrong():
     for values in (
             [[1, 2], [3]], np.zeros((2, 2, 2)), np.zeros((0, 3, 3)), [[300]], [[-1]], [[float("nan")]], "text", None,
             {"a": 1}, np.zeros((9000, 9000))):
-        with pytest.raises(ProtocolError, match="its frame is not an image"):
+        with pytest.raises(ProtocolError, match="the environment's frame is not an image"):
             image_of_array(values, "frame")
     with pytest.raises(ProtocolError,
-                       match=r"its frame would be black: fractions from 0\.25 to 1, expected .* 0 to 255"):
+                       match=r"the environment's frame would be black: fractions from 0\.25 to 1, .* 0 to 255"):
         image_of_array(np.array([[0.25, 1.0]]), "frame")
     assert image_of_array(np.array([[0.0, 2.0]]), "frame").getpixel((1, 0)) == (2, 2, 2)
     assert image_of_array(np.array([[0, 1]]), "frame").getpixel((1, 0)) == (1, 1, 1)

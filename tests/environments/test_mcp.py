@@ -95,8 +95,8 @@ def test_what_the_model_is_shown(server):
 
 
 @pytest.mark.parametrize("kind, why", [
-    ("nan", "its reward is 'much', not a finite number"), ("done", "its done is 'yes'"), ("broken", "its image"),
-    ("text", "its image is not base64"), ("many", "100 pieces"), ("die", "Connection closed")])
+    ("nan", "environment's reward is 'much', not a finite"), ("done", "server's done is 'yes'"), ("broken", "'s image"),
+    ("text", "the environment's image is not base64"), ("many", "100 pieces"), ("die", "Connection closed")])
 def test_what_a_server_does_wrongly_ends_the_episode(kind, why, closing):
     environment = closing(McpEnvironment(COMMAND, parts=PARTS, **PATIENT))
     environment.reset(1)
@@ -301,7 +301,7 @@ def test_addresses_and_variables():
             checked_addresses(addresses)
     assert checked_addresses(["HTTP://a/MCP?x=1"]) == ["http://a/MCP?x=1"]
     for make in (McpEnvironment, mcp_tools):
-        with pytest.raises(ConfigError, match="names 'VLRL_NEVER_SET', which is not set here"):
+        with pytest.raises(ConfigError, match="names 'VLRL_NEVER_SET', which is not set"):
             make(COMMAND, environment=["VLRL_NEVER_SET"])
         for wrong in ({"environment": "HOME"}, {"tools": "look"}):
             with pytest.raises(ConfigError, match="must be a list"):

@@ -59,7 +59,7 @@ def test_names_that_cannot_act_and_passwords_that_are_never_told():
             "environment.options.images='screen' must be a list"),
             ("mcp:a", {"tools": "look"}, "environment.options.tools='look' must be a list"),
             ("mcp:a", {"environment": "HOME"}, "environment.options.environment='HOME' must be a list"),
-            ("mcp:a", {"environment": ["VLRL_NEVER_SET"]}, "names 'VLRL_NEVER_SET', which is not set here"),
+            ("mcp:a", {"environment": ["VLRL_NEVER_SET"]}, "names 'VLRL_NEVER_SET', which is not set"),
             (("gym:FrozenLake-v1", "gym:Taxi-v4"), {}, "must all be servers of one kind"),
             (("mcp:http://a/mcp", "openenv:http://b"), {}, "must all be servers of one kind"),
             (("a.py:B", "a.py:C"), {}, "only servers can have several addresses")):

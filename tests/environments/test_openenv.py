@@ -60,8 +60,8 @@ def test_an_episode_of_a_real_server(server, closing):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word, why", [
-    ("raise", "it reports: 'lost' .EXECUTION_ERROR."), ("broken", "its picture"),
-    ("pixels", "its pixels is not an image"), ("huge", "ConnectionClosed|too big|exceeds")])
+    ("raise", "the server reports: .lost. .EXECUTION_ERROR."), ("broken", "the environment.s picture"),
+    ("pixels", "the environment.s pixels is not an image"), ("huge", "ConnectionClosed|too big|exceeds")])
 def test_what_a_server_does_wrongly_ends_the_episode(server, word, why, closing):
     environment = opened(server.url)
     environment.reset(1)

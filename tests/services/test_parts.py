@@ -242,7 +242,7 @@ test_what_is_wrong_is_named = refused(ConfigError, lambda parts: task_of(*parts)
     (["jugde"], r"task\.parts\.0='jugde' is not known\. Did you mean 'judge'"),
     ([{"name": "judge", "medai": True}], r"task\.parts\.0\.medai=True: 'judge' has no option 'medai'\. Did you mean"),
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
-    (["judge", "judge"], "'judge' is given twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
+    (["judge", "judge"], "'judge' is named twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
     (["tests/services/own.py:graded"], r"needs task\.parts\.0\.scale: give it a value")])
 
 

@@ -66,7 +66,7 @@ def number(value: Any, what: str) -> float:
     impossible."""
     result, problem = finite_number(value)
     if problem:
-        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, not a finite number")
+        raise ProtocolError(f"the environment's {what} is {str(value)[:60]!r}, not a finite number")
     return 0.0 if result is None else result
 
 
@@ -74,5 +74,5 @@ def truth(value: Any, what: str) -> bool:
     """Converts a value to a bool. None counts as false. Raises ProtocolError for any string, even "true"."""
     result = False if value is None else truth_value(value)
     if result is None:
-        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, expected true or false")
+        raise ProtocolError(f"the environment's {what} is {str(value)[:60]!r}, expected true or false")
     return result

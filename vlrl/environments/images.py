@@ -39,29 +39,29 @@ def image_of_array(values: Any, what: str) -> Image.Image:
     fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
     if not fits or array.dtype.kind not in "iuf" or not 0 < array.shape[0] * array.shape[1] <= _LIMITS.image_pixels:
         found = f"{array.dtype} {list(array.shape)}" if array.dtype != object else type(values).__name__
-        raise ProtocolError(f"its {what} is not an image: {found}, expected numbers [height, width, 3]")
+        raise ProtocolError(f"the environment's {what} is not an image: {found}, expected numbers [height, width, 3]")
     if not (array.min() >= 0 and array.max() <= 255):  # nan too
-        raise ProtocolError(f"its {what} is not an image: numbers from {array.min()} to {array.max()}, expected 0 to "
-                            "255")
+        raise ProtocolError(f"the environment's {what} is not an image: numbers from {array.min()} to {array.max()}, "
+                            "expected 0 to 255")
     if array.dtype.kind == "f" and 0 < array.max() <= 1:
-        raise ProtocolError(f"its {what} would be black: fractions from {array.min():g} to {array.max():g}, expected "
-                            "numbers from 0 to 255: multiply them by 255")
+        raise ProtocolError(f"the environment's {what} would be black: fractions from {array.min():g} to "
+                            f"{array.max():g}, expected numbers from 0 to 255: multiply them by 255")
     return Image.fromarray(array.astype(np.uint8)).convert("RGB")
 
 
 def image_of_base64(data: Any, what: str) -> Image.Image:
     """Decodes a base64 string to an image, with the checks of vlrl.data.media. Raises ProtocolError for others."""
     if not isinstance(data, str):
-        raise ProtocolError(f"its {what} is {type(data).__name__}, expected an image as base64")
+        raise ProtocolError(f"the environment's {what} is {type(data).__name__}, expected an image as base64")
     if len(data) > _MOST_BYTES * 4 // 3:
-        raise ProtocolError(f"its {what} has {len(data)} characters, more than {_MOST_BYTES * 4 // 3}")
+        raise ProtocolError(f"the environment's {what} has {len(data)} characters, more than {_MOST_BYTES * 4 // 3}")
     try:
         own = base64.b64decode(data, validate=True)
         return loader.load(Media(source=own), _LIMITS).frames[0]
     except DataError as error:
         raise ProtocolError(f"its {what}: {error}") from None
     except (binascii.Error, ValueError) as error:
-        raise ProtocolError(f"its {what} is not base64: {error}") from None
+        raise ProtocolError(f"the environment's {what} is not base64: {error}") from None
 
 
 # --- the fields of a JSON observation ---------------------------------------------------------------------------------
@@ -76,7 +76,8 @@ def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> O
     lines `name: value`. Raises ProtocolError for an invalid image."""
     missing = [name for name in images if name not in fields]
     if missing:
-        raise ProtocolError(f"its observation has no field {missing[0]!r}; it has {', '.join(map(str, fields))[:200]}")
+        known = ", ".join(map(str, fields))[:200]
+        raise ProtocolError(f"the environment's observation has no field {missing[0]!r}; it has {known}")
     media, texts = [], {}
     for name, value in fields.items():
         shape = fields.get(f"{name}_shape")
@@ -103,7 +104,8 @@ def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
         try:
             array = np.asarray(value).reshape([int(side) for side in shape])
         except (ValueError, TypeError, OverflowError) as error:
-            raise ProtocolError(f"its {name} does not have the shape {str(shape)[:60]}: {str(error)[:100]}") from None
+            raise ProtocolError(f"the environment's {name} does not have the shape {str(shape)[:60]}: "
+                                f"{str(error)[:100]}") from None
         return image_of_array(array, name)
     if must or _is_frame(value):
         return image_of_array(value, name)

@@ -266,11 +266,11 @@ class McpEnvironment(ToolEnvironment):
             return Observation()
         first = self.tools.pop(self._reset, None)
         if first is None:
-            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r}, which its option reset names")
+            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r}, which the option reset names")
         try:
             shown = first({"seed": seed})
         except CallError as error:
-            raise ProtocolError(f"its tool {self._reset!r} failed: {error}") from None
+            raise ProtocolError(f"the server's tool {self._reset!r} failed: {error}") from None
         return shown
 
     def step(self, action: str) -> Step:
@@ -329,7 +329,7 @@ def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, A
     For other fields the last value is used. Raises ProtocolError for an invalid value."""
     done = payment.get("done", False)
     if not isinstance(done, bool):
-        raise ProtocolError(f"its done is {str(done)[:60]!r}, expected true or false")
+        raise ProtocolError(f"the server's done is {str(done)[:60]!r}, expected true or false")
     both = {**before, **payment, "done": bool(before.get("done")) or done,
             "reward": number(before.get("reward"), "reward") + number(payment["reward"], "reward")}
     return both | {name: before.get(name) or payment.get(name) for name in SUCCEEDED if name in both}
@@ -364,13 +364,13 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
 
 def _schema(tool: Any) -> dict[str, Any]:
     if not NAME.fullmatch(tool.name):
-        raise ProtocolError(f"its tool {tool.name[:100]!r} has a name that a tool call cannot contain; leave it out "
-                            "with environment.options.tools")
+        raise ProtocolError(f"the server's tool {tool.name[:100]!r} has a name that a tool call cannot contain; leave "
+                            "it out with environment.options.tools")
     parameters = _untitled(tool.input_schema) if isinstance(tool.input_schema, Mapping) else {}
     schema = {"type": "function", "function": {"name": tool.name, "description": shorten(tool.description or "", 2000),
                                                "parameters": {"type": "object", "properties": {}, **parameters}}}
     if len(str(schema)) > _MOST_SCHEMA:
-        raise ProtocolError(f"its tool {tool.name!r} has a schema of more than {_MOST_SCHEMA} characters")
+        raise ProtocolError(f"the server's tool {tool.name!r} has a schema of more than {_MOST_SCHEMA} characters")
     return schema
 
 
@@ -385,7 +385,7 @@ def content(blocks: Sequence[Any]) -> Observation:
     fetched. Raises ProtocolError for invalid content."""
     texts, media = [], []
     if len(blocks) > _MOST_CONTENT:
-        raise ProtocolError(f"its result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
+        raise ProtocolError(f"the tool's result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
     for block in blocks:
         resource: Any = getattr(block, "resource", None)
         if block.type == "text":

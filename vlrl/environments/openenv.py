@@ -95,7 +95,7 @@ class OpenEnv(Environment):
             return self._illegal(reply["error"])
         done = reply.get("done", False)
         if not isinstance(done, bool):
-            raise ProtocolError(f"{self.url}: its done is {str(done)[:60]!r}, expected true or false")
+            raise ProtocolError(f"{self.url} sent done={str(done)[:60]!r}, expected true or false")
         info: dict[str, Any] = {}
         for metadata in (reply["observation"].get("metadata"), reply.get("metadata")):
             info |= metadata if isinstance(metadata, Mapping) else {}
@@ -161,7 +161,7 @@ class OpenEnv(Environment):
 
         try:
             if self._socket is None:
-                raise ProtocolError("its session is over")
+                raise ProtocolError("the session with the server is over")
             _refuse_more(self._socket)
             with contextlib.suppress(ConnectionClosed):  # by a server that has said why
                 self._socket.send(message)
@@ -202,14 +202,14 @@ def _refuse_more(socket: Any) -> None:
     except TimeoutError:
         return
     _observation(more)  # raises if it is an error message
-    raise ProtocolError("it sent a message that was not requested")
+    raise ProtocolError("the server sent a message that was not requested")
 
 
 def _observation(text: Any) -> dict[str, Any]:
     try:
         message = from_json(text)
     except (ValueError, RecursionError, TypeError) as error:
-        raise ProtocolError(f"its answer is not JSON: {str(error)[:200]}") from None
+        raise ProtocolError(f"the server's answer is not JSON: {str(error)[:200]}") from None
     kind, data = (message.get("type"), message.get("data")) if isinstance(message, dict) else (None, None)
     if kind == "error":
         details = data if isinstance(data, dict) else {}
@@ -217,10 +217,10 @@ def _observation(text: Any) -> dict[str, Any]:
         if details.get("code") in _MODELS_FAULT:
             return {"error": f"{why} {json.dumps(details.get('errors', ''))[:500]}"}
         if details.get("code") == "CAPACITY_REACHED":
-            raise ServerFull(f"it reports: {why}: start it with a larger max_concurrent_envs")
-        raise ProtocolError(f"it reports: {why}")
+            raise ServerFull(f"the server reports: {why}: start it with a larger max_concurrent_envs")
+        raise ProtocolError(f"the server reports: {why}")
     if kind != "observation" or not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
-        raise ProtocolError(f"its answer is not an observation: {str(text)[:200]!r}")
+        raise ProtocolError(f"the server's answer is not an observation: {str(text)[:200]!r}")
     return data
 
 
@@ -249,7 +249,7 @@ def action_schema(url: str, seconds: float = _CONNECT_S) -> Mapping[str, Any]:
     """Requests the JSON schema of a server's actions. Raises ProtocolError or httpx.HTTPError."""
     schema = _fetched(f"{url}/schema", seconds).get("action")
     if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
-        raise ProtocolError("its /schema has no action schema")
+        raise ProtocolError("the server's /schema has no action schema")
     return schema
 
 

@@ -30,15 +30,15 @@ def checked_observation(observation: Any) -> Observation:
     if isinstance(observation, Observation) and observation.results:
         return Observation.of_results([checked_observation(result) for result in observation.results])
     if not isinstance(observation, Observation) or not isinstance(observation.text, str):
-        raise ProtocolError(f"returned {type(observation).__name__}, expected an Observation with a text")
+        raise ProtocolError(f"the environment returned {type(observation).__name__}, expected an Observation with text")
     if len(observation.text) > MOST_TEXT:
-        raise ProtocolError(f"returned a text of {len(observation.text)} characters; at most {MOST_TEXT} are shown")
+        raise ProtocolError(f"an observation has {len(observation.text)} characters; at most {MOST_TEXT} are shown")
     if not isinstance(observation.media, (list, tuple)) or not all(isinstance(m, Media) for m in observation.media):
-        raise ProtocolError("the media of its observation must be a list of Media(source=...)")
+        raise ProtocolError("the media of the observation must be a list of Media(source=...)")
     try:
         media = tuple(replace(m, source=_sendable(m.source)) for m in observation.media)
     except DataError as error:
-        raise ProtocolError(f"its observation: {error}") from None
+        raise ProtocolError(f"the environment's observation: {error}") from None
     return replace(observation, text=observation.text.encode("utf-8", "replace").decode(), media=media)
 
 
@@ -51,9 +51,9 @@ def _sendable(source: Any) -> Any:
 def checked_step(step: Any) -> Step:
     """Checks a step, and returns it with reward parts as floats and the state as a string, or raises ProtocolError."""
     if not isinstance(step, Step):
-        raise ProtocolError(f"returned {type(step).__name__}, expected a Step")
+        raise ProtocolError(f"the environment returned {type(step).__name__}, expected a Step")
     if not isinstance(step.parts, Mapping):
-        raise ProtocolError(f"parts is {type(step.parts).__name__}, expected {{part: number}}")
+        raise ProtocolError(f"Step.parts is {type(step.parts).__name__}, expected {{part: number}}")
     parts = {}
     for name, given in step.parts.items():
         value, _ = finite_number(given)
@@ -62,20 +62,20 @@ def checked_step(step: Any) -> Step:
         parts[str(name)] = value
     done = truth_value(step.done)
     if done is None:
-        raise ProtocolError(f"done is {str(step.done)[:60]!r}, expected True or False")
+        raise ProtocolError(f"Step.done is {str(step.done)[:60]!r}, expected True or False")
     state = None if step.state is None else str(step.state)[:MOST_TEXT]
     return Step(checked_observation(step.observation), parts, done, state, _info(step.info))
 
 
 def _info(info: Any) -> dict[str, Any]:
     if not isinstance(info, Mapping):
-        raise ProtocolError(f"info is {type(info).__name__}, expected {{name: value}}")
+        raise ProtocolError(f"Step.info is {type(info).__name__}, expected {{name: value}}")
     try:
         text = json.dumps(dict(info), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"info cannot be written as JSON: {error}") from None
+        raise ProtocolError(f"Step.info cannot be written as JSON: {error}") from None
     if len(text) > MOST_TEXT:
-        raise ProtocolError(f"info has {len(text)} characters as JSON; at most {MOST_TEXT} are kept")
+        raise ProtocolError(f"Step.info has {len(text)} characters as JSON; at most {MOST_TEXT} are kept")
     return json.loads(text)
 
 
@@ -134,7 +134,7 @@ def checked_variables(value: Any, what: str) -> tuple[str, ...]:
     variable_names = checked_names(value, what)
     missing = next((name for name in variable_names if name not in os.environ), None)
     if missing is not None:
-        raise ConfigError(f"{what} names {missing!r}, which is not set here: export it, or leave it out")
+        raise ConfigError(f"{what} names {missing!r}, which is not set: export it, or leave it out")
     return variable_names
 
 

@@ -40,16 +40,16 @@ Span = tuple[int, int]  # (offset, length) of a run of tokens in a row
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """A batch of R runs of similar length, padded to the longest length A."""
+    """A batch of R runs of tokens of similar length, padded to the longest length A."""
 
     index: torch.Tensor
-    """[R * A] position in the row of each entry of the batch; a padded entry has that of its run's last token."""
+    """[R * A] index in the row of the token at each entry of the batch; padding repeats the run's last token."""
     shape: tuple[int, int]
     valid: torch.Tensor | None  # [R * A] bool, False on padding; None if there is no padding
     positions: torch.Tensor  # [tokens] position in the row of each token, without padding, in the order of `flat`
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
-        """Gathers tokens of a row into the batch: [T, H, ...] -> [R, H, A, ...]. `padding`: fills gaps if not None."""
+        """Gathers tokens of a row into the batch: [T, H, ...] -> [R, H, A, ...]. `padding`: value of padded entries."""
         x = x.index_select(0, self.index)
         if padding is not None and self.valid is not None:
             x[~self.valid] = padding
@@ -63,12 +63,12 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """A batch of runs whose ancestors have similar total length, for the masked implementation."""
+    """R runs of up to A tokens and their ancestors of up to P tokens, a batch of the implementation `masked`."""
 
     runs: Grid
     ancestors: Grid | None  # [R, P] the ancestors' tokens of each run; None for runs without ancestors
     mask: torch.Tensor | None
-    """[R, 1, A, P + A] bool, True where a query (of A) may attend to a key (of P + A); None without ancestors."""
+    """[R, 1, A, P + A] bool: whether each query may attend to each key; None without ancestors."""
 
 
 class Layout:
@@ -82,7 +82,7 @@ class Layout:
 
     @cached_property
     def ancestors(self) -> tuple[tuple[Run, ...], ...]:
-        """The ancestors of each run, in the order of `row`. The first ancestor is the prompt; a prompt has none."""
+        """For each run, in the order of `row`: its ancestors, beginning with the prompt. A prompt has none."""
         out: list[tuple[Run, ...]] = []
         open_: list[Run] = []
         for run in self.row:
@@ -106,7 +106,7 @@ class Layout:
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-        """The buckets of the masked implementation, and each row token's index [T] in their concatenated outputs."""
+        """The buckets of the implementation `masked`, and [T] each token's index in the buckets' joined outputs."""
         return self.cached(_buckets, device)
 
     def cached(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
@@ -118,16 +118,16 @@ class Layout:
 
 @dataclass(eq=False)
 class PromptCache:
-    """KV cache of P prompts, shared by the R completions that are being generated. It is passed as a keyword of the
-    model's forward."""
+    """KV cache of P prompts of up to L tokens, shared by the R completions that are being generated. It is passed as a
+    keyword of the model's forward."""
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values [P, H_kv, L, d] of each layer
     bias: torch.Tensor | None
     """[P, 1, 1, L] attention bias: -inf on the padding of a prompt, else 0; None if there is no padding."""
     owner: torch.Tensor  # [R] index of each completion's prompt, in ascending order
     grid: torch.Tensor | None = field(init=False)
-    """[P * G] completion at each of the G query slots of a prompt, where G is the largest number of completions of a
-    prompt. None if every prompt has G completions."""
+    """[P * G] index of the completion in each of the G query slots of each prompt, where G is the largest number of
+    completions of a prompt. None if every prompt has G completions."""
     inverse: torch.Tensor = field(init=False)  # [R] index in `grid` of each completion
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """All runs at one depth of the tree that have descendants: M tokens, whose descendants have Q tokens."""
+    """All runs at one depth of the tree that have descendants: M keys. The Q tokens of the descendants are queries."""
 
     keys: torch.Tensor  # [M] positions in the row of the runs' tokens
     queries: torch.Tensor  # [Q] positions in the row of all descendants' tokens
@@ -73,7 +73,7 @@ def _level(runs: Sequence[Run], device: torch.device) -> Level:
 
 def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: float | None,
            causal: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [T, H, d] and log-sum-exp [H, T] float32, where run i of the queries attends to run i of the keys."""
+    """Output [T, H, d] and log-sum-exp [H, T] float32: run i of `of_q` (queries) attends to run i of `of_k` (keys)."""
     q, k, v = qkv
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, of_q.edges, of_k.edges, of_q.longest, of_k.longest, 0.0, causal, False, scale=scale)

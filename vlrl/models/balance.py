@@ -30,9 +30,9 @@ class _Entry:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """The groups that this rank trains on after balancing, and the metric `balance/imbalance`; called on all of several
-    ranks. Within each optimizer step as few groups as possible move. The metric is the largest load divided by the mean
-    load, after moving. A group that cannot be pickled, because it contains objects of a task, stays on its rank."""
+    """The groups that this rank trains on after balancing, and the metric `balance/imbalance`. Called on every rank, if
+    there are several. Within each optimizer step as few groups as possible move. The metric is the largest load
+    divided by the mean load, after moving. A group that contains objects that cannot be pickled stays on its rank."""
     steps = config.rollout.minibatches
     numbers = optimizer_steps([g.id for g in groups], steps)
     mine = [_Entry(g.id, n, group_cost(g, cost), comm.rank()) for g, n in zip(groups, numbers, strict=True)]

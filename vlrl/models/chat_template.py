@@ -163,8 +163,8 @@ def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
 
 
 def opening_text(prompt: str, beginning: str, control: Collection[str]) -> str:
-    """Text in a rendered `prompt` after the last header of a turn (`beginning`), such as "<think>"; "" if it is only
-    white space. Text up to the last of the `control` tokens is left out, as markup that the model does not continue."""
+    """Text at the end of a rendered `prompt` that begins the model's answer, such as "<think>"; "" if there is none. It
+    follows the last `beginning` (the header of the model's turn) and the last of the `control` tokens."""
     if not beginning or beginning not in prompt:
         return ""
     after = prompt.rpartition(beginning)[2]

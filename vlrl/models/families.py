@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Part = Literal["language", "merger", "vision", "audio"]
 """A part of a model. The part "audio" is never trained, because no prompt contains sound."""
 _FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_any_length", "unknown_family_inputs")})
-"""Functions that prepare media for a model's forward: clips_of_any_length is for LLaVA-OneVision, unknown_family_inputs
-for unknown families, such as GLM-4V, whose images and videos use one token, and Gemma 4, which counts frames."""
+"""Functions that prepare media for a model's forward. clips_of_any_length is for LLaVA-OneVision. unknown_family_inputs
+is for unknown families such as GLM-4V (one token for images and videos) and Gemma 4 (which counts frames)."""
 _INSIDE = re.compile(r"merger|projector|connector")
 """Matches modules inside a vision tower that project its features into the language model."""
 
@@ -55,8 +55,8 @@ class Family:
     forms: str = ""
     """Name of the function in media_forms that prepares media for the model's forward; "" if none is needed."""
     answer_types: Mapping[str, int] = field(default_factory=dict)
-    """Token type of completion tokens, by the name of the model's input, where the type is not 0; see
-    Prompt.aligned_answer."""
+    """Token type of completion tokens where it is not 0: {name of the model's input: type}. See Prompt.aligned_answer.
+    """
     other_ids: tuple[int, ...] = ()  # ids of vision tokens whose text is unknown
 
     module_parts: tuple[tuple[str, Part], ...] = ()
@@ -125,8 +125,8 @@ class Family:
 
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
-        """(width, height) in pixels of each resized image and video, in order, from the processor's patch grids. () if
-        the processor cuts images into tiles of fixed size. `kinds` are "image" or "video" in the prompt's order."""
+        """(width, height) in pixels of each resized image and video, in the prompt's order, from the processor's patch
+        grids. () if the processor cuts images into tiles of fixed size. `kinds`: for each medium "image" or "video"."""
         units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
         if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
                                or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
@@ -193,8 +193,8 @@ _PREFIX_MODELS = ("paligemma",)
 
 
 def family_of(config: Any) -> Family:
-    """The Family of a transformers model config. For an unknown model type it is derived from the config. Raises
-    ConfigError for a model without image input, and for one that does not decode text and images in one sequence."""
+    """The Family of a transformers model config, derived from the config for an unknown model type. Raises ConfigError
+    for a model without image input, and for one that does not decode text and images in one sequence."""
     kind = getattr(config, "model_type", "?")
     if kind in FAMILIES:
         _check_depth(config, config.get_text_config())
@@ -261,8 +261,8 @@ def unknown_family_notice(family: Family) -> str:
 
 
 def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
-    """The number of trainable parameters of each part of the model, as text such as "language 1,200 and merger 30".
-    With an adapter, its parameters are counted."""
+    """Describes how many trainable parameters each part of the model has, e.g. "language 1,200 and merger 30". With an
+    adapter, the adapter's parameters are counted."""
     counts: dict[str, int] = {}
     for name, parameter in named:
         part = family.part_of(name)

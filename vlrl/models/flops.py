@@ -160,7 +160,7 @@ def patch_side(vision: Any) -> int:
 
 
 def merge_side(config: Any) -> int:
-    """Side length of a visual token in patches, along one dimension."""
+    """Number of patches along each side of the square that is merged into one visual token."""
     shrinks = 1 / getattr(config, "downsample_ratio", 1)
     along = getattr(config.vision_config, "spatial_merge_size", None) or getattr(config, "scale_factor", shrinks)
     return round(along)

@@ -122,9 +122,9 @@ def adapter_base(name: str) -> str | None:
 
 def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantized | None = None,
                device: torch.device | None = None, merge: bool = True) -> Any:
-    """Loads the complete model at `source`. An adapter is merged into its base model, or with merge=False kept as a
-    PEFT model. `what` names the source in error messages. `device`: None = the CPU. Raises ConfigError if the model
-    cannot be loaded."""
+    """Loads the complete model at `source`, with weights of type `dtype`. An adapter is merged into its base model, or
+    with merge=False kept as a PEFT model. `what` names the source in error messages. `device`: None = the CPU.
+    Raises ConfigError if the model cannot be loaded."""
     name = str(source)
     what = what or f"model.name={name!r}"
     with loading_errors(what):
@@ -283,8 +283,8 @@ def _check_hub() -> None:
 
 def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
     """Builds the model of the settings on the meta device, without weights. Returns the model and its Family. `config`
-    is the model's transformers config; None = that of model.name. Trainable parameters are marked as in `policy.load`.
-    Raises ConfigError if the model is not found."""
+    is the model's transformers config; None = the config of model.name. Trainable parameters are marked as in
+    `policy.load`. Raises ConfigError if the model is not found."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     name = settings.name

@@ -48,7 +48,7 @@ class TokenStats:
 
 def zero_stats(count: int, vocabulary: int, device: torch.device,
                more: Mapping[str, Statistic] | None = None) -> TokenStats:
-    """TokenStats of `count` tokens that are all zero, in the shape and type of each statistic."""
+    """TokenStats in which all values of all `count` tokens are zero, in the shape and type of each statistic."""
     zeros = torch.zeros(count, device=device)
     logits, target = zeros.new_zeros(1, vocabulary), torch.zeros(1, dtype=torch.long, device=device)
     shapes = {name: statistic(logits, target) for name, statistic in (more or {}).items()}
@@ -77,7 +77,7 @@ _RUN_WHOLE: set[type] = set()  # model classes that transform their logits in a 
 
 
 def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Head]:
-    """Runs a model up to its output layer. Returns the inputs of that layer [B, C, H], and the Head.
+    """Runs a model up to its output layer. Returns the inputs of that layer [B, C, H] for C positions, and the Head.
 
     `base` is `model` without PEFT's wrapper. To verify the Head, one row also passes through the model's own output
     layer. If the logits differ, or if the output layer is not found, the full model runs instead. Then its logits are
@@ -127,7 +127,7 @@ def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned:
 
     `second` = (hidden states of the same tokens in a second model, that model's Head), for statistics that compare two
     models. Called under the model's autocast. Needs memory for [N, H] and a few times chunk_bytes. If the output layer
-    is trained, also for two gradients of its weight (three in float32), for any N."""
+    is trained, it also needs memory for two gradients of the layer's weight (three in float32)."""
     rest = (head, banned, temperature, more or {})
     count = math.ceil(len(hidden) / chunk_rows(head.vocabulary, chunk_bytes))
     if count <= 1:

@@ -23,9 +23,9 @@ def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Prepares inputs for a model that uses one token for images and videos, and whose forward takes only one of the
-    two. If a batch has both, they are replaced by their features, in the order of the text. The token types distinguish
-    images (1) and videos (2)."""
+    """Prepares inputs for a model that uses one token for images and videos, and whose forward takes only images or
+    only videos. If a batch has both, all media are replaced by their features, in the order of the text. The token
+    types distinguish images (1) and videos (2)."""
     types = inputs.get("mm_token_type_ids")
     if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
         return inputs

@@ -17,15 +17,15 @@ ASSETS = Path(__file__).parents[1] / "assets"  # folder with the models that are
 
 
 class FamilyConvention(coordinates.Convention):
-    """The box convention of a model's family, looked up at first use. Not needed for rows with `coordinates`."""
+    """The coordinate convention of a family's boxes, found at first use; not for rows with `coordinates`."""
 
     def __init__(self, model: str):
         self._model = model
 
     @property
     def convention(self) -> str:
-        """One of coordinates.CONVENTIONS. Raises TaskError if the family's convention is unknown. It is a TaskError
-        because scoring passes on only this error, and turns all others into reward 0."""
+        """One of coordinates.CONVENTIONS. Raises TaskError if the family's convention is unknown. (Scoring passes a
+        TaskError on, but turns any other error into reward 0.)"""
         try:
             return family_convention(self._model)
         except ConfigError as error:

@@ -42,8 +42,8 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
     memory.
 
     `halve(b)` replaces micro-batch b in `batches` by its two halves, and returns the number of tokens of the larger
-    half. Then the loop continues with the first half. With `restart`, it calls `restart()` and restarts with the first
-    micro-batch instead. Raises what `work` raises, and TrainingError for sharded ranks, which cannot restart alone."""
+    half. Then the loop continues with the first half or, if `restart` is given, calls `restart()` and begins again.
+    Raises what `work` raises, and TrainingError for sharded ranks, which cannot restart alone."""
     b = cuts = 0
     while b < len(batches):
         reason = _run_or_reason(work, b)

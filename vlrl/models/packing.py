@@ -38,9 +38,9 @@ class Piece:
     answers: tuple[np.ndarray, ...]  # token ids [T] of each completion
     rollouts: tuple[int, ...]  # for each completion, the index of its rollout in the optimizer step
     shown: tuple[Prompt | None, ...] = ()
-    """For each completion, its tokens with the media of its observations (Completion.shown); () if none has any."""
+    """For each completion, its tokens with their media (Completion.shown); () if no completion has observations."""
     units: tuple[int, ...] = ()
-    """For each completion, the number of its unit. Completions of a unit stay together. () = each is a unit."""
+    """For each completion, the number of its unit. Completions of one unit are never separated. () = one unit each."""
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -111,9 +111,9 @@ class Batch:
 
 
 def training_rows(done: Completion) -> list[tuple[slice, Completion]]:
-    """The rows in which a completion is trained, each as (slice of the completion's tokens, row). Without windows, the
-    only row is the completion itself. Otherwise there is one row per window (the part of an episode that the model saw
-    when it wrote an action), in which only the action is trained."""
+    """The rows in which the completion `done` is trained, each as (slice of the completion's tokens, row). Without
+    windows, the only row is the completion itself. Otherwise there is one row per window (the part of an episode
+    that the model saw when it wrote an action), in which only the action is trained."""
     if not done.windows:
         return [(slice(0, len(done.tokens)), done)]
     actions = [slice(t.start, t.end) for t in done.turns if t.role == "assistant"]
@@ -262,9 +262,9 @@ def _padded(rows: Sequence[Piece]) -> Batch:
 
 
 def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = False) -> dict[str, torch.Tensor]:
-    """[B, width] tensors of the prompts' `aligned` arrays (one value per token), by name. Each line of `lines` is a
-    prompt and the prompts that follow it. They start at the left edge of a row or, with `right`, end at the right edge.
-    All other entries of the row get the value for completion tokens."""
+    """[B, width] tensors of the prompts' `aligned` arrays (one value per token), by name. `lines` has for each row the
+    prompts that follow one another in the row. They start at the left edge of the row or, with `right`, end at the
+    right edge. All other entries get the value for completion tokens."""
     out: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for line in lines for p in line for name in p.aligned):
         rows = np.zeros((len(lines), width), dtype=np.int64)
@@ -291,7 +291,7 @@ def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
-    """[R, n] rotary positions of the n tokens after a prompt: consecutive, or for an episode those of `shown`."""
+    """[R, n] rotary positions of the n tokens after a prompt: those of `shown` for an episode, else consecutive."""
     if shown is not None:
         return shown.positions
     start = prompt.next_position
@@ -304,9 +304,9 @@ def _position_ids(positions: np.ndarray) -> torch.Tensor:
 
 
 def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The media tensors of all prompts, concatenated in order, by name. Images with fewer tiles are padded with zeros.
-    Processors pad the tiles of a batch in the same manner. Videos with different numbers of frames stay a tuple, which
-    Family.encode handles. With a feature cache the result holds the prompts' `visuals` instead; see Policy.inputs."""
+    """The media tensors of all prompts, concatenated in order, by name. Images with fewer tiles are padded with zeros,
+    as processors do. Videos with different numbers of frames stay a tuple, which Family.encode handles. With a
+    feature cache the result holds the prompts' `visuals` instead; see Policy.inputs."""
     if visuals := tuple(v for p in prompts for v in p.visuals):
         return {"visuals": visuals}
     names = dict.fromkeys(name for p in prompts for name in p.mm)

@@ -70,8 +70,8 @@ def _limit_frames(unit: Any, settings: ModelSettings) -> None:
 
 def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
     """Qwen3-VL videos: the processor only limits the total area of all frames. So a lower limit applies to the video.
-    The processor divides the upper limit among the frames, so the limit is set for the largest number of frames. A cap
-    per frame keeps a short video from using all of it."""
+    The processor divides the upper limit among the frames, so the limit is set for the largest number of frames. A
+    cap per frame keeps the few frames of a short video from becoming larger than the limit."""
     _set_frame_area(unit, settings)
     high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:
@@ -106,7 +106,7 @@ def _side(unit: Any) -> int:
 
 
 def _below_its_cap(unit: Any, high: int | None) -> None:
-    """Keeps 1.05 times the lower limit below `high`, because a video processor raises a frame's cap to that value."""
+    """Lowers the lower limit to high / 1.05: a processor raises a frame's cap to 1.05 times the lower limit."""
     size = dict(unit.size)
     if high is not None:
         unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}

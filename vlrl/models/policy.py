@@ -129,9 +129,9 @@ class Policy:
         return torch.autocast(self.device.type, self.dtype)  # accelerate's has no float16 on a CPU
 
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
-        """Keyword arguments for the model's forward, from the inputs of a Batch. `base` is another model, without
-        PEFT's wrapper; by default it is the policy's. `visuals` are replaced by their features. A reference model uses
-        the features of the policy's frozen vision tower."""
+        """Keyword arguments for the model's forward, from the inputs of a Batch. `base`: another model without PEFT's
+        wrapper, instead of the policy's. `visuals` (VisualInputs) are replaced by their features. A reference model
+        uses the features of the policy's frozen vision tower."""
         if "visuals" not in packed:
             return self.family.encode(base or self.base, packed)
         assert self.features is not None
@@ -140,8 +140,8 @@ class Policy:
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
                  more: Mapping[str, Statistic] | None = None, states: bool = False, second: Any = None) -> TokenStats:
-        """Log-probability, entropy and further statistics of every completion token, under this policy or under
-        `model`. `states`: whether to return the inputs of the output layer too. `second`: a second model, for
+        """TokenStats (log-probability, entropy, further statistics) of every completion token, under this policy or
+        under `model`. `states`: whether to return the inputs of the output layer too. `second`: a second model, for
         statistics that compare two models."""
         engine = shards.engine_of(self.shards)
         if engine and model is None:
@@ -181,7 +181,7 @@ class Policy:
         return hidden if batch.select is None else hidden.index_select(0, batch.select), head
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Runs the backward pass of a loss, scaled by `scaler`, and accumulates the gradients."""
+        """Runs the backward pass of a loss, multiplied by the loss scale of `scaler`, and accumulates the gradients."""
         if engine := shards.engine_of(self.shards):
             engine.backward(loss)
         else:
@@ -200,8 +200,8 @@ class Policy:
         return self.logprobs(batch, temperature, self._reference).logprobs
 
     def keep_reference(self, source: str | Path | None = None) -> None:
-        """Makes a frozen copy of a model as reference for the KL term: of the model at `source`, or else of the current
-        weights. Each weight gets the type that it has in the policy, so that both compute alike. LoRA needs no copy."""
+        """Makes the reference of the KL term, a frozen copy of the model at `source` or else of the current weights.
+        Each weight gets its type in the policy, so that rounding is equal. LoRA needs no copy."""
         if self.lora:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
@@ -220,9 +220,9 @@ class Policy:
 
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """In the block, disables the adapter. PEFT sets requires_grad on the tensors of the modules, which are either
-        shards or gathered tensors. At the end the modules must hold the same tensors as before, or some parameters
-        would no longer be trained."""
+        """In the block, disables the adapter. PEFT sets requires_grad on the tensors that the modules hold, which are
+        either shards or gathered tensors. At the end the modules must hold the same tensors as before, or some
+        parameters would no longer be trained."""
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()

@@ -115,7 +115,8 @@ class Encoder:
         end = self.processor.tokenizer.convert_ids_to_tokens(self._end)
         if not after.startswith(end):
             raise ConfigError(f"task with an environment: the chat template of model type '{self.family.model_type}' "
-                              f"does not write {end!r} after a turn, so no observation can follow an action")
+                              f"does not write {end!r} after a turn, so no observation can follow an action. Copy "
+                              "chat_template.jinja of the original instruction-tuned model into its folder")
         return self._encoded(sample_id, after.removeprefix(end), loaded, special=False)
 
     @property
@@ -273,7 +274,7 @@ class Encoder:
         return self.processor(text=[text], return_tensors="pt", **kwargs)
 
     def _shown(self, batch: Any, ids: torch.Tensor, loaded: Sequence[LoadedMedia]) -> int:
-        """How many media have a placeholder in the text according to the processor. If it does not say: all or none."""
+        """The number of media with a placeholder in the text; if the processor does not report it, all or none."""
         offsets = batch.get("text_replacement_offsets")
         if isinstance(offsets, list) and offsets:
             return sum(put["type"] in ("image", "video") for put in offsets[0])
@@ -292,7 +293,7 @@ class Encoder:
         return tuple(next(counts[m.kind]) for m in loaded)
 
     def _placeholder(self, kind: str) -> str | None:
-        """The token of one visual feature. In some processors this attribute is the placeholder of an image instead."""
+        """The token of one visual feature or, in some processors, of a complete image; None if unknown."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 

@@ -27,8 +27,8 @@ class TokenTexts:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def ending(self, stops: tuple[str, ...]) -> torch.Tensor:
-        """[V] bool, True for tokens that may complete one of the stop strings. A token that holds only some bytes of a
-        character may have any text."""
+        """[V] bool, True for tokens that may complete one of the stop strings, including all tokens that hold only some
+        bytes of a character."""
         if stops not in self._ending:
             pieces = self._texts()
             may = [i for i, piece in enumerate(pieces) if "\ufffd" in piece or any(_completes(piece, s) for s in stops)]

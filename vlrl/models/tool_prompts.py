@@ -1,4 +1,4 @@
-"""Writes tools, tool calls and tool results in the format of Qwen's chat templates, for models whose own cannot."""
+"""Writes tools, tool calls and results in the format of Qwen's chat templates, for models whose template cannot."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def processor_hash(processor: Any) -> str:
 
 def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor],
                media: Sequence[LoadedMedia]) -> tuple[VisualInput, ...]:
-    """The VisualInputs of one prompt: its media tensors `mm`, split by image and video if there are patch grids."""
+    """The VisualInputs of a prompt's media tensors `mm`, one per image and video if there are patch grids."""
     out = []
     for kind, pixels in _PIXELS.items():
         if pixels not in mm:

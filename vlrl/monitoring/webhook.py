@@ -31,7 +31,7 @@ def _address(given: str) -> str:
     name = given.removeprefix("env:")
     url = os.environ.get(name, "").strip()  # secrets kept in files end with a newline
     if not url:
-        raise ConfigError(f"alerts.webhook={given!r}: there is no environment variable {name}")
+        raise ConfigError(f"alerts.webhook={given!r}: the environment variable {name} is not set")
     if problem := webhook_problem(url):
         raise ConfigError(f"alerts.webhook={given!r}: the URL in {name} {problem}")
     return url

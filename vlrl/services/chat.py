@@ -76,7 +76,7 @@ def key_of(variable: str | None, option: str) -> str:
     `option`: the option or setting to name in the message."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
-        raise ConfigError(f"{option} {variable}: this environment variable is empty or not set")
+        raise ConfigError(f"{option} {variable}: this environment variable is empty or not set: export the key in it")
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(f"{option} {variable}: this environment variable has characters that a key cannot have")
     return key

@@ -79,7 +79,7 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
     weights: dict[str, float] = {}
     for extra in extras:
         if twice := sorted(weights.keys() & extra.offer.weights):
-            raise ConfigError(f"task.parts: the part '{twice[0]}' is given twice")
+            raise ConfigError(f"task.parts: the part '{twice[0]}' is named twice: remove one")
         weights |= extra.offer.weights
 
     class Mixed(cls):

@@ -130,7 +130,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 def _refuse_special(descriptor: int, path: Path) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
@@ -139,7 +139,7 @@ def read_small(path: Path, most: int = 64 << 20) -> bytes:
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        raise OSError(errno.EFBIG, f"the file has more than {most:,} bytes", str(path))
     return content
 
 

@@ -1,1 +1,1 @@
-"""Sharding of the model over ranks. models/shards.py imports these modules if train.sharding requires it."""
+"""Sharding of the model over ranks. models/shards.py imports these modules if train.sharding requires them."""

@@ -75,7 +75,7 @@ def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -
 
     Each decoder layer is sharded by itself. Vision tower, embeddings and output layer are sharded with the root module.
     `idle` is the prompt for idle micro-batches (packing.with_idle): one small image if the data may have images, else a
-    few words. Gradients are summed over ranks and not averaged, because each rank's loss is a share of the step's."""
+    few words. Gradients are summed over ranks, not averaged: each rank's loss is a share of the step's loss."""
     settings = settings or TrainSettings()
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, but {torch.__version__} is installed: upgrade, or "
