@@ -46,7 +46,7 @@ def sequence_mask(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tupl
 
 def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
     """clip(exp(mean of D over a rollout's tokens), low, high) for all tokens of the rollout, as in ms-swift. D = log
-    p(trainer) - log p(engine). It does not depend on the rollout's length."""
+    p(trainer) - log p(engine). The mean does not grow with the length of the rollout."""
     return _truncated(x, _geometric(x), low, high)
 
 

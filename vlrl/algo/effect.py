@@ -62,13 +62,13 @@ class FunctionUse:
 
     @property
     def by_reward(self) -> bool:
-        """Whether the option `correct` makes the function call an answer correct if its reward exceeds that value."""
+        """Whether the option `correct` is set, so that an answer is correct if its reward exceeds the option."""
         return self.named.options.get("correct") is not None and not self.named.options.get("part")
 
     @property
     def one_turn(self) -> str:
-        """The beginning of a reason that applies because the task has no environment, so every completion is a single
-        turn. "" if the task has an environment or is unknown."""
+        """The beginning of a message if the task has no environment, so that every completion is a single turn: "task
+        'x' has no environment, so every answer is one turn and this acts as". Otherwise ""."""
         if self.task is None or has_environment(self.task):
             return ""
         return f"task '{self.task.name}' has no environment, so every answer is one turn and this acts as"
@@ -78,7 +78,7 @@ class FunctionUse:
         return self.own or what in getattr(self.function, "reads", ())
 
     def in_place_of(self, what: str) -> str:
-        """A reason that says that the function reads the outcomes, not `what` ("reward" or "advantage"). "" if it may
+        """A message if the function reads which answers are correct, not `what` ("reward" or "advantage"). "" if it may
         read `what`."""
         alone = getattr(self.function, "alone", None)
         if alone is None or self.by_reward or any(self.named.options.get(key) != value for key, value in alone.items()):
@@ -97,8 +97,8 @@ def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any],
     """Decorator that declares unusual inputs of a function.
 
     "outcome": which answers are correct. "reward": for a function of algo.batch. "sign": the sign of the advantage, for
-    a function of algo.weights. alone: the options with which the function reads outcomes and not the reward (a policy
-    term: not the advantage). {} = with any options except `correct`, which makes correctness depend on the reward."""
+    a function of algo.weights. alone: option values with which the function reads outcomes and not the reward (a policy
+    term: not the advantage). {} = with any options, unless `correct` is set, which compares the reward with a limit."""
     def mark(function: Any) -> Any:
         function.reads, function.alone = frozenset(what), alone
         return function

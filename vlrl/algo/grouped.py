@@ -62,9 +62,9 @@ def normalized(values: torch.Tensor, group: torch.Tensor, eps: float, normalize:
 def correct(s: Scores, part: str = "", above: float | None = None, without: float = 0.5) -> torch.Tensor:
     """[R] bool: whether each rollout is correct; False for unscorable rollouts.
 
-    By default the task decides (Scores.outcome). With `part` or `above`, a rollout is correct if its raw reward part
-    named `part`, or else its reward, exceeds `above` (default: `without`). If no outcome is known, the reward must
-    exceed `without`. Raises ValueError if no rollout has the part."""
+    By default the task decides (Scores.outcome), or if it reports no outcomes, whether the reward exceeds `without`.
+    With `part`, the raw reward part of this name must exceed `above`; with `above` alone, the reward must. `above`
+    defaults to `without`. Raises ValueError if no rollout has the part."""
     if part and part not in s.parts:
         raise ValueError(f"there is no reward part '{part}'; the reward parts are: {', '.join(s.parts)}")
     if not part and above is None and s.outcome is not None:

@@ -119,8 +119,8 @@ class LossInputs:
     max_length: int
     """Token limit of a completion: rollout.max_new_tokens."""
     sampler_logprobs: torch.Tensor | None = None
-    """[N] log-probabilities of the engine that sampled, NaN if unknown. For a token that is trained under another
-    prompt than the sampled one, the trainer's."""
+    """[N] log-probabilities of the engine that sampled, NaN if unknown. If a token is trained under another prompt than
+    the sampled one, this is the trainer's log-probability."""
     reference_logprobs: torch.Tensor | None = None
     """[N] log-probabilities under the reference policy, for functions that require "reference"."""
     entropy: torch.Tensor | None = None

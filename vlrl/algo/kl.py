@@ -3,8 +3,8 @@
 In all formulas, d = log p(reference) - log p. In the loss, the KL is added after weights and correction are applied to
 the policy term. Only exponentials are clamped: above d = `clamp`, exp(d) continues along its tangent. So a token's
 gradient is at most e^clamp, and a token whose probability has collapsed is still pulled back. k1, k2 and k3 are from J.
-Schulman, Approximating KL Divergence (2020). For which of them have a useful gradient as a loss, see A Comedy of
-Estimators (arXiv 2506.09477) and docs/objectives.md."""
+Schulman, Approximating KL Divergence (2020). A Comedy of Estimators (arXiv 2506.09477) and
+docs/objectives.md tell which of these estimators have a useful gradient as a loss."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def k3_unbiased(x: LossInputs, clamp: Rate = 20.0, level: Literal["token", "sequ
     """r * k3, where r is the unclipped ratio to the weights at the start of the update. DeepSeek-V3.2 (arXiv
     2512.02556).
 
-    For completions sampled by these weights, value and gradient are unbiased at every optimizer step. Not for
-    completions of older weights or another sampler, as algo.correction does not multiply the KL. `level`: the ratio of
-    each token, or exp(mean of the log-ratio) of its rollout."""
+    For completions sampled by these weights, value and gradient are unbiased at every optimizer step. They are biased
+    for completions of older weights or another sampler, as algo.correction does not multiply the KL. `level`: the ratio
+    of each token, or exp(mean of the log-ratio) of its rollout."""
     log_r = x.log_ratio if level == "token" else x.spread(x.sequence_mean(x.log_ratio))
     return log_r.exp() * k3(x, clamp)
 

@@ -160,7 +160,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def total(*values: float) -> list[float]:
-    """Returns, for each of the numbers, its sum over all ranks."""
+    """Returns the sum over all ranks of each of the given numbers."""
     return [sum(column) for column in zip(*gather(values), strict=True)]
 
 
@@ -207,9 +207,8 @@ def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
 
 
 def all_ended_alike(value: str) -> bool:
-    """Whether every rank ends with an error and the same `value`, after the same number of collectives. Called inside
-    `last` of `end_by_error`. Collectives that are not called through this module are counted too. If true, further
-    collectives are possible."""
+    """Whether every rank ends with an error and the same `value`, after the same number of collectives (including those
+    not called through this module). If so, further collectives are possible. Called inside `last` of `end_by_error`."""
     if _monitor is None or _lost is not None:
         return False
     group: Any = dist.distributed_c10d._get_default_group()

@@ -26,7 +26,7 @@ class RankPosition:
         self.step, self.phases, self.since = step, [], time.monotonic()
 
     def enter(self, doing: str, depth: int = 2) -> None:
-        """Records that this rank enters a collective, and as `caller` the code outside comm.py that called it."""
+        """Records that this rank enters a collective, and the code outside comm.py that called it (`caller`)."""
         frame = sys._getframe(depth)
         while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in ("comm.py", "contextlib.py"):
             frame = frame.f_back

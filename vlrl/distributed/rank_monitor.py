@@ -155,8 +155,8 @@ class RankMonitor:
             pause = min(1.5 * pause, 1.0)
 
     def all_ended(self, place: str) -> bool:
-        """Whether all ranks have ended with an error at the same `place`. Waits some seconds for their records. Called
-        after `end`."""
+        """Whether all ranks have ended with an error and the same value of `place`. Waits some seconds for their
+        records. Called after `end`."""
         assert self._ended is not None
         self._ended["at"] = place
         self.publish()

@@ -66,11 +66,11 @@ class Request:
     """Selects the random stream. Rollout i is sampled with the seed (run seed, *key, i), in any batch or process."""
     begun: tuple[AnswerPrefix, ...] = ()
     """n prefixes to continue; () = n new completions. With unchanged weights the result is the same as without an
-    interruption. The returned completions include their prefix and have one additional turn."""
+    interruption. The returned completions include their prefix and have one more entry in `turns`."""
     way_out: str = ""
     """The setting to change if completions must not be continued; shown in error messages."""
     sample: Sample | None = None
-    """The sample of an episode. If its environment was reset (`Sample.opening`), it responds to the actions."""
+    """The sample of an episode. If its environment was reset (`Sample.opening`), that responds to the actions."""
     max_turns: int | None = None
     """Maximum number of actions of an episode; None = episode.max_turns."""
     continues: tuple[CacheSlot, ...] = ()
@@ -130,7 +130,7 @@ class EpisodePlayer(Engine, Protocol):
         ...
 
     def reset_sample_again(self, sample: Sample) -> Sample:
-        """Returns the sample with a new first observation, after its media were changed; see the function below."""
+        """Returns the sample with a new first observation; see the function `reset_sample_again` below."""
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:

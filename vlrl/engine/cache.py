@@ -142,7 +142,7 @@ class CopiedRows:
 
 class SharedRows:
     """The KV cache of rows that share one copy of their prompt's cache, for models with vlrl's attention
-    implementation. The arguments are those of CopiedRows; `owner` must be ascending. `answers` is an empty cache."""
+    implementation. `answers`: empty cache for new tokens. Other arguments as in CopiedRows, `owner` ascending."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
         cached: list[Any] = cache.layers
@@ -267,7 +267,7 @@ class TurnCaches:
                       "prompt in every turn", self.most)
 
     def clear(self) -> None:
-        """Drops all caches, when they were computed with old weights."""
+        """Drops all caches. Called after the weights have changed."""
         for continued in self._living:
             continued.cache = None
 

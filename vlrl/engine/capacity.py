@@ -149,7 +149,7 @@ def same_prefix(request: Request, a: int, b: int) -> bool:
 
 
 def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
-    """Splits a batch after its first `first` rollouts. Returns both parts."""
+    """Splits a batch, given as (index of the request, its rollouts), after `first` rollouts. Returns both parts."""
     head: list[Job] = []
     tail: list[Job] = []
     for i, rollouts in jobs:

@@ -50,7 +50,7 @@ def image_of_array(values: Any, what: str) -> Image.Image:
 
 
 def image_of_base64(data: Any, what: str) -> Image.Image:
-    """Decodes a base64 string to an image, with the checks of vlrl.data.media. Raises ProtocolError for others."""
+    """Decodes a base64 string to an image, with the checks of vlrl.data.media. Raises ProtocolError if that fails."""
     if not isinstance(data, str):
         raise ProtocolError(f"the environment's {what} is {type(data).__name__}, expected an image as base64")
     if len(data) > _MOST_BYTES * 4 // 3:

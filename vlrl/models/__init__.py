@@ -1,11 +1,11 @@
 """Models: loading and saving, families, processing, packing, attention, log-probabilities.
 
 adapters (LoRA, 4-bit weights), sharding/ (FSDP2, ZeRO), attention_kernels, balance, media_forms, tool_prompts and
-vision_cache are imported only when settings, model or rows need them.
+vision_cache are imported only when the settings, the model or the data need them.
 
 Families and processing
 - All differences between model families are in families.py. A model of unknown type gets a Family derived from its
-  config, and is trained in padded rows.
+  config, and is trained in padded rows (one row per completion).
 - Engine and trainer use the same Prompt, with rotary positions computed by the model's own rope index.
 - Text after a video gets positions after the video's last frame, as in these models' training and in vLLM. transformers
   5.19 assigns other positions; families.py corrects them.
@@ -35,12 +35,12 @@ Attention of the shared row [prompt | completion 1 | ... | completion G]
 - Inputs without a layout (padded rows) and non-causal attention (the vision tower) use the stock implementation.
   Log-probabilities and gradients of shared and padded rows agree within 1e-5 of each tensor's maximum.
 - A group that is too large is cut into pieces, each with a copy of the prompt. Padding exists only inside the
-  attention, where runs of tokens whose lengths differ by less than a quarter are batched; `masked` has a mask [runs, 1,
-  A, P + A] for each such bucket.
+  attention, where runs of tokens whose lengths differ by less than a quarter are batched. Only the implementation
+  `masked` has masks, one for each such bucket.
 
 Ranks
 - An optimizer step holds the same groups for any number of ranks: all groups are sorted by id and cut into slices
-  (cost.optimizer_steps). The rank that trains on a group stores it. After scoring, a group may move to another rank,
-  but never to another optimizer step.
-- Under FSDP all ranks run the same number of micro-batches, and all of these have media if any has: packing.with_idle
+  (cost.optimizer_steps). The rank that trains on a group writes it to the run folder. After
+  scoring, a group may move to another rank, but never to another optimizer step.
+- Under FSDP all ranks run the same number of micro-batches, and if one of these has media, all have: packing.with_idle
   adds micro-batches that hold a prompt without completions."""

@@ -121,7 +121,7 @@ def processor_hash(processor: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor],
+def visuals_of(family: Family, settings_hash: str, mm: Mapping[str, torch.Tensor],
                media: Sequence[LoadedMedia]) -> tuple[VisualInput, ...]:
     """The VisualInputs of a prompt's media tensors `mm`, one per image and video if there are patch grids."""
     out = []
@@ -134,14 +134,14 @@ def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor]
             parts = [([m], {pixels: p, grid: g}) for m, p, g in zip(shown, cut, mm[grid].split(1), strict=True)]
         else:
             parts = [(media, {k: v for k, v in mm.items() if k.endswith("_videos") == (kind == "video")})]
-        out += [VisualInput(kind, _key(kind, processed_by, m, inputs), inputs) for m, inputs in parts]
+        out += [VisualInput(kind, _key(kind, settings_hash, m, inputs), inputs) for m, inputs in parts]
     return tuple(out)
 
 
-def _key(kind: str, processed_by: str, media: Sequence[LoadedMedia], inputs: Mapping[str, torch.Tensor]) -> bytes:
+def _key(kind: str, settings_hash: str, media: Sequence[LoadedMedia], inputs: Mapping[str, torch.Tensor]) -> bytes:
     contents = [(m.kind, m.sha256, list(m.metadata.get("frames_indices", ()))) for m in media]
     shapes = {k: v.tolist() if k in _GRIDS.values() else list(v.shape) for k, v in inputs.items()}
-    return hashlib.sha256(json.dumps([kind, processed_by, contents, shapes], default=int).encode()).digest()
+    return hashlib.sha256(json.dumps([kind, settings_hash, contents, shapes], default=int).encode()).digest()
 
 
 @torch.inference_mode(False)  # cached features may enter an autograd graph later

@@ -1,5 +1,5 @@
-"""The expected mismatch between sampler and trainer on the same tokens, by dtype and engine. An alert and a limit use
-it.
+"""The expected mismatch between sampler and trainer on the same tokens, by dtype and engine; used by
+alerts.mismatch and limits.mismatch.
 
 `mismatch/kl` is the mean over tokens of exp(g) - g - 1, where g = trainer log-probability - sampler log-probability.
 `mismatch/gap_max` is the largest |g|. Differences from rounding are below these limits. Different weights, images,

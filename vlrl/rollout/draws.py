@@ -63,14 +63,14 @@ class DrawBatch:
 
 
 class DrawEncoder:
-    """Makes samples and encoded prompts from draws, also for the task's variants if the policy samples."""
+    """Makes samples and encoded prompts from draws, also for the task's variants if the policy samples completions."""
 
     def __init__(self, generator: RolloutGenerator, samples: Sequence[Sample], prefetch: Prefetcher, generates: bool):
         self.generator, self.samples, self.prefetch = generator, samples, prefetch
         self.task, self.engine = generator.task, generator.engine
         self.varies = generates and has_variants(self.task)
         self._opened: dict[Draw, Sample] = {}
-        """Samples of this step and the next, by draw. Cached because code may generate them and variants need them."""
+        """Samples of this step and the next, by draw; cached, as making one may run code and variants reuse them."""
 
     def encode(self, drawn: DrawBatch, step: int) -> None:
         """Encodes this process's share of a batch, and records in the batch which draws are accepted or refused."""
@@ -132,8 +132,8 @@ class DrawEncoder:
 
 
 def variant_metrics(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
-    """Metrics for each variant: the mean reward of its completions, and their share of all sampled completions.
-    rewards: by name of the variant, "" = unmodified samples."""
+    """Metrics for each variant (modified samples): mean reward of its completions, and their share of all sampled
+    completions. rewards: the rewards by name of the variant, "" = unmodified samples."""
     out: dict[str, float] = {}
     count = sum(map(len, rewards.values()))
     for name in sorted(rewards.keys() - {""}):

@@ -34,8 +34,8 @@ _KINDS: dict[str, tuple[Callable[[Rollout], Any], str, str]] = {
 def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, stored: Path | None = None,
                  names: Sequence[str] = tuple(_KINDS)) -> dict[str, float]:
     """Returns the share of rollouts with an error, over all processes, for each of the limits `names` of limits.*.
-    Raises TrainingError with the first error if a share is above its limit. For the message: `what` was scored, and the
-    file in which the rollouts are `stored`."""
+    Raises TrainingError with the first error if a share is above its limit. For the message: `what` names the scored
+    rollouts, `stored` the file that contains them."""
     shares = {}
     for name in names:
         counts, problem, way = _KINDS[name]
@@ -54,8 +54,8 @@ def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, sto
 
 def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
     """Raises TrainingError for a completion sampled with older weights than async.max_staleness allows. Exempt are
-    partial rollouts, of which only the part generated in the last step is trained on, and completions stored at earlier
-    visits of a prompt, which are trained on as if sampled with the current weights."""
+    partial rollouts, of which only the part generated in the last step is trained on, and completions stored when a
+    prompt was drawn before, which are trained on as if sampled with the current weights."""
     most = config.asynchronous.max_staleness
     oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts
                                   if r.completion.policy_step is None), default=step)))

@@ -103,7 +103,7 @@ class RolloutGenerator:
 
     @property
     def collective(self) -> bool:
-        """Whether `groups` contains collective calls, so that processes without prompts must call it too."""
+        """Whether `groups` contains collective calls, so that processes without prompts must call `groups` too."""
         return self.likelihoods is not None or any(method.collective for method in self.methods)
 
     def group_size(self, draw: Draw) -> int:
@@ -232,7 +232,7 @@ class RolloutGenerator:
                           policy_step=self.policy_step, score=self.score, served=self.services, **more)
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
-        """Whether each completion of a request is correct, scored as a separate group; None = unknown."""
+        """Whether each completion of a request is correct, scored as a separate group; None if it cannot be scored."""
         assert request.sample is not None
         with self.clock("score"):
             group = self._make(request.sample, request.prompt, completions, "")

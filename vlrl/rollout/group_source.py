@@ -45,10 +45,10 @@ unusable samples."""
 class GroupSource:
     """Draws samples and returns their scored groups. All processes call it together, and each generates its share.
 
-    `next_groups(P)` returns this process's share of P groups. The sampler, on the main process, has then observed all
-    of them. measures: the measurements that samplers can request (MeasuringSampler), by name. progress: reports work
-    before a step. teaches: whether any completion of a group has a nonzero advantage; None if the group alone does not
-    determine it."""
+    `next_groups(P)` returns this process's share of P groups. The sampler of prompts, on the main process, has then
+    observed all P groups. measures: the measurements that samplers can request (MeasuringSampler), by name. progress:
+    reports work before a step. teaches: tells whether any completion of a group has a nonzero advantage; None if the
+    group alone does not determine it."""
 
     generates: ClassVar[bool] = True
     """Whether the policy samples the completions. Only then are variants and training-time services used."""
@@ -233,9 +233,9 @@ class GroupSource:
                    if (own := method.state_dict())}}
 
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
-        """The state between two steps, without waiting for completions that are generated ahead. Also returns None, or
-        a function that takes a timeout in seconds and returns the state with these completions. The function returns
-        None if they take longer, or if other processes generate completions ahead."""
+        """The state between two steps, without completions that are being generated ahead, and a function that waits
+        for these completions for a given number of seconds and returns the state with them (None if they take longer
+        or other processes generate ahead). None instead of the function if nothing is generated ahead."""
         return self.state_dict(), None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

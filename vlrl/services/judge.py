@@ -97,7 +97,7 @@ class Judge:
         self.replies.sync()
 
     def at(self, place: ServiceContext) -> GroupJudge:
-        """The judge for the questions of one group, which are counted for the group's split and step."""
+        """The judge for the questions of one group, which are counted for `place`, the group's split and step."""
         return GroupJudge(self, place)
 
     def problem(self) -> str:

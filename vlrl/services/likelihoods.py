@@ -1,7 +1,7 @@
 """The services `policy_logprobs` and `reference_logprobs`: log-probabilities of texts under the trained and the
 reference policy.
 
-One forward pass per policy computes everything that the groups of a round need, packed as in training. It runs on every
+One forward pass per policy serves all groups that were generated together, packed as in training. It runs on every
 process, after generation and before scoring. A completion, and the texts that replace its answer, share one copy of the
 reasoning before them. Log-probabilities are at temperature 1. The trained policy has its current weights."""
 
@@ -51,8 +51,8 @@ class Likelihoods:
         self._read: dict[str, list[int]] = {}
 
     def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
-        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs. The
-        prompt of each completion is the one used in training. A collective call."""
+        """Returns for each group of `visits` {service: {key of a text: [t] float32 log-probabilities}}; see
+        services.Logprobs. The prompt of each completion is the one used in training. A collective call."""
         rows, requested = self._rows(visits, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
         values = self.reader.stacked([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)

@@ -38,7 +38,7 @@ class StoredReply:
     seconds: float = 0.0  # number of seconds from the first attempt to the reply
 
     def of(self, place: ServiceContext) -> bool:
-        """Whether the reply was first requested in this split and step."""
+        """Whether the reply was first requested in the split and step of `place`."""
         return (self.split, self.step) == (place.split, place.step)
 
 

@@ -75,7 +75,7 @@ class RewardModel:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> GroupRewardModel:
-        """The reward model for one group, which counts its answers for the group's split and step."""
+        """The reward model for one group. It counts the group's answers for `place`, the group's split and step."""
         self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]
 
@@ -83,7 +83,7 @@ class RewardModel:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The numbers of answers with and without a score for a split since the last call, up to a completed step."""
+        """Numbers of answers with and without a score for a split since the last call, up to a completed step."""
         done = [s for s in self._asked if s.place.split == split and s.place.step <= step]
         self._asked = [s for s in self._asked if s not in done]
         scored, failed = comm.total(sum(s.scored for s in done), sum(len(s.failures) for s in done))

@@ -30,7 +30,7 @@ class Service(Protocol):
     """Number of groups that may wait for the service at once; 1 = it computes in this process, one at a time."""
 
     def at(self, place: ServiceContext) -> Callable[..., Any]:
-        """The service for one group, as a callable. Its list `failures`, if any, says why there are missing replies."""
+        """The service for one group (`place`), as a callable. Its list `failures`, if any: why replies are missing."""
         ...
 
     def problem(self) -> str:

@@ -217,7 +217,7 @@ def owner_lives(owner: Mapping[str, Any]) -> bool | None:
 
 
 def this_process() -> dict[str, Any]:
-    """Returns the description of this process that it writes into a lock file as owner."""
+    """Returns the description of this process that a lock file contains as its owner."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "system": _system(), "process": _started(os.getpid()),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
 

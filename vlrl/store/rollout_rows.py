@@ -46,7 +46,7 @@ so that a viewer need not run task code; null if the task failed.
 variant that is not trained on; such a rollout belongs to no group.
 - `prompt` is the prompt with which the completion was sampled, including the guidance of a second attempt.
 - `variant` names the variant of the sample for which the completion was sampled; null = the unchanged sample. `kept`
-means that the completion was kept from an earlier visit of the sample.
+means that the completion was kept from an earlier draw of the sample.
 - `media.timestamps` are the display times of a video's frames in seconds.
 - `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at each position, in decreasing order.
 - `metrics` are Task.metrics of an evaluated answer, `correct` is Task.correct; null if unknown.
@@ -191,5 +191,5 @@ def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
 
 
 def split_name(split: str | None) -> str:
-    """Returns the form of a split's name that is used in file names."""
+    """Returns a split's name as it is written in file names, with "_" for special characters."""
     return re.sub(r"[^\w.]+", "_", split or "")

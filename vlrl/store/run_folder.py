@@ -201,7 +201,7 @@ class RunFolder:
 
 
 def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the lines of eval.jsonl that are comparable with the last line of their split. If the data of a split
-    differed after a resume, the first line after the resume has the key `changed`. Its earlier lines are left out."""
+    """Returns the lines of eval.jsonl that can be compared with the last line of their split. If a split's data changed
+    before a resume, its first line after the resume has the key `changed`, and its earlier lines are left out."""
     since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
     return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]

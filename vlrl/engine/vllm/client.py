@@ -25,8 +25,8 @@ class Unavailable(Exception):
 
 
 class ServerClient:
-    """An HTTP client for servers that share a key. timeout_s: time limit of one response. key_file: the setting with
-    the key's file, named in error messages."""
+    """An HTTP client for servers that share a key. timeout_s: time limit of one response. key_file: name of the setting
+    with the path of the key file, for error messages."""
 
     def __init__(self, key: str, timeout_s: float, key_file: str = "engine.key_file"):
         self._key_file, self._http = key_file, http_client(key, timeout_s, 64, IDLE_S)

@@ -112,7 +112,7 @@ def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> d
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
-    """Derives the seed for a group or, with `place`, for the rollout at this index from token `start` on. A
+    """Derives the seed for a group or, with `place`, for the group's rollout at this index, from token `start` on. A
     continuation gets a different seed, so that it does not reuse the random numbers of the first tokens."""
     rest = (0, 0) if place is None else (place + 1, start + 1)
     state = np.random.SeedSequence([seed, *key, *rest]).generate_state(1, np.uint64)
@@ -245,8 +245,8 @@ def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Complet
 
 
 def model_length(config: Config, model_config: Any, episodes: bool = False) -> int:
-    """Maximum number of tokens of a prompt with its completion, or with `episodes` of an episode. It is
-    engine.max_model_len, or else the sum of the run's limits, capped by the model's max_position_embeddings."""
+    """Maximum number of tokens of a prompt and its completion; with `episodes`, of a prompt and its whole episode. This
+    is engine.max_model_len, or else the sum of the run's limits, capped by the model's max_position_embeddings."""
     answer = config.episode.max_tokens if episodes else config.rollout.max_new_tokens
     wanted = config.limits.prompt_tokens + answer
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or wanted

@@ -245,8 +245,8 @@ def further_arguments(given: Sequence[str], taken: Sequence[str],
 
 
 def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
-    """The environment variables of each server, which assign its GPUs, or its threads on a CPU. Empty with Ray, which
-    assigns the GPUs itself."""
+    """Environment variables for each server that assign its GPUs, or its threads on a CPU. Empty with Ray, which
+    assigns the GPUs itself. `added`: additional arguments for vLLM."""
     if added.get("--distributed-executor-backend") == "ray":
         return [{}] * replicas
     each = engine.tensor_parallel * int(added.get("--pipeline-parallel-size", 1))
