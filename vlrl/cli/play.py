@@ -121,7 +121,7 @@ def _episode(start: Callable[[], PlayedEpisode], place: int, given: _Given) -> b
     actions = play_episodes.oracle_actions(episode) if given.oracle else play_episodes.split(given.answer or "")
     if actions is None:
         raise ConfigError(f"--oracle: task '{episode.task.name}' knows no perfect actions for sample "
-                          f"'{episode.question.sample.id}': use --answer")
+                          f"'{episode.question.sample.id}' (oracle_actions): use --answer")
     play_episodes.run(episode, actions, title, given.as_json)
     if given.as_json:
         typer.echo(to_json(play_episodes.as_dict(episode, place, given.split)))
