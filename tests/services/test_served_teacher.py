@@ -78,7 +78,7 @@ def served(scene, tmp_path):  # noqa: F811
     (tmp_path / "key").chmod(0o600)
 
     def settings(**more):
-        return of(folder, other, **{"loss": "sampled_kl", "server": server.address, "timeout_s": 2.0, "retries": 2,
+        return of(folder, other, **{"loss": "sampled_kl", "server": server.address, "timeout_s": 60.0, "retries": 2,
                                     "key_file": str(tmp_path / "key"), **more})
     yield server, settings
     server.planted = lambda body: (503, {})
@@ -88,7 +88,7 @@ def served(scene, tmp_path):  # noqa: F811
 
 def test_the_gradient_is_that_of_the_same_teacher_from_a_folder(scene, served):  # noqa: F811
     (_, _, groups, folder, other), (server, settings) = scene, served
-    more = {"rollout": {"minibatches": 2, "updates": 2}, "coef": 2.0, "objective": 0.5, "timeout_s": 60.0}
+    more = {"rollout": {"minibatches": 2, "updates": 2}, "coef": 2.0, "objective": 0.5}
     wanted, expected = stepped(scene, of(folder, other, loss="sampled_kl", **more))
     steps, stats = stepped(scene, settings(**more))
     assert len(steps) == len(wanted) == 4
@@ -104,7 +104,7 @@ def test_the_gradient_is_that_of_the_same_teacher_from_a_folder(scene, served): 
 
 def test_a_server_that_was_started_again_gets_the_weights_again(scene, served):  # noqa: F811
     server, settings = served
-    _, whole = stepped(scene, settings(timeout_s=60.0))
+    _, whole = stepped(scene, settings())
     failing = iter([(503, {"error": "loading"}), None, (500, {"error": "engine"})])
 
     def dies(body):
@@ -114,7 +114,7 @@ def test_a_server_that_was_started_again_gets_the_weights_again(scene, served): 
             server.version, server.scored = "", 100
         return next(failing, None)
     server.planted = dies
-    _, stats = stepped(scene, settings(timeout_s=60.0))
+    _, stats = stepped(scene, settings())
     assert stats["distillation/kl"] == pytest.approx(whole["distillation/kl"], abs=1e-6)
     assert len(server.loads) >= 4 and len({load["version"] for load in server.loads}) == 1
     for temperature in (0.8, 0.9, 0.8):
