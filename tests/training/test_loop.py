@@ -105,4 +105,4 @@ def test_other_weights_in_the_task_file_are_told_on_resume(tiny_models, tmp_path
     assert "warning" not in said and "inert" not in said  # the dry run names what is usual
     monkeypatch.setattr(tasks.load_class(f"{tmp_path}/shades.py"), "rewards", {"vowels": 1.0, "short": 0.5})
     start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
-    assert "weighs its parts differently: short 0.1 -> 0.5" in capsys.readouterr().out
+    assert "have other weights: short 0.1 -> 0.5" in capsys.readouterr().out
