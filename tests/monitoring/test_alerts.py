@@ -194,7 +194,7 @@ def test_urls_that_are_refused(url, problem, monkeypatch, tmp_path):
 
 
 def test_a_url_from_the_environment(monkeypatch, tmp_path):
-    with pytest.raises(ConfigError, match="no environment variable NO_HOOK"):
+    with pytest.raises(ConfigError, match="environment variable NO_HOOK is not set"):
         alerts(tmp_path, [], webhook="env:NO_HOOK")
     with hook() as server:
         monkeypatch.setenv("HOOK", server.url + "\n")

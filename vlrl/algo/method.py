@@ -61,7 +61,7 @@ class AlgorithmStub:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The parts of a run that a method uses. `score` and `services` are those of the RolloutGenerator."""
+    """The parts of a run that a method uses. `score` and `services` come from the RolloutGenerator."""
 
     task: Task
     policy: Policy
@@ -170,7 +170,7 @@ class Method:
         return s
 
     def credited(self, groups: Sequence[Group]) -> Mapping[str, float]:
-        """Returns metrics of this process's groups, whose advantages are known. They are reduced over all processes."""
+        """Returns metrics of this process's groups, whose advantages are known; later reduced over all processes."""
         return {}
 
     def share(self, step: int) -> float:

@@ -80,7 +80,7 @@ def _thread_states(prefix: str) -> str:
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
     """In the block, names the current phase of this rank, for messages of ranks that wait for it. After an error the
-    name remains until the next step begins. Only for the main thread, because others call no collectives."""
+    name remains until the next step begins. Only for the main thread; other threads call no collectives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -72,14 +72,14 @@ class RankMonitor:
             self._cut = self._cut or any(text in str(error) for text in _GIVEN_UP)
 
     def end(self, error: BaseException | None) -> None:
-        """Writes the last record of this rank, which ends with `error`, or normally if that is None."""
+        """Writes the last record of this rank: it ends with `error`, or without an error if that is None."""
         if self._ended is None:
             text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it ended normally"
             self._ended = {"why": text, "follows": isinstance(error, RankError)}
             self.publish()
 
     def leave(self) -> None:
-        """On rank 0, after `end`: records that the other ranks need not wait for it any more."""
+        """On rank 0, after `end`: records that the other ranks need not wait for rank 0 any more."""
         if self._ended is not None:
             self._ended["left"] = True
             self.publish()
@@ -172,8 +172,8 @@ class RankMonitor:
         return False
 
     def await_left(self) -> None:
-        """On ranks other than 0, after `end`: if rank 0 ends with an error too, waits until it calls `leave`. This
-        keeps the launcher from killing rank 0, since it kills all processes soon after the first one ends."""
+        """On ranks other than 0, after `end`: if rank 0 ends with an error too, waits until rank 0 calls `leave`.
+        Otherwise the launcher would kill rank 0, since it kills all processes soon after the first one ends."""
         began = heard = time.monotonic()
         beat = 0
         while time.monotonic() - heard < 3 * BEAT:
@@ -215,7 +215,7 @@ class RankMonitor:
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
     """Describes the ranks for which `rank` waits in its collective number `count`. `before` and `after` are all records
     at two moments. The missing ranks have ended with an error of their own, are silent, or have not reached the
-    collective. If there are no such ranks, those that wait in the collective like `rank` are named."""
+    collective. If no ranks are missing, the ranks that wait in the same collective are listed."""
     missing: list[str] = []
     waiting: list[str] = []
     for other, (old, new) in enumerate(zip(before, after, strict=True)):

@@ -61,7 +61,7 @@ class Request:
     prompt: Prompt
     n: int
     sampling: Sampling
-    """Its token limits apply to complete completions, including their prefixes."""
+    """The sampling parameters. Token limits apply to whole completions, including their prefixes."""
     key: tuple[int, ...] = (0,)
     """Selects the random stream. Rollout i is sampled with the seed (run seed, *key, i), in any batch or process."""
     begun: tuple[AnswerPrefix, ...] = ()

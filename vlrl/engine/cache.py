@@ -59,7 +59,7 @@ class RoomyLayer(DynamicLayer):
         return buffer
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Replaces the contents of the layer by `keys` and `values`, without copying them and without free space."""
+        """Replaces the contents of the layer by `keys` and `values` (not copied). The layer then has no free space."""
         self.keys, self.values = keys, values
         self._buffers = (keys, values)
 

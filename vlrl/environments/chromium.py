@@ -20,7 +20,7 @@ per window that take most of the time of opening a page."""
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",
          "--force-color-profile=srgb", "--hide-scrollbars", "--disable-features=" + ",".join(_DISABLED))
 """Command-line flags. The sandbox is off, because containers often run as root; pages are local files. The other flags
-make pixels reproducible and pages cheap."""
+make pixels reproducible and pages fast."""
 
 STEADY = ("--disable-partial-raster", "--disable-threaded-animation", "--disable-threaded-scrolling",
           "--disable-checker-imaging", "--disable-image-animation-resync")

@@ -91,7 +91,7 @@ class ExternalEnvironment:
     name: str
     make: Callable[[Task, Sample], Environment]
     tools: Callable[[], Sequence[Tool]] = lambda: ()
-    """Returns the tools of an MCP server, requested once per process. Raises ConfigError if it does not respond."""
+    """Returns an MCP server's tools, requested once per process. Raises ConfigError if the server does not respond."""
 
     def environment(self, task: Task, sample: Sample) -> Environment:
         """Creates an environment. An integer `seed` in the sample's row is used instead of the group's seed."""

@@ -55,7 +55,7 @@ class EnvironmentFailure:
 
 @dataclass(eq=False)
 class HostedEpisode:
-    """An episode whose environment is in a worker process. `number` identifies it there."""
+    """An episode whose environment is in a worker process. `number` identifies the episode in that process."""
 
     number: int
     sample: Sample

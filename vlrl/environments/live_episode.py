@@ -34,8 +34,8 @@ class LiveEpisode:
     observed_media: list[LoadedMedia] = field(default_factory=list)
     """The media of all observations, including a final one that is not shown to the model."""
     windows: list[Prompt] = field(default_factory=list)
-    """If the history is limited: for each action, the part after the prompt of the context in which it was sampled,
-    including the action."""
+    """If the history is limited: for each action, the context in which it was sampled, without the prompt but with the
+    action."""
     ended: str = ""
     error: str | None = None
     continued: CacheSlot = field(default_factory=CacheSlot)

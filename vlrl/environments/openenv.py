@@ -129,8 +129,8 @@ class OpenEnv(Environment):
         return shown
 
     def _connect(self, full: Mapping[str, ServerFull], until: Deadline) -> None:
-        """Opens a session on the first server that accepts one. Raises ProtocolError if none does in time. full:
-        servers to skip, because they have no free session."""
+        """Opens a session on the first server that accepts one. Raises ProtocolError if no server accepts a session in
+        time. full: servers to skip, because they have no free session."""
         from websockets.exceptions import WebSocketException
 
         self.close()

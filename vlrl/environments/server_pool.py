@@ -33,7 +33,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def within(self, seconds: float) -> Deadline:
-        """The deadline of a part of the call, which ends after `seconds` or with this deadline."""
+        """The deadline of a part of the call: in `seconds`, or this deadline if it is earlier."""
         return Deadline(min(seconds, self.left))
 
     def __str__(self) -> str:

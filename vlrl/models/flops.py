@@ -52,7 +52,7 @@ class Cost:
     vision: Products
     attention: int  # attention channels (number of heads times head size), summed over the decoder layers
     sight: tuple[int, int]
-    """Attention channels, summed over the vision layers with global attention, and over those with window attention."""
+    """Sums of attention channels over the vision layers with global attention, and over those with window attention."""
     window: float  # number of patches in a window of window attention
     merge: int  # number of patches per visual token
 

@@ -57,7 +57,7 @@ def zero_stats(count: int, vocabulary: int, device: torch.device,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The output layer of a model, which turns hidden states into logits, and the transformation of these logits."""
+    """The output layer of a model, which turns hidden states into logits, with the model's soft cap on logits."""
 
     vocabulary: int
     layer: Any = None  # the output layer, perhaps wrapped by PEFT; None if the "hidden states" are already logits

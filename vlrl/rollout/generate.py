@@ -355,5 +355,5 @@ def _acted(completion: Completion) -> tuple[PastAction, ...]:
 
 
 def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
-    """Key of the random stream of a variant's completions. Keys of groups begin with 0, those of evaluations with 1."""
+    """Key of the random stream of a variant's completions. (Groups have keys that begin with 0, evaluations with 1.)"""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

@@ -29,9 +29,9 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
             further: Sequence[str] = (), say: Callable[[str], None] = print) -> ServerGroup:
     """Creates a vLLM server (OpenAI-compatible) with the model services.judge.model, without starting it.
 
-    Its log is written to `folder`. further: additional vLLM arguments, NAME=VALUE or NAME. Raises ConfigError if no
-    model is set, the model is an adapter, the port is in use or differs from the one in services.judge.url, that URL
-    names another host, or other hosts could use the server without a key."""
+    The server's log is written to `folder`. further: additional vLLM arguments, NAME=VALUE or NAME. Raises ConfigError
+    if no model is set, the model is an adapter, the port is in use or differs from the one in services.judge.url, that
+    URL names another host, or other hosts could use the server without a key."""
     place = _place(settings, host, port)
     added = vllm_launch.further_arguments(further, (), _SET_BY)
     key = key_of(settings.key_env, "services.judge.key_env")

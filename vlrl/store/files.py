@@ -60,7 +60,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def is_disk_error(error: Exception) -> bool:
     """Whether an error means that the disk failed, and not the code. safetensors and tokenizers raise other exceptions
-    for this, which are recognized by their messages."""
+    when the disk fails, which are recognized by their messages."""
     words = ("no space left", "os error", "i/o error", "disk quota")
     return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
 

@@ -231,7 +231,7 @@ def _system() -> str:
 
 
 def _started(pid: Any) -> str | None:
-    """Returns the start time of a running process of this host, unaffected by clock changes; None if there is none."""
+    """Returns the start time of a process of this host, unaffected by clock changes; None if it does not run."""
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

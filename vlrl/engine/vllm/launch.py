@@ -42,7 +42,7 @@ _HEALTH_S = 5.0
 _GRACE_S = 30.0  # servers that have not shut down after this number of seconds are killed
 _MOST_DEATHS = 5  # A server that has died this many times without a response in between is not restarted
 _SILENT_S = 600.0
-"""A server is restarted if it or its engine does not respond for this number of seconds and engine.timeout_s."""
+"""A server is restarted if it does not respond for this number of seconds, or engine.timeout_s if longer."""
 _LAST_LINES = 15
 _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len": "engine.max_model_len",
            "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",

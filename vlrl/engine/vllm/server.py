@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TargetWeights:
-    """The weights that the servers must load, and the trainer's log-probabilities of the probe with these weights."""
+    """The weights that the servers must load, and the trainer's log-probabilities of a fixed answer (the probe)."""
 
     version: str
     base: tuple[str, str]  # version and folder of the full weights; with an adapter, of the base model's weights
