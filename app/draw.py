@@ -83,45 +83,45 @@ def _toggle(key: str, words: str, class_: str, paint: str = "") -> Html:
 
 def _one(view: GroupView, place: int, all_shapes: Sequence[Shape], addresses: Addresses, chosen: int | None,
          most_frames: int) -> Html:
-    one, many = view.media[place], len(view.media) > 1
-    caption = join([f"{one.kind} {place + 1}" if many else "", *_facts(one)], " · ")
-    if one.kind == "video":
-        source = addresses.video(view.key.run, one.name) if one.name else None
-        plays = bool(source and not str(one.name).lower().endswith(_MOVING))
-        shown = frames(view, one, all_shapes, addresses, chosen, most_frames, plays)
-        return _video(view, one, all_shapes, source, chosen, el("figcaption", caption), shown)
-    return picture(view, one, all_shapes, addresses, f"image {place + 1} of the prompt", chosen, caption)
+    item, many = view.media[place], len(view.media) > 1
+    caption = join([f"{item.kind} {place + 1}" if many else "", *_facts(item)], " · ")
+    if item.kind == "video":
+        source = addresses.video(view.key.run, item.name) if item.name else None
+        plays = bool(source and not str(item.name).lower().endswith(_MOVING))
+        shown = frames(view, item, all_shapes, addresses, chosen, most_frames, plays)
+        return _video(view, item, all_shapes, source, chosen, el("figcaption", caption), shown)
+    return picture(view, item, all_shapes, addresses, f"image {place + 1} of the prompt", chosen, caption)
 
 
-def picture(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses, alt: str,
+def picture(view: GroupView, item: MediaView, all_shapes: Sequence[Shape], addresses: Addresses, alt: str,
             chosen: int | None = None, caption: Any = "") -> Html:
-    """An image with its marks on top, which a click enlarges."""
-    size, source = _size(view, one, all_shapes), _source(view.key.run, one, addresses)
+    """An image (`item`) with its marks on top; a click enlarges the image."""
+    size, source = _size(view, item, all_shapes), _source(view.key.run, item, addresses)
     return el("figure", _framed(source, size, all_shapes, chosen, alt), el("figcaption", caption) if caption else "",
               class_="v-pic")
 
 
-def _facts(one: MediaView) -> list[str]:
-    facts = [f"{one.size[0]} × {one.size[1]} px" if one.size else "size not stored"]
-    if one.processed_size:
-        facts.append(f"processed {one.processed_size[0]} × {one.processed_size[1]}")
-    if one.visual_tokens is not None:
-        facts.append(f"{one.visual_tokens} visual tokens")
-    if one.kind == "video" and one.timestamps:
-        facts.append(f"{len(one.timestamps)} frames sampled")
+def _facts(item: MediaView) -> list[str]:
+    facts = [f"{item.size[0]} × {item.size[1]} px" if item.size else "size not stored"]
+    if item.processed_size:
+        facts.append(f"processed {item.processed_size[0]} × {item.processed_size[1]}")
+    if item.visual_tokens is not None:
+        facts.append(f"{item.visual_tokens} visual tokens")
+    if item.kind == "video" and item.timestamps:
+        facts.append(f"{len(item.timestamps)} frames sampled")
     return facts
 
 
-def _source(run: str, one: MediaView, addresses: Addresses) -> str | None:
-    if not one.name:
+def _source(run: str, item: MediaView, addresses: Addresses) -> str | None:
+    if not item.name:
         return None
-    small = one.size is not None and max(one.size) <= _LARGE
-    return addresses.picture(run, one.name, None if small else _LARGE)
+    small = item.size is not None and max(item.size) <= _LARGE
+    return addresses.picture(run, item.name, None if small else _LARGE)
 
 
-def _size(view: GroupView, one: MediaView, all_shapes: Sequence[Shape]) -> tuple[float, float]:
+def _size(view: GroupView, item: MediaView, all_shapes: Sequence[Shape]) -> tuple[float, float]:
     """Width and height in original pixels: as stored, else from the data row, else large enough for all marks."""
-    sides = one.size or (finite(view.sample.get("width")), finite(view.sample.get("height")))
+    sides = item.size or (finite(view.sample.get("width")), finite(view.sample.get("height")))
     if sides[0] and sides[1] and sides[0] > 0 and sides[1] > 0:
         return float(sides[0]), float(sides[1])
     points = [p for s in all_shapes for p in _corners(s)]
@@ -206,8 +206,8 @@ def _fields(shape: Shape, unit: float) -> list[Box]:
 
 
 def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], marks: Sequence[Box]) -> Html:
-    """The SVG label of a mark, placed so that it overlaps no other label and as few marks as possible. Empty if every
-    candidate position overlaps another label; the mark's colour and title still identify it."""
+    """The SVG label of a mark, placed so that it overlaps none of the labels `taken` and as few marks as possible.
+    Empty if every candidate position overlaps another label; the mark's colour and title still identify it."""
     words = words if len(words) <= 40 else words[:39] + "…"
     width, height = 0.58 * unit * len(words) + 0.9 * unit, 1.3 * unit
     places = [(min(max(x, 0.0), max(size[0] - width, 0.0)), min(max(y, 0.0), max(size[1] - height, 0.0)))
@@ -243,19 +243,19 @@ def _covered(fields: Sequence[Box], marks: Sequence[Box]) -> np.ndarray:
     return (np.where((sides > 0).all(-1), sides.prod(-1) / area, 0.0)).sum(-1).round(9)
 
 
-def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], source: str | None, chosen: int | None,
+def _video(view: GroupView, item: MediaView, all_shapes: Sequence[Shape], source: str | None, chosen: int | None,
            caption: Html, shown: Html) -> Html:
-    size = _size(view, one, all_shapes)
+    size = _size(view, item, all_shapes)
     shape = f"--v-ratio:{size[0] / size[1]:.6g}"
-    if source and one.name and one.name.lower().endswith(_MOVING):
+    if source and item.name and item.name.lower().endswith(_MOVING):
         player = el("img", src=source, alt="the clip", loading="lazy", class_="v-player", style=shape)
     elif source:
         clip = el("video", src=source, controls=True, preload="metadata", muted=True, playsinline=True)
-        player = el("div", clip, _moving(all_shapes, size, chosen, one.timestamps), class_="v-player", style=shape)
+        player = el("div", clip, _moving(all_shapes, size, chosen, item.timestamps), class_="v-player", style=shape)
     else:
         player = ""
     spans = [s for s in all_shapes if s.kind == "span"]
-    line = timeline(spans, _duration(view, one), one.timestamps) if spans else ""
+    line = timeline(spans, _duration(view, item), item.timestamps) if spans else ""
     return el("figure", player, caption, line, shown, class_="v-pic v-clip")
 
 
@@ -279,18 +279,18 @@ def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestam
               preserveAspectRatio="none", aria_hidden="true", xmlns="http://www.w3.org/2000/svg")
 
 
-def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses,
+def frames(view: GroupView, item: MediaView, all_shapes: Sequence[Shape], addresses: Addresses,
            chosen: int | None = None, most: int = FRAMES, plays: bool = False) -> Html:
     """The sampled frames of a video next to each other, with their times and the boxes of tracks. Other marks are drawn
     on the first frame. If the page shows a player (`plays`), the times are buttons that make the player seek."""
-    times = [t for t in one.timestamps if finite(t) is not None]
+    times = [t for t in item.timestamps if finite(t) is not None]
     if not times:
         return Html("")
     step = max(len(times) / most, 1.0)
     places = [int(i * step) for i in range(min(len(times), most))]
-    sources = list(addresses.frames(view.key.run, one.name, [times[i] for i in places])) if one.name else []
+    sources = list(addresses.frames(view.key.run, item.name, [times[i] for i in places])) if item.name else []
     sources += [None] * (len(places) - len(sources))
-    size = _size(view, one, all_shapes)
+    size = _size(view, item, all_shapes)
     shown = []
     for i, source in zip(places, sources, strict=False):
         here = [s for s in all_shapes if s.kind in _DRAWN] if i == 0 else []
@@ -308,12 +308,12 @@ def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], address
                  el("div", *scores, class_="v-keys") if scores else ""])
 
 
-def _duration(view: GroupView, one: MediaView | None) -> float | None:
+def _duration(view: GroupView, item: MediaView | None) -> float | None:
     """Duration of a clip in seconds, from the data row; else one frame interval after the last sampled frame."""
     given = finite(view.sample.get("duration"))
     if given and given > 0:
         return given
-    times = [t for t in one.timestamps if finite(t) is not None] if one else []
+    times = [t for t in item.timestamps if finite(t) is not None] if item else []
     return times[-1] + (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 

@@ -86,8 +86,8 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
 
 def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
-    """Yields (notes, table with one row for each of these notes, in the same order) for each step of each run. Rollouts
-    that cannot be read are described in `left_out`."""
+    """Yields (notes, table with the columns `names` and one row for each of these notes, in the same order) for each
+    step of each run. Rollouts that cannot be read are described in `left_out`."""
     by_file: dict[tuple, list[Note]] = {}
     for note in chosen:
         by_file.setdefault(note.key[:4], []).append(note)

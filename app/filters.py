@@ -1,9 +1,9 @@
 """The filters of the Rollouts page: converts between URL parameters and queries of the index. HTML only, no Gradio.
 
 The URL parameters `run`, `source`, `split`, `step`, `group` and `rollout` name the open group. The filters of the list
-next to it have other names, so that opening a group does not change the list: `in=all` (every run), `kind` (train,
-eval), `set` (split), `from` and `to` (steps), and those of RANGES and `_fields`. Without `kind` the list has training
-groups."""
+of groups have other names, so that opening a group does not change the list: `in=all` (every run), `kind` (train,
+eval), `set` (split), `from` and `to` (steps), and the names in RANGES and `_fields`. Without `kind` the list has
+training groups."""
 
 from __future__ import annotations
 

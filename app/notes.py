@@ -5,8 +5,7 @@
     notes.all(flag="good")
     notes.label("quickstart", tags=("baseline",), archived=True)
 
-A rollout has one comment, and one flag from each annotator, who may be anonymous. The flag of its Note is the one set
-last.
+A rollout has one comment, and one flag from each annotator, who may be anonymous. `Note.flag` is the latest flag.
 
 The file is created with the first note. Every call opens and closes it, so threads, browser tabs and other programs may
 share it. It is in WAL mode, and a call waits up to five seconds if the file is locked."""
@@ -108,7 +107,7 @@ class Notes:
         return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
 
     def flagged(self, by: str = "") -> tuple[RolloutKey, ...]:
-        """The keys of rollouts with a flag or comment, for `Query.flagged`; with `by`, of those of this annotator."""
+        """Keys of the rollouts with a flag or comment, for `Query.flagged`; with `by` only those that `by` flagged."""
         return tuple(note.key for note in (self.all(by=by) if by else self._select("", ())))
 
     def verdicts(self, run: str | None = None) -> dict[RolloutKey, dict[str, str]]:

@@ -98,9 +98,9 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
     return SET_SCORES[task.multi_score](named, set(wanted))
 
 
-def names_in(given: str) -> list[str]:
+def names_in(text: str) -> list[str]:
     """The distinct names in a text, which are separated by commas, semicolons or line breaks."""
-    texts = _BETWEEN.split(given) if len(given) <= 20 * _LONGEST else []
+    texts = _BETWEEN.split(text) if len(text) <= 20 * _LONGEST else []
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 
 
@@ -133,14 +133,14 @@ def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
     return given.strip().lower().replace("_", " ") == name.strip().lower().replace("_", " ")
 
 
-def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
+def names_class(text: str, name: str, others: Sequence[str] = ()) -> bool:
     """Whether a text names a class: it equals the class name, contains it, or makes up at least half of it. Case is
     ignored, and underscores count as spaces. Visual-RFT (2503.01785) accepts any containment, even of an empty text, so
     that a single letter or a list of all names is right. Here only whole words count, and the text must not match any
     of the `others`. If `others` is empty, the class name may only be surrounded by words such as "it is a"."""
-    if len(given) > _LONGEST:
+    if len(text) > _LONGEST:
         return False
-    words, wanted = _words(given), _words(name)
+    words, wanted = _words(text), _words(name)
     compact, right = "".join(words), "".join(wanted)
     rivals = [rival for rival in map(_words, others) if rival]
     if not compact or not right or compact == right:

@@ -38,7 +38,7 @@ _PERCENT = re.compile(r"%|percent|per cent|(?<!\w)(?:rate|share|proportion|fract
 
 @dataclass(frozen=True)
 class AnswerKind:
-    """The functions of one `answer_type`."""
+    """How answers of one `answer_type` are described, parsed and compared."""
 
     asks: str
     """Description of the expected answer, for prompts."""

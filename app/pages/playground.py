@@ -137,7 +137,7 @@ class Page:
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")
 
     def ask(self, model: str, task: str, split: str, sample: str, source: str, file: str | None, question: str,
-            answers: float, heat: float, most: float | None, seed: float | None) -> Iterator[tuple[Any, ...]]:
+            answers: float, temperature: float, length: float | None, seed: float | None) -> Iterator[tuple[Any, ...]]:
         """Generates the answers. Yields (id of the job, status, answers so far) until they are complete."""
         upload = Path(file) if source == _UPLOAD and file else None
         if source == _UPLOAD and not upload:
@@ -145,8 +145,8 @@ class Page:
             return
         job = self.play.answer(Ask(
             model=(model or "").strip(), task=(task or "").strip(), split=split, sample=sample or "#0", upload=upload,
-            question=question or "", answers=int(answers), temperature=float(heat), max_new_tokens=int(most or 0),
-            seed=int(seed or 0)))
+            question=question or "", answers=int(answers), temperature=float(temperature),
+            max_new_tokens=int(length or 0), seed=int(seed or 0)))
         name = secrets.token_urlsafe(8)
         self.jobs[name] = job
         try:

@@ -58,7 +58,7 @@ def standard_input() -> TextIO:
 
 
 def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
-    """Returns a function that prints a text and the elapsed time to stderr, at most once every `every` seconds."""
+    """Returns a function that prints `what`, its text and the elapsed time to stderr at most every `every` seconds."""
     begun = said = time.monotonic()
 
     def say(doing: str) -> None:

@@ -129,7 +129,7 @@ def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
 
 
 def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model: str) -> None:
-    """Raises ConfigError if the last of `stages` contradicts itself or an earlier stage."""
+    """Raises ConfigError (beginning with `where`) if the last of `stages` contradicts itself or an earlier stage."""
     (stage, config), before = stages[-1], [one.name for one, _ in stages[:-1]]
     if config.model.name != model:
         raise ConfigError(f"{where}: model.name={config.model.name!r} differs from the run's model, {model!r}: each "

@@ -12,11 +12,11 @@
   in the group), an evaluation with (seed, split, sample number), the data order with (seed, epoch), dropout with (seed,
   step, rank). A run resumed with another number of ranks has the same prompts and random numbers; only the order of
   float sums and dropout differ.
-- On resume those settings of `engine.*` may change that name locations and limits (`servers`, `key_file`, `timeout_s`,
-  `retries`, `scratch`, `sleep`, `proof`). Settings that affect the completions may not change.
+- On resume only those settings of `engine.*` that name locations and limits may change (`servers`, `key_file`,
+  `timeout_s`, `retries`, `scratch`, `sleep`, `proof`). Settings that affect the completions may not change.
 - A checkpoint of n steps is made only after every rank has written the rollouts of these steps to disk. The background
   writer works on a copy that is made between two steps, or by a signal handler during generation (docs/long-runs.md).
 - Until the first optimizer step of an update, the weights are those of the completed steps; an optimizer hook marks
   that moment. The state that sampling changes is copied after every step, so that an error before the optimizer step
-  still leaves a checkpoint. Errors after it do not: a copy of weights and optimizer would cost 12 bytes per trainable
-  parameter."""
+  still leaves a checkpoint. An error after it leaves none, because a copy of weights and optimizer would cost 12 bytes
+  per trainable parameter."""

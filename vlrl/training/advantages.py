@@ -60,8 +60,8 @@ class Credit:
         cut = self._steps if "steps" in needs else None
         own = [_group_values(g, needs, kl[i] if kl else None, self.task, read, cut) for i, g in enumerate(groups)]
         gathered = [own] if all("local" in f.requires for f in functions) else comm.gather(own)
-        everyone = sorted((f for part in gathered for f in part), key=lambda f: f.id)
-        credits = comm.together(lambda: self._credits(everyone, step))
+        all_groups = sorted((f for part in gathered for f in part), key=lambda f: f.id)
+        credits = comm.together(lambda: self._credits(all_groups, step))
         mine = {g.id for g in groups}
         self._measure(own, [shaped for (id, _), (*_, shaped) in credits.items() if id in mine])
         out = [replace(g, rollouts=tuple(_credited(r, *credits[g.id, i][:3]) for i, r in enumerate(g.rollouts)))
@@ -88,19 +88,19 @@ class Credit:
             torch.where(s.rewards.isnan(), torch.nan, s.parts[name]) for name in s.part_weights]
         return any(len({*values[~values.isnan()].tolist()}) > 1 for values in read)
 
-    def _credits(self, everyone: Sequence[_GroupValues], step: int
+    def _credits(self, all_groups: Sequence[_GroupValues], step: int
                  ) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
         """(group id, index) -> (advantage, value targets, whether the rollout is trained on, shaped reward)."""
-        if not everyone:
+        if not all_groups:
             return {}
         most = self.config.rollout.max_new_tokens
-        s = _scores(everyone, most, self.algorithm.kl.value, step, self.config.seed)
+        s = _scores(all_groups, most, self.algorithm.kl.value, step, self.config.seed)
         for method in self.algorithm.methods:
             s = method.scores(s)
         s = self._shaped(s)
         trained = _applied("algo.batch", self.algorithm.batch, s).tolist()
-        values = zip(*self._advantages(s, everyone), trained, s.rewards.tolist(), strict=True)
-        return dict(zip([(f.id, i) for f in everyone for i in range(len(f.rewards))], values, strict=True))
+        values = zip(*self._advantages(s, all_groups), trained, s.rewards.tolist(), strict=True)
+        return dict(zip([(f.id, i) for f in all_groups for i in range(len(f.rewards))], values, strict=True))
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last call over all ranks: reward/shaped if there is a shaping, kl if the KL is in the reward,
@@ -112,10 +112,10 @@ class Credit:
             s = replace(s, rewards=_applied(f"algo.shaping.{i}", shape, s))
         return s
 
-    def _advantages(self, s: Scores, everyone: Sequence[_GroupValues]
+    def _advantages(self, s: Scores, all_groups: Sequence[_GroupValues]
                     ) -> tuple[Sequence[float | np.ndarray], Sequence[np.ndarray | None]]:
         if self.reference and not s.kl:
-            penalty = torch.tensor([k for f in everyone for k in f.kl_sums], dtype=torch.float64)
+            penalty = torch.tensor([k for f in all_groups for k in f.kl_sums], dtype=torch.float64)
             s = replace(s, rewards=s.rewards - s.kl_coef * penalty)
         advantages = _applied("algo.advantage", self.algorithm.advantage, s)
         if isinstance(advantages, Estimates):
@@ -216,7 +216,7 @@ class _GroupValues:
 def _group_values(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
                   plan: Plan | None = None, cut: Callable[[Rollout], list[tuple[int, int, float]]] | None = None,
                   ) -> _GroupValues:
-    """The _GroupValues of a group. Fields that no function requires stay empty: all are sent between ranks."""
+    """The _GroupValues of a group; `cut` gives a rollout's steps. Fields that no function requires stay empty."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
     return _GroupValues(
