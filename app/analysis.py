@@ -156,7 +156,7 @@ class Curriculum:
     counts: tuple[tuple[int, ...], ...]
     """[bins][classes] Number of groups in each pass rate class."""
     wasted: tuple[float | None, ...]
-    """[bins] Share of the rollouts in groups with equal rewards, which give no gradient."""
+    """[bins] Share of the rollouts that are in groups whose rewards are all equal and so give no gradient."""
     truncated: tuple[float | None, ...]
     """[bins] Share of the rollouts that are truncated."""
     errors: tuple[float | None, ...]

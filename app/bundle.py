@@ -1,7 +1,7 @@
 """A run as a static site: a folder with the group list, filters and groups, which works without a server of its own.
 
 A bundle opens from disk, from any web server, or as a static Hugging Face Space. Each group has the same HTML as in the
-app (cards.py). Filters run in the browser (static/bundle.js) on the light columns of the index. Data files are scripts
+app (cards.py). Filters run in the browser (static/bundle.js) on the index of groups. Data files are scripts
 that contain JSON, because a page opened from disk cannot load other files. Every text passes the `Redactor`, since
 bundles are meant to be published."""
 

@@ -1,4 +1,4 @@
-"""Selects a run's most informative groups, each with the reason. Reads light columns only."""
+"""Selects a run's most informative groups, each with the reason. Reads neither texts nor tokens."""
 
 import itertools
 import math

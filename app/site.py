@@ -50,7 +50,7 @@ _log = logging.getLogger("vlrl.app")
 @dataclass
 class Site:
     """One inspector for one folder of runs, shared by all pages. `trust_tasks` permits loading tasks that a run's
-    config names by path or module. `page` is the name of the page being built."""
+    config names by path or module. `page` is the name of the page that is being built."""
 
     library: Library
     index: Index

@@ -1,6 +1,6 @@
-"""The light columns of many runs' rollout files as one duckdb table, which is updated file by file.
+"""The rollout files of many runs as one duckdb table without token lists, which is updated file by file.
 
-Token lists are not read into the table. Texts are kept for the search, up to SEARCHED characters each."""
+Texts are kept for the search, up to SEARCHED characters each."""
 
 import contextlib
 import math

@@ -69,8 +69,8 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
 
 def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
-    """Whether the type of an action and its argument are right: the point of a click lies in the target (`strict`: not
-    on its edge), and the text of a type in `texts` has a word F1 of at least .5."""
+    """Whether a parsed action (`given`) has the right type and argument: the point of a click lies in the target
+    (`strict`: not on its edge), and the text of a type in `texts` has a word F1 of at least .5."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:

@@ -198,8 +198,8 @@ def _number(text: str, row: Record) -> float | None:
 
 
 def _near(_task: Any, given: float, right: float, row: Record) -> float:
-    """Returns 1 if a number is within the row's tolerance of the right number, or if both numbers are equal when
-    rounded to the row's `precision`; else 0."""
+    """Returns 1 if the parsed number is within the row's tolerance of the right number, or if both numbers are equal
+    when rounded to the row's `precision`; else 0."""
     units, share = tolerance(row)
     same = close(given, right, max(units, share * abs(right)))
     return float(same or (row.get("precision") is not None and not row.get("tolerance")

@@ -96,7 +96,7 @@ def strict(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def free(sample: Sample, given: str) -> float:
-    """The accuracy of an answer that may have other words around the letter, the number or the label."""
+    """The accuracy of a parsed answer that may have other words around the letter, the number or the label."""
     score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
                      sample.get("tolerance") or 0.0)
     return score(given, truth(sample))

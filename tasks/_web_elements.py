@@ -4,7 +4,7 @@
     state = page_state(page.ask(SEEN))      # role, name, position and state of each; raises PageFailed otherwise
 
 An element is identified by its role and its name, as a person would do in an instruction. A check is therefore as
-readable as the instruction, and it holds at every visit to the page even if other elements have moved."""
+readable as the instruction, and it holds whenever the page is opened, even if other elements have moved."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The Rollouts page: a filtered and sorted list of groups or answers, and beside it one group with media and tokens."""
+"""The Rollouts page: a filtered and sorted list of groups or answers, and one open group with media and tokens."""
 
 import re
 from collections.abc import Mapping, Sequence

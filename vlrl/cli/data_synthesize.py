@@ -39,8 +39,8 @@ def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = 
 
     The task web walks randomly over its pages by clicking and typing. The state that a walk reaches becomes an
     instruction, which a rule verifies on the page (MobileGUI-RL). With --failed the task varies prompts that the model
-    fails on instead (WebRL): other page content, another element, one sub-goal more or fewer. A task with knobs samples
-    them from their full ranges, or near the values of the parent prompts.
+    fails on instead (WebRL): other page content, another element, one sub-goal more or fewer. A task with difficulty
+    knobs samples them from their full ranges, or near the values of the parent prompts.
 
     With --endpoint a model behind a server writes a variation of each parent prompt. The parents are the training rows,
     or the rows that --failed or --recipe selects. The correct answer is computed by the task, or is the answer on which

@@ -44,7 +44,7 @@ class Findings:
             listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
 
     def take(self, found: Iterable[Finding]) -> None:
-        """Adds the results of rules of vlrl.checks: errors as findings, and warnings, grouped by message, as notes."""
+        """Adds results of rules of vlrl.checks: errors become findings; warnings, grouped by message, become notes."""
         warned = []
         for one in found:
             if one.level == "error":
