@@ -66,8 +66,7 @@ def _oracle_plan(task: Any, sample: Sample) -> str | None:
 
 
 def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """The metrics `speed_acc`, `path_acc`, `joint_acc` (both) of a parsed plan `given`: 1 for the true words, else 0.
-    """
+    """Metrics `speed_acc`, `path_acc`, `joint_acc` (both) of a parsed plan `given`: 1 for the true words, else 0."""
     truth = _true_plan(task, sample)
     if truth is None:
         return {}
