@@ -17,7 +17,7 @@ def attempts(rows, weights=(1.0, 1.0), tokens=4.0, count=2.0, reference=True, st
     return RetryBatch(
         logprobs=torch.tensor(logprobs, dtype=torch.float64, requires_grad=True),
         reference=torch.tensor(known, dtype=torch.float64) if reference else None,
-        mask=torch.tensor(mask, dtype=torch.float64), second=torch.tensor(second),
+        mask=torch.tensor(mask, dtype=torch.float64), is_retry=torch.tensor(second),
         pair=torch.tensor(pair), weights=torch.tensor(weights, dtype=torch.float64), total_tokens=tokens,
         total_attempts=count, step=step)
 

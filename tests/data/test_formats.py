@@ -238,11 +238,11 @@ WRONG = {
                 "the image, whose size is unknown"),
     "no sound size": ({**CASES["rec"][1], "width": -3}, "width=-3, height=100 must be the image's width and height"),
     "no instruction": ({**CASES["screenspot v2"][1], "instruction": 5}, "instruction=5 must be a string"),
-    "a category": ({**CASES["coco"][1], "categories": []}, "annotation 1: category_id=2 is not the id of a category"),
+    "a category": ({**CASES["coco"][1], "categories": []}, "annotation 1: category_id=2 is not the id of an entry"),
     "two columns": ({**CASES["xyxy"][1], "label": "jug"}, "the columns label and class may each be the label; choose "
                     "one with --columns label=label"),
     "a solution": ({**CASES["r1-v"][1], "solution": {"a": 1}}, "solution={'a': 1} must be a string, a number or a box"),
-    "a shape": ({"shapes": [5], "text": "x"}, "shapes: 5 is not a shape"),
+    "a shape": ({"shapes": [5], "text": "x"}, "5 in shapes must be an object"),
     "a rate": ({**CASES["gui-g1"][1], "rate": -1}, "rate=-1 must be a finite number of at least 0")}
 
 

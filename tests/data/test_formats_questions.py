@@ -268,7 +268,7 @@ test_what_is_wrong_is_named = refused(DataError, one, [*WRONG.values(), *{
     "a place asked for": ({"image": "a.png", "question": "Where is the cup?", "answer": "(438, 88)", "n": 1},
                           "is a position or an action"),
     "captions": ({"timestamps": [[1, 2]], "sentences": []}, "it has 1 timestamps and 0 sentences"),
-    "negatives": ({**SEED, "answer": "a", "negative_answers": ["a"]}, "negative_answers has no answer that differs"),
+    "negatives": ({**SEED, "answer": "a", "negative_answers": ["a"]}, "must have an answer that differs"),
     "a data type": ({**QUESTIONS["video-r1"][1], "data_type": "audio"}, "data_type='audio' must be 'video' or 'image'"),
     "a type": ({**QUESTIONS["video-r1"][1], "problem_type": "essay"}, "problem_type='essay' is not one of")
 }.values()], plain=True)

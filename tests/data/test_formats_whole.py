@@ -89,7 +89,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
     two = read([*IMAGES, {**IMAGES[0], "file_name": "b.png"}], {"image_id": 1, "bbox": [1, 2, 3, 4]})
     assert all("2 files in 'images' have the id 1" in str(row) for row in two)
     (row,) = canonical_rows({"images": IMAGES, "annotations": [{"id": 5, "image_id": 7, "category_id": 1}], **CATS})
-    assert isinstance(row, DataError) and "annotation 5: image_id=7 is not the id of any entry" in str(row)
+    assert isinstance(row, DataError) and "annotation 5: image_id=7 is not the id of an entry" in str(row)
 
 
 @each("name content words", [

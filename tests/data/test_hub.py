@@ -108,16 +108,16 @@ def test_revisions_and_commits(here, tmp_path):
     assert answers(read(tmp_path, "org/geo@train")) == ["old"]
     run, cache, names = tmp_path / "run", cache_folder(str(tmp_path / "cache")), ["org/geo@train", "rows.jsonl"]
     run.mkdir()
-    hub.pin(names, run, cache, goes_on=False)
+    hub.pin(names, run, cache, resumed=False)
     here.put("org/geo", {"train.parquet": parquet("new")})
     assert answers(read(tmp_path, "org/geo@train")) == ["new"]
     assert answers(read(tmp_path, "org/geo@train#v1/x")) == ["of the tag"]
     assert answers(read(tmp_path, f"org/geo@train#{first}")) == ["old"]
-    hub.pin(names, run, cache, goes_on=True)
+    hub.pin(names, run, cache, resumed=True)
     assert json.loads((run / PINS).read_text()) == {"org/geo@train": first}
     before = len(here.asked)
     assert answers(read(tmp_path, hub.pinned("org/geo@train", run))) == ["old"] and len(here.asked) == before
-    hub.pin(names, run, cache, goes_on=False)
+    hub.pin(names, run, cache, resumed=False)
     assert answers(read(tmp_path, hub.pinned("org/geo@train", run))) == ["new"]
     with pytest.raises(ConfigError, match=r"has no revision 'v9'"):
         read(tmp_path, "org/geo@train#v9")

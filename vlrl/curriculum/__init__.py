@@ -71,9 +71,8 @@ def check(settings: CurriculumSettings, task: Task) -> None:
 
 def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, float] | None = None) -> Sampler:
     """Creates the sampler `curriculum.name` with its options. With `shares` (task label -> weight), creates one sampler
-    per task of a mixture, combined by Shares.
-
-    Raises ConfigError for an unknown name or option, and for data without a field that the sampler needs."""
+    per task of a mixture, combined by Shares. Raises ConfigError for an unknown name or option, and for data without a
+    field that the sampler needs."""
     sampler = settings.sampler
     known = parameters(resolve("curriculum.name", sampler.name, SAMPLERS), 1)
     for option, value in sampler.options.items():

@@ -40,7 +40,7 @@ _LARGEST = 1e30
 _LONGEST = 200
 """Maximum length of a category's name in characters."""
 _BAD = Sample(id="")
-"""Stands in for a row that cannot be read: it has no fields, and the error is raised when the row is drawn."""
+"""Stands for a row that cannot be read. It has no fields; the error is raised when the row is drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Prompts:
         self._read = read or (lambda name: [None] * size)
         self._fields: dict[str, Sequence[Any]] = {}
         self.history = History(size)
-        """The visits and last results of the prompts; the GroupSource updates it."""
+        """How often each prompt was drawn, and its last result; updated by the GroupSource."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
@@ -98,21 +98,21 @@ class Prompts:
 
         return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
-    def subset(self, name: str, places: np.ndarray, share: float) -> Prompts:
-        """The subset of prompts with indices `places` [n], renumbered from 0, with separate random streams.
+    def subset(self, name: str, indices: np.ndarray, share: float) -> Prompts:
+        """The subset of prompts with these `indices` [n], renumbered from 0, with separate random streams.
 
         share: the share of each step's draws that goes to these prompts."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         part = copy.copy(self)
-        part.size, part.seed, part._fields, part.history = len(places), seed, {}, self.history.subset(places)
+        part.size, part.seed, part._fields, part.history = len(indices), seed, {}, self.history.subset(indices)
         part.per_step = max(1, round(share * self.per_step))
         part.knobs = {k.removeprefix(f"{name}/"): v for k, v in self.knobs.items() if k.startswith(f"{name}/")}
-        part._read = lambda name: _taken(self.field(name), places)
+        part._read = lambda name: _taken(self.field(name), indices)
         return part
 
     def field(self, name: str) -> Sequence[Any]:
-        """The values of a field for all rows, None where a row lacks it; "task" is the label of the row's task in a
-        mixture."""
+        """The values of a field for all rows, None where a row lacks the field; "task" is the label of a row's task in
+        a mixture."""
         if name not in self._fields:
             self._fields[name] = self._read(name)
         return self._fields[name]
@@ -139,9 +139,9 @@ class Prompts:
         return Categories(tuple(names), np.array([place[text] for text in texts], dtype=np.int32))
 
 
-def _taken(values: Sequence[Any], places: np.ndarray) -> Sequence[Any]:
+def _taken(values: Sequence[Any], indices: np.ndarray) -> Sequence[Any]:
     every: Any = values
-    return every[places] if isinstance(values, np.ndarray) else [values[i] for i in places.tolist()]
+    return every[indices] if isinstance(values, np.ndarray) else [values[i] for i in indices.tolist()]
 
 
 def _field(sample: Sample, name: str) -> Any:
@@ -187,7 +187,7 @@ class ForeseeingSampler(Protocol):
 
 @runtime_checkable
 class ProbingSampler(Protocol):
-    """A sampler that needs results of some prompts before it draws."""
+    """A sampler that needs results of some prompts before it can draw."""
 
     def probes(self, step: int) -> list[Draw]:
         """Draws that are answered and observed, but not trained on, before the next draws of this step. [] if none are
@@ -212,6 +212,6 @@ class MeasuringSampler(Protocol):
 
 
 def as_uniform(**neutral: float) -> Callable[[Any], Any]:
-    """Decorator that declares an option value with which a sampler draws exactly as uniform does."""
+    """Decorator of a sampler class: with this option value, the sampler draws exactly as `uniform` does."""
     (option, value), = neutral.items()
     return idle(f"curriculum.{option}={value}{AS_UNIFORM}", **neutral)

@@ -32,16 +32,16 @@ class Columns:
         self._read: tuple[dict[str, int], dict[str, dict[int, Any]]] | None = None
         self._reported = False
 
-    def values_for(self, name: str, own: Sequence[tuple[str, Any]]) -> list[Any]:
-        """The values of a field for all samples: the file's value where there is one, else the sample's own value.
+    def values_for(self, name: str, ids_and_values: Sequence[tuple[str, Any]]) -> list[Any]:
+        """The values of a field for all samples: the file's value where it has one, else the sample's own value.
 
-        own: (id, own value) of each sample. Warns once about samples without a line and lines without a sample. Raises
-        ConfigError when no id matches."""
+        ids_and_values: (id, own value) of each sample. Warns once about samples without a line and lines without a
+        sample. Raises ConfigError when no id matches."""
         places, columns = self._read = self._read or _columns(self.path)
-        positions, column = [places.get(id) for id, _ in own], columns.get(name, {})
+        positions, column = [places.get(id) for id, _ in ids_and_values], columns.get(name, {})
         self._tell(positions, len(places))
         return [value if place is None else column.get(place, value)
-                for place, (_, value) in zip(positions, own, strict=True)]
+                for place, (_, value) in zip(positions, ids_and_values, strict=True)]
 
     def _tell(self, positions: Sequence[int | None], lines: int) -> None:
         if self._reported:

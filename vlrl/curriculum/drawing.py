@@ -23,7 +23,7 @@ def softmax(values: np.ndarray, temperature: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+def weighted(weights: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draws [count] indices one after another, each with a probability proportional to its weight among the indices not
     drawn yet.
 
@@ -34,17 +34,17 @@ def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.n
     if not positive or not np.isfinite(below[-1]) or weights.min() < 0:
         raise ValueError("the weights must be finite and not negative, and at least one must be above 0")
     passes, rest = divmod(count, positive)
-    return np.concatenate([_without_repetition(weights, below, n, draw) for n in (*[positive] * passes, rest)])
+    return np.concatenate([_without_repetition(weights, below, n, rng) for n in (*[positive] * passes, rest)])
 
 
-def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Draws [count] distinct indices by rejecting repeated ones, which equals drawing among the rest. If that takes too
-    long, draws by exponential keys (Efraimidis and Spirakis, 2006), which has the same distribution."""
+def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws [count] distinct indices by rejecting repeated ones, or, if that takes too long, by exponential keys
+    (Efraimidis and Spirakis, 2006), which has the same distribution. below: as in `_found`."""
     if not count:
         return np.zeros(0, dtype=np.int64)
     chosen: dict[int, None] = {}
     for _ in range(_ROUNDS):
-        targets = draw.random(2 * (count - len(chosen))) * below[-1]
+        targets = rng.random(2 * (count - len(chosen))) * below[-1]
         for place in _found(weights, below, targets).tolist():
             if weights[place] > 0 and len(chosen) < count:
                 chosen[place] = None
@@ -54,13 +54,14 @@ def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, draw
     left = weights.astype(np.float64, copy=True)
     left[taken] = 0
     with np.errstate(divide="ignore"):
-        keys = np.where(left > 0, draw.exponential(size=len(left)) / left, np.inf)
+        keys = np.where(left > 0, rng.exponential(size=len(left)) / left, np.inf)
     rest = np.argpartition(keys, count - len(chosen) - 1)[:count - len(chosen)]
     return np.concatenate([taken, rest[np.argsort(keys[rest])]])
 
 
 def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """For each target [n], the first index at which the running sum of the weights [N] exceeds it, up to rounding; [n].
+    """For each target [n], the first index at which the running sum of the weights [N] exceeds the target, up to
+    rounding; [n].
 
     below: [B] the running sum at the end of each block."""
     block = np.minimum(np.searchsorted(below, targets, side="right"), len(below) - 1)
@@ -72,7 +73,8 @@ def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.nd
 
 
 class Cycle:
-    """Yields the same prompts in shuffled pass after pass. The order of pass i depends only on (key, i)."""
+    """Returns the same prompts in repeated passes, each in a different shuffled order, which depends only on (key,
+    number of the pass)."""
 
     def __init__(self, members: np.ndarray, *key: int):
         self.members, self.key, self.drawn = members, key, 0
@@ -126,19 +128,20 @@ class Adaptive:
         return self.draws(self.pick(count, step, stream(self.prompts.seed, 3, self.calls)))
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        """Draws of the prompts `indices`, counted as visits; `more` are further fields of every Draw."""
+        """Makes Draws of the prompts `indices` and counts them in the history; `more` are further fields of every Draw.
+        """
         indices = np.asarray(indices).tolist()
         return [Draw(i, v, **more) for i, v in zip(indices, self.history.visit(indices), strict=True)]
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
-        """Returns the indices [count] of the prompts to draw."""
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
+        """Returns the indices [count] of the prompts to draw. `rng` is the random generator of this call of `next`."""
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
         self.learn([o for o in outcomes if len(o.scored)], step)
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
-        """Receives the outcomes that have at least one reward."""
+        """Updates the sampler with the outcomes that have at least one reward."""
 
     def state(self) -> dict[str, Any]:
         return state_of(self, self.saved)
@@ -177,7 +180,7 @@ class Sequential(Saved):
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns the next `count` draws without drawing them."""
+        """Returns the next `count` draws, without counting them as drawn."""
         size, draws, at = self.prompts.size, [], self.drawn
         while len(draws) < count:
             epoch, begin = divmod(at, size)
@@ -215,9 +218,9 @@ class Uniform(Sequential):
         return self._epoch[1]
 
 
-def _streamed(draw: np.random.Generator, size: int, buffer: int) -> np.ndarray:
+def _streamed(rng: np.random.Generator, size: int, buffer: int) -> np.ndarray:
     """A permutation of `size` indices, shuffled so that neighbouring rows stay close. Blocks of _RUN consecutive
     indices are put in random order, then each `buffer` consecutive entries are shuffled again."""
-    runs = draw.permutation(-(-size // _RUN))
+    runs = rng.permutation(-(-size // _RUN))
     places = np.concatenate([np.arange(run * _RUN, min((run + 1) * _RUN, size)) for run in runs.tolist()])
-    return places if buffer == 1 else places[np.argsort(np.arange(size) // buffer + draw.random(size))]
+    return places if buffer == 1 else places[np.argsort(np.arange(size) // buffer + rng.random(size))]

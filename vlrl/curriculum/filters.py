@@ -72,7 +72,7 @@ class StdEma(Saved):
         return self.steps < self.start or math.isnan(self.mean) or _spread(outcome) >= self.beta * self.mean
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the average with all groups of a step, including dropped groups."""
+        """Updates the moving average with all groups of a step, including groups that were dropped."""
         spreads = [_spread(o) for o in outcomes if o.scored]
         if spreads:
             now = float(np.mean(spreads))
@@ -181,7 +181,7 @@ class Intake:
         """Number of rounds of generation, not counting rounds in which every prompt was rejected."""
         self.requested = 0
         self.underway = 0
-        """Number of groups with unfinished completions, which are returned in a later step."""
+        """Number of groups whose completions are not finished; these groups are returned in a later step."""
 
     @property
     def wanted(self) -> int:
@@ -216,7 +216,8 @@ class Intake:
 
 
 BINS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
-"""Metric names of the ranges of pass rates in percent; 25, 50 and 75 are the lower bounds of their ranges."""
+"""Metric names of the ranges of pass rates, in percent: 0, above 0 and below 25, and so on; 25, 50 and 75 are lower
+bounds."""
 
 
 class Tally(Saved):
@@ -229,8 +230,8 @@ class Tally(Saved):
         self._last: dict[str, float] = {}
 
     def note(self, intake: Intake, chosen: Sequence[int], probes: Sequence[Outcome] = ()) -> None:
-        """Adds a completed step. chosen: numbers of the groups that are trained on. probes: outcomes of the sampler's
-        probes."""
+        """Adds the groups of a completed step. chosen: numbers of the groups that are trained on. probes: outcomes of
+        the sampler's probes."""
         outcomes = list(intake.outcomes.values())
         trained = [intake.outcomes[number] for number in chosen]
         drawn, used = (sum(len(o.rewards) for o in of) for of in ((*outcomes, *probes), trained))

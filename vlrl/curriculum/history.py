@@ -1,4 +1,4 @@
-"""The number of visits and the last results of every prompt, in 16 bytes per prompt."""
+"""How often every prompt was drawn, and its last results, in 16 bytes per prompt."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class History:
         self._within: tuple[History, np.ndarray] | None = None
         self._parts: list[History] = []
 
-    def subset(self, places: np.ndarray) -> History:
-        """The history of the subset of prompts with indices `places` [n], renumbered from 0.
+    def subset(self, indices: np.ndarray) -> History:
+        """The history of the prompts with these `indices` [n], renumbered from 0.
 
-        A visit counted in the subset is counted in the full history too, but `note` must be called on both."""
-        subset = History(len(places))
-        subset._within = self, places
+        Draws that are counted in the subset are counted in the full history too, but `note` must be called on both."""
+        subset = History(len(indices))
+        subset._within = self, indices
         subset._copy_from_whole()
         self._parts.append(subset)
         return subset
@@ -48,8 +48,8 @@ class History:
                 getattr(self, name)[:] = getattr(whole, name)[places]
 
     def visit(self, indices: np.ndarray | Sequence[int]) -> list[int]:
-        """Counts a visit to each of the indices, which may repeat. Returns how often each prompt had been visited
-        before."""
+        """Counts a draw of each of the indices, which may repeat. Returns how often each prompt had been drawn before.
+        """
         places = np.asarray(indices, dtype=np.int64)
         order = np.argsort(places, kind="stable")
         first = np.searchsorted(places[order], places[order], side="left")
@@ -63,7 +63,7 @@ class History:
         return out
 
     def note(self, outcomes: Iterable[Outcome], step: int) -> None:
-        """Records the results of a step's prompts, or that prompts were rejected. Unscorable groups are ignored."""
+        """Records the results of a step's prompts, or that a prompt was rejected. Ignores groups without any reward."""
         outcomes = [*outcomes]
         refused = np.array([o.draw.index for o in outcomes if not o.rewards], dtype=np.int64)
         self.last[refused[self.last[refused] < 0]] = _REJECTED

@@ -43,9 +43,8 @@ class Horizon:
         """The largest turn limit of the last step's episodes."""
 
     def at(self, step: int) -> int:
-        """The turn limit of a step, from 1 to episode.max_turns.
-
-        Raises ConfigError if a user's own rule returns anything but a whole number."""
+        """The turn limit of a step, from 1 to episode.max_turns. Raises ConfigError if a user's own rule returns
+        anything but a whole number."""
         if self.rule is None:
             return self.most
         turns = self.rule(step)
@@ -55,12 +54,13 @@ class Horizon:
         return min(max(int(turns), 1), self.most)
 
     def within(self, draws: Sequence[Draw], step: int) -> list[Draw]:
-        """Returns the draws with the turn limit of the step."""
+        """Returns the draws, with the turn limit of the step as their max_turns."""
         turns = self.at(step)
         return [*draws] if turns == self.most else [replace(draw, max_turns=turns) for draw in draws]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the rule with the outcomes of a step; only outcomes of episodes are passed on."""
+        """Passes the outcomes of a step's episodes to the rule, if the rule learns; outcomes of single answers are
+        ignored."""
         acted = [o for o in outcomes if o.is_episode]
         self.latest = max((o.draw.max_turns or self.most for o in acted), default=self.latest)
         if self.rule is not None and hasattr(self.rule.function, "observe"):

@@ -50,7 +50,7 @@ class Shares:
         return self._dealt(self._turns(count), lambda sampler, wanted: sampler.upcoming(wanted, step))
 
     def _turns(self, count: int) -> np.ndarray:
-        """[count] index of the task that each of the next draws goes to."""
+        """[count] for each of the next draws, the index of the task that it goes to."""
         drawn, turns = self.drawn.astype(np.float64), np.zeros(count, dtype=np.int64)
         for i in range(count):
             turns[i] = np.argmax(self.shares * (drawn.sum() + 1) - drawn)
@@ -70,12 +70,12 @@ class Shares:
         knobs = tuple((name.removeprefix(f"{self.labels[k]}/"), value) for name, value in draw.knobs)
         return replace(draw, index=number, knobs=knobs)
 
-    def _own(self, places: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Groups indices of the full split by task. Yields (task, positions in `places`, indices within the task) for
-        each task that has any."""
-        of = self._of[places]
+    def _own(self, indices: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Groups indices of the full split by task. Returns (task, positions in `indices`, indices within the task) for
+        each task that occurs."""
+        of = self._of[indices]
         which = [np.flatnonzero(of == k) for k in range(len(self.labels))]
-        return [(k, own, np.searchsorted(self.members[k], places[own])) for k, own in enumerate(which) if len(own)]
+        return [(k, own, np.searchsorted(self.members[k], indices[own])) for k, own in enumerate(which) if len(own)]
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
         for k, which, numbers in self._own(np.array([o.draw.index for o in outcomes], dtype=np.int64)):

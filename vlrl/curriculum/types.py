@@ -1,4 +1,4 @@
-"""A visit to a prompt and its result: what the GroupSource and a sampler exchange."""
+"""A draw of a prompt and its outcome: what the GroupSource and a sampler exchange."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Draw:
-    """One visit to one sample."""
+    """One draw of a sample from the training split."""
 
     index: int
     """Index in the training split."""
     visit: int
-    """How often the sample had been drawn before."""
+    """How often the sample had been drawn before this draw."""
     group_size: int | None = None
     """Number of completions; None = rollout.group_size."""
     max_new_tokens: int | None = None
@@ -39,8 +39,8 @@ class Outcome:
     passed: tuple[bool | None, ...] = ()
     """Whether each completion is correct (Task.correct); None = unknown."""
     surprise: float = 0.0
-    """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), with the sampler's p; the gvm sampler's
-    proxy of the gradient norm."""
+    """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), with p under the weights that sampled.
+    The sampler gvm uses it in place of the gradient norm."""
     is_episode: bool = False
     """Whether the completions are episodes."""
     teaches: bool | None = None

@@ -27,7 +27,7 @@ are null for a prompt that was never scored."""
 
 
 def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> None:
-    """Replaces prompts.parquet. Ids and labels of prompts are copied from the existing file, so only the samples of
+    """Replaces prompts.parquet. Copies ids and labels of prompts from the existing file, so that only the samples of
     newly drawn prompts are read."""
     visited = np.flatnonzero(history.visits > 0).astype(np.int32)
     names = _named(path, visited, samples)

@@ -120,9 +120,8 @@ class EmbeddedMedia:
 
 
 def decode_base64(text: str) -> bytes | None:
-    """Decodes a data URL or the bare base64 of an image to bytes; returns None for any other string.
-
-    Raises DataError for a malformed data URL."""
+    """Decodes a data URL or the bare base64 of an image to bytes; returns None for any other string. Raises DataError
+    for a malformed data URL."""
     head = _DATA_URL.match(text)
     if not head and not _BASE64.match(text):
         return None
@@ -194,8 +193,8 @@ def without_bytes(value: Any) -> Any:
     return str(value) if isinstance(value, EmbeddedMedia) else value
 
 
-def spill(value: Any, aside: SpillFile) -> Any:
-    """Moves the large embedded media in a value of a row to a SpillFile, and returns the value with references to them.
+def spill(value: Any, spill_file: SpillFile) -> Any:
+    """Moves large embedded media in a value of a row into `spill_file`; returns the value with references to the file.
 
     Embedded media are bytes, `{"bytes": ...}` objects and base64 strings. Malformed base64 is left unchanged. Raises
     OSError when the disk is full."""
@@ -204,16 +203,16 @@ def spill(value: Any, aside: SpillFile) -> Any:
             data = decode_base64(value) if len(value) >= _LARGE and value[:4].lower() in _BEGINS else None
         except DataError:
             data = None
-        return value if data is None else aside.put(data)
+        return value if data is None else spill_file.put(data)
     if isinstance(value, (bytes, bytearray)):
-        return aside.put(bytes(value)) if len(value) >= _LARGE and _known(value) else value
+        return spill_file.put(bytes(value)) if len(value) >= _LARGE and _known(value) else value
     if isinstance(value, dict):
         data = value.get("bytes")
         if isinstance(data, (bytes, bytearray)) and len(data) >= _LARGE:
-            return aside.put(bytes(data))
-        return {k: spill(v, aside) for k, v in value.items()}
+            return spill_file.put(bytes(data))
+        return {k: spill(v, spill_file) for k, v in value.items()}
     numbers = not isinstance(value, list) or not value or isinstance(value[0], (int, float)) or is_pixels(value)
-    return value if numbers else [spill(v, aside) for v in value]
+    return value if numbers else [spill(v, spill_file) for v in value]
 
 
 def _known(data: bytes | bytearray) -> bool:

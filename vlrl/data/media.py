@@ -36,11 +36,11 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v")
 _READING = threading.Lock()
-"""Held while Pillow decodes pixels: two threads must not decode the same lazily opened image."""
+"""Lock that is held while Pillow decodes pixels: two threads must not decode the same lazily opened image."""
 _DRAWN = "drawn image"
 _KINDS = Table({"video": "vlrl.data.video.sampling:load_video", "edited": "vlrl.data.media_edits:apply_edits",
                 "urls": "vlrl.data.sources.download:Policy"})
-"""Loaders of videos and of edited media, which are imported only when a row needs them."""
+"""Loaders of videos, edited media and URLs; the modules are imported only when a row needs them."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
@@ -69,9 +69,7 @@ class MediaAccess:
     @classmethod
     def of(cls, data: DataSettings | None) -> MediaAccess:
         """Returns the access that the settings data.media_roots and data.urls allow; only the root folder if `data` is
-        None.
-
-        Raises ConfigError if an entry of data.urls is not a host."""
+        None. Raises ConfigError if an entry of data.urls is not a host."""
         return _access(data.media_roots, data.urls, data.cache) if data else ROOT_ONLY
 
 
@@ -130,8 +128,8 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Cli
 def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
     """Returns the source of an image or video that a row names, after checking that it may be read.
 
-    The result is a file path (see `resolve`), a URL that `access` allows, embedded media, or a list of frames of these
-    kinds. Raises DataError for anything else."""
+    The result is a file path (see `resolve`), a URL that `access` allows, embedded media, or, for a video given as
+    frames, a list of these. Raises DataError for anything else."""
     if isinstance(path, EmbeddedMedia):
         return path
     if isinstance(path, list):
@@ -174,7 +172,8 @@ def checked_file(source: Any, limits: LimitsSettings) -> Path:
         raise DataError(problem)
     size = guard_read(path, path.stat).st_size
     if size > limits.media_bytes:
-        raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}")
+        raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}; make "
+                        "it smaller, or raise the limit")
     if size == 0:
         raise DataError(f"media file {path} is empty")
     return path
@@ -183,7 +182,7 @@ def checked_file(source: Any, limits: LimitsSettings) -> Path:
 def checked_bytes(source: bytes | EmbeddedMedia, limits: LimitsSettings) -> EmbeddedMedia:
     own = EmbeddedMedia(source) if isinstance(source, bytes) else source
     if own.count > limits.media_bytes:
-        raise DataError(f"{own.name} has more bytes than limits.media_bytes={limits.media_bytes}")
+        raise DataError(f"{own.name} has more bytes than limits.media_bytes={limits.media_bytes}; raise the limit")
     if not own.count:
         raise DataError(f"{own.name} is empty")
     return own
@@ -250,9 +249,8 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Converts a PIL image of any mode to RGB, with transparency blended over white; the result can be pickled.
-
-    Raises DataError for an image that cannot be decoded or has no palette."""
+    """Converts a PIL image of any mode to RGB, with transparency blended over white; the result can be pickled. Raises
+    DataError for an image that cannot be decoded or has no palette."""
     return guard_read(_DRAWN, lambda: _converted(image, _DRAWN))
 
 

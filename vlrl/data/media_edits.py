@@ -76,9 +76,8 @@ EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise, "
 
 
 def apply_edits(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:
-    """Returns the media with edited frames and a new hash; timestamps and metadata are unchanged.
-
-    Raises DataError for an unknown edit or wrong arguments."""
+    """Returns the media with edited frames and a new hash; timestamps and metadata are unchanged. Raises DataError for
+    an unknown edit or wrong arguments."""
     if not edits:
         return loaded
     frames = loaded.frames

@@ -24,14 +24,13 @@ def cut_problem(start: Any, end: Any) -> str | None:
     return None
 
 
-def label_problem(given: Sequence[Any], labels: Any) -> str | None:
-    """Checks that each correct label in `given` is among the row's `labels`; otherwise no allowed answer could be
-    right.
+def label_problem(correct: Sequence[Any], labels: Any) -> str | None:
+    """Checks that each label in `correct` is among the row's `labels`; otherwise no allowed answer could be right.
 
     Labels are normalised as in scoring."""
     offered = [str(name) for name in labels] if isinstance(labels, list) else []
     known = set(map(clean_label, offered))
-    missing = next((str(name) for name in given if known and clean_label(str(name)) not in known), None)
+    missing = next((str(name) for name in correct if known and clean_label(str(name)) not in known), None)
     return missing and f"label={short(missing)} is not among labels={short(labels)}.{did_you_mean(missing, offered)}"
 
 
@@ -56,7 +55,8 @@ def spans_problem(spans: Any) -> str | None:
 
 
 def tracks_problem(tracks: Any) -> str | None:
-    """Checks that `tracks`, their boxes and their times have the right form. Boxes may lie outside the frames."""
+    """Checks that `tracks` is a list of tracks with valid boxes and, optionally, ascending times. Boxes may lie outside
+    the frames."""
     if not isinstance(tracks, list) or not tracks or not all(
             isinstance(t, Mapping) and isinstance(t.get("boxes"), list) and t["boxes"] for t in tracks):
         return f"tracks={short(tracks)} must be a list of {{\"boxes\": [[x1, y1, x2, y2] or null, ...]}}"

@@ -19,27 +19,28 @@ _CALLED = re.compile(r"image|img|photo|pic|frame|screenshot|video|clip|scan", re
 _LONGEST = 1024
 
 
-def unshown_columns(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None
+def unshown_columns(sample: Sample, canonical: Collection[str], media_fields: Collection[str], root: Path | None = None
                     ) -> list[str]:
     """Returns the columns of a sample's row that hold or name media which the sample does not show.
 
-    `fields` are the canonical media fields. Other columns in `known`, such as `meta`, may hold anything and are not
-    searched. Returns [] if the task drew or edited the sample's media, because their origin is then unknown."""
+    Searches the media fields and all columns that are not canonical; other canonical fields, such as `meta`, may hold
+    anything. Returns [] if the task drew or edited the sample's media, because their origin is then unknown."""
     shown = [source for media in sample.media for source in sources_of(media)]
     if not all(isinstance(source, (str, os.PathLike, EmbeddedMedia)) for source in shown):
         return []
     names = [str(source) for source in shown]
-    return [str(column) for column, value in sample.row.items() if (column in fields or column not in known)
+    return [str(column) for column, value in sample.row.items() if (column in media_fields or column not in canonical)
             and any(not _is_among(one, names) for one in media_names(str(column), value, root))]
 
 
-def unshown_problem(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None) -> str:
-    """Returns an error message if the row of a sample without media names media; else ""."""
-    columns = [] if sample.media else unshown_columns(sample, known, fields, root)
+def unshown_problem(sample: Sample, canonical: Collection[str], media_fields: Collection[str],
+                    root: Path | None = None) -> str:
+    """Returns an error message if the row of a sample without media names media (see `unshown_columns`); else ""."""
+    columns = [] if sample.media else unshown_columns(sample, canonical, media_fields, root)
     if not columns:
         return ""
     return (f"its prompt shows no image or video, and {named_media(sample.row, columns[0])}: "
-            f"{unshown_advice(columns[0], fields)}")
+            f"{unshown_advice(columns[0], media_fields)}")
 
 
 def named_media(row: Mapping[str, Any], column: str) -> str:
@@ -49,12 +50,12 @@ def named_media(row: Mapping[str, Any], column: str) -> str:
     return f"the column {column!r} names media ({shown if len(shown) <= 80 else shown[:77] + '...'})"
 
 
-def unshown_advice(column: str, fields: Collection[str]) -> str:
-    """Returns the end of an error message about a media column that no prompt shows: what the user should do."""
-    if column in fields:
+def unshown_advice(column: str, media_fields: Collection[str]) -> str:
+    """Returns the end of an error message about a media column that no prompt shows: how the user can correct it."""
+    if column in media_fields:
         return "the task's sample_from_row drops it: pass it to the Sample as media"
-    return (f"media are read only from {', '.join(fields)}. Rename the column, or move it into 'meta' if no prompt "
-            "should show it")
+    return (f"media are read only from {', '.join(media_fields)}. Rename the column, or move it into 'meta' if no "
+            "prompt should show it")
 
 
 def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:

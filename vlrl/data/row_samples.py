@@ -37,7 +37,8 @@ _FIELDS = (
     "cameras drivable ego_size to_pixels outcomes system_prompt original_id turns tools environment"
 )
 FIELDS = frozenset(_FIELDS.split())
-"""The canonical fields of all tasks. Other fields stay in the row and are copied into its `meta` too."""
+"""The canonical fields of all tasks. Any other field of a row stays in the row and is also copied into the row's
+`meta`."""
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: MediaAccess = ROOT_ONLY) -> Sample:
@@ -99,7 +100,6 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
 
 def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
     """Turns a row into a sample, then checks that its media files exist and its boxes and points lie inside the image.
-
     Raises DataError naming the row."""
     sample = make_sample(task, row, root)
     if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
@@ -160,9 +160,8 @@ def _with_media_hashes(row: Mapping[str, Any], items: Mapping[str, list[Any]]) -
 
 
 def media_items(row: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns the images or videos of each media field. An item is a path, an EmbeddedMedia, or a list of frames.
-
-    Raises DataError for anything else."""
+    """Returns {field: list of images or videos} of a row. An image or video is a path, an EmbeddedMedia, or a list of
+    frames. Raises DataError for anything else."""
     return {field: (video_items if field == "video" else image_items)(row[field], str(row.get("id", "")))
             for field in MEDIA_FIELDS if row.get(field) is not None}
 

@@ -55,10 +55,10 @@ class SampleSequence(Sequence[Sample]):
     parts: Mapping[str, Sequence[Sample]] = MappingProxyType({})
     """The samples of each task of a mixture by task label; {} for a single task."""
 
-    def _at(self, place: int) -> Sample:
+    def _at(self, index: int) -> Sample:
         raise NotImplementedError
 
-    def where(self, place: int) -> str | None:
+    def where(self, index: int) -> str | None:
         """Returns file and line of the row at an index; None if code generates the samples, so that no sample has to be
         generated."""
         return None
@@ -68,10 +68,9 @@ class SampleSequence(Sequence[Sample]):
         code."""
         return ()
 
-    def raw_record(self, place: int) -> tuple[str, Any] | None:
-        """Returns the id and raw record of a row, without making a sample; None if unavailable.
-
-        Raises DataError for an unreadable row."""
+    def raw_record(self, index: int) -> tuple[str, Any] | None:
+        """Returns the id and the raw record of the row at an index, without making a sample; None if there is no
+        record. Raises DataError for an unreadable row."""
         return None
 
     @property
@@ -88,16 +87,16 @@ class SampleSequence(Sequence[Sample]):
         return [self._at(i) for i in places] if isinstance(places, range) else self._at(places)
 
 
-def where(samples: Sequence[Sample], place: int) -> str | None:
-    """Returns file and line of the row at an index; "" for a sample in a plain list; None if code generates the
+def where(samples: Sequence[Sample], index: int) -> str | None:
+    """Returns file and line of the row at an index; "" if `samples` is a plain list, None if code generates the
     samples."""
     if isinstance(samples, SampleSequence):
-        return samples.where(place)
+        return samples.where(index)
     return "" if isinstance(samples, (list, tuple)) else None
 
 
 class Samples(SampleSequence):
-    """The valid samples of data files, whose media are not read yet, and the rows that were left out."""
+    """The valid samples of data files, and the rows that were left out. Media are not read until a sample is loaded."""
 
     def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = (), files: Sequence[Path] = (),
                  places: Sequence[str] = ()):
@@ -108,11 +107,11 @@ class Samples(SampleSequence):
     def __len__(self) -> int:
         return len(self._samples)
 
-    def _at(self, place: int) -> Sample:
-        return self._samples[place]
+    def _at(self, index: int) -> Sample:
+        return self._samples[index]
 
-    def where(self, place: int) -> str:
-        return self._places[place] if self._places else ""
+    def where(self, index: int) -> str:
+        return self._places[index] if self._places else ""
 
     def fingerprint_rows(self) -> Sequence[int]:
         return range(len(self))

@@ -55,19 +55,20 @@ def check_turns(row: Record, kinds: Sequence[str]) -> None:
     _check_marks(row, kinds, [kind for turn in turns for kind in MARK.findall(turn["content"])])
 
 
-def _check_marks(row: Record, kinds: Sequence[str], before: Sequence[str]) -> None:
-    """Checks the placeholders: those in turns take the first media; the question has one for each of the rest, or none.
+def _check_marks(row: Record, media_kinds: Sequence[str], in_turns: Sequence[str]) -> None:
+    """Checks the placeholders of a row: `in_turns` are those in turns, which stand for the first media. The question
+    must have one for each further medium, or none.
 
-    The prompt of a question without placeholders shows the remaining media first."""
+    The prompt of a question without placeholders shows these media first."""
     marks = marks_of(row)
-    in_question, rest = len(marks) - len(before), len(kinds) - len(before)
+    in_question, rest = len(marks) - len(in_turns), len(media_kinds) - len(in_turns)
     if rest < 0 or in_question not in (0, rest):
         raise DataError(f"its turns and question have placeholders for {len(marks)} images or videos, but the row has "
-                        f"{len(kinds)}: use one placeholder per image or video (a question without placeholders shows "
-                        "the remaining media first)")
-    if in_question and len(set(kinds)) > 1 and sorted(marks) != sorted(kinds):
+                        f"{len(media_kinds)}: use one placeholder per image or video (a question without placeholders "
+                        "shows the remaining media first)")
+    if in_question and len(set(media_kinds)) > 1 and sorted(marks) != sorted(media_kinds):
         raise DataError(f"its turns and question have placeholders for {', '.join(marks)}, but the row has "
-                        f"{', '.join(kinds)}")
+                        f"{', '.join(media_kinds)}")
 
 
 def _check_call(row: Record, turn: Record) -> None:

@@ -50,7 +50,7 @@ def number(value: Any) -> float | None:
 
 
 def tidy(value: float, digits: int = 3) -> float:
-    """Rounds a number to `digits` decimals; returns an int if the result is whole. Pixels need at most 3 decimals."""
+    """Rounds a number to `digits` decimals; returns an int if the result is whole."""
     value = round(value, digits) if isinstance(value, float) else value
     return int(value) if value == int(value) else value
 
@@ -68,13 +68,14 @@ def hull(points: Iterable[Sequence[float]]) -> list[float]:
 
 
 def are_shares(values: Sequence[float]) -> bool:
-    """Whether coordinates must be fractions of the image: all are at most 1, which no meaningful box in pixels has."""
+    """Whether coordinates must be fractions of the image size: all are at most 1, which no meaningful box in pixels
+    has."""
     return all(-_NEARLY <= v <= 1 + _NEARLY for v in values)
 
 
 def pixels(values: list[float], name: str) -> list[float]:
-    """Returns the coordinates unchanged. Raises DataError, naming the field, if they can only be fractions of the
-    image."""
+    """Returns the coordinates unchanged. Raises DataError, naming the field, if they can only be fractions of the image
+    size."""
     if any(values) and are_shares(values) and any(v != int(v) for v in values):
         raise DataError(f"{name}={short(values)} are fractions of the image, but this format uses pixels: multiply "
                         "them by its width and height")
@@ -82,8 +83,8 @@ def pixels(values: list[float], name: str) -> list[float]:
 
 
 def scaled(values: Sequence[float], size: Sequence[float] | None, full: float, name: str) -> list[float]:
-    """Converts coordinates from 0..full of an image to its pixels. Raises DataError naming the field if the size is
-    unknown."""
+    """Converts coordinates in the range 0 to `full` to pixels of an image of `size`. Raises DataError naming the field
+    if the size is unknown."""
     if size is None:
         raise DataError(f"{name}={short(list(values))} is relative to the image, whose size is unknown: the record has "
                         "no width and height, and its file is missing or cannot be read. Add them, or name the folder "

@@ -298,7 +298,7 @@ class Task:
 
     @property
     def members(self) -> tuple[Task, ...]:
-        """The tasks of a mixture; for a single task, only this task."""
+        """The tasks of a mixture; for a single task, only the task."""
         return (self,)
 
     @property
@@ -331,8 +331,8 @@ class Task:
         return self._gate(parts)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
-        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. With part=None, or if
-        the task has no such part, the parts of the task's own criterion are used. With least=None, the threshold is
+        """Replaces the criterion for a correct answer by: the reward part `part` must reach `least`. With part=None, or
+        if the task has no such part, the parts of the task's own criterion are used. With least=None, the minimum is
         that of the task's own criterion, or 0.5 for a part that is not in it."""
         if part in self.weights:
             self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
@@ -340,7 +340,8 @@ class Task:
             self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
 
     def by_rule(self) -> Self:
-        """A copy of the task that decides correctness by the task's own rule, whatever `override_outcome` has set."""
+        """A copy of the task that uses the task's own criterion for a correct answer, whatever `override_outcome` has
+        set."""
         rule = copy.copy(self)
         rule.criterion, rule.overridden = self._own_criterion, False
         return rule
@@ -386,8 +387,8 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
 
 
 def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """The content parts of a user message: the text, and placeholders for the media of these kinds. The placeholders
-    are at the marks in the row's question, if it has any, else before the text."""
+    """The content parts of a user message: the text, and placeholders for media of these `kinds` ("image" or "video").
+    Placeholders are at the marks in the row's question if it has any, else before the text."""
     marks = len(_MEDIA_MARK.findall(str(sample.get("question") or "")))
     if marks and len(_MEDIA_MARK.findall(text)) == marks == len(kinds):
         return _marked(text, list(kinds))

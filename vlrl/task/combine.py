@@ -111,40 +111,40 @@ GATES = {"gate": 1, "tool_star": 2}
 _EXAMPLES = {"gate": "gate:format", "max": "max:rule,judge", "tool_star": "tool_star:format,accuracy,tools"}
 
 
-def make_combine(given: str, known: Collection[str]) -> Combine:
-    """The function for a value of `task.combine`. Raises ConfigError for an unknown name and for a part that is not in
-    `known`."""
-    head = given.partition(":")[0]
+def make_combine(value: str, parts: Collection[str]) -> Combine:
+    """The function for a value of `task.combine`. Raises ConfigError for an unknown name, and for a part that is not
+    among the task's `parts`."""
+    head = value.partition(":")[0]
     if head not in COMBINE:
-        return resolve("task.combine", given, COMBINE)
+        return resolve("task.combine", value, COMBINE)
     function, least, most = COMBINE[head]
-    names = _names(given)
+    names = _names(value)
     if not least <= len(names) <= (len(names) if most is None else most) or len({*names}) < len(names):
-        raise ConfigError(f"task.combine={given!r} names {len(names)} parts: write it as {_EXAMPLES.get(head, head)}")
+        raise ConfigError(f"task.combine={value!r} names {len(names)} parts: write it as {_EXAMPLES.get(head, head)}")
     for name in names:
-        part = _part(given, name) if head == "gate" else name
-        if part not in known:
-            raise ConfigError(f"task.combine={given!r}: the task has no part {part!r}.{did_you_mean(part, known)} "
-                              f"Its parts: {', '.join(known)}.")
+        part = _part(value, name) if head == "gate" else name
+        if part not in parts:
+            raise ConfigError(f"task.combine={value!r}: the task has no part {part!r}.{did_you_mean(part, parts)} "
+                              f"Its parts: {', '.join(parts)}.")
     return partial(_combined, function, names)
 
 
-def make_gate(given: str) -> Callable[[Numbers], bool]:
-    """Returns a function of an answer's parts: whether the gate in a value of `task.combine` is open. If the value has
-    no gate, the function always returns True."""
-    return partial(_opened, _names(given)[:GATES.get(given.partition(":")[0], 0)])
+def make_gate(value: str) -> Callable[[Numbers], bool]:
+    """Makes a function of an answer's parts that returns whether the gate in a value of `task.combine` is open; without
+    a gate, always True."""
+    return partial(_opened, _names(value)[:GATES.get(value.partition(":")[0], 0)])
 
 
-def _names(given: str) -> list[str]:
-    _, colon, rest = given.partition(":")
+def _names(value: str) -> list[str]:
+    _, colon, rest = value.partition(":")
     return [name.strip() for name in rest.split(",")] if colon else []
 
 
-def _part(given: str, condition: str) -> str:
+def _part(value: str, condition: str) -> str:
     try:
         return read_condition(condition)[0]
     except ValueError:
-        raise ConfigError(f"task.combine={given!r}: the value after >= is not a finite number: write it as "
+        raise ConfigError(f"task.combine={value!r}: the value after >= is not a finite number: write it as "
                           "gate:accuracy>=0.8") from None
 
 

@@ -32,7 +32,7 @@ Work = Callable[[Connection, str], None]
 MOST_PRINTED = 2**20
 """Maximum number of characters that task code in one process may print to stdout, and to stderr."""
 _ENDING = signal.SIGRTMIN + 3 if sys.platform == "linux" else signal.SIGTERM
-"""The signal that tells a fork server to end with all its descendants. It differs from the signals that stop a run
+"""The signal on which a fork server ends with all its descendants. It differs from the signals that stop a run
 (signals.STOPS)."""
 _END_S = 10.0
 _PDEATHSIG, _SUBREAPER = 1, 36

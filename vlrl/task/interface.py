@@ -79,7 +79,6 @@ def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
 
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
     """The chat messages of a sample. The first observation of its environment, if any, is appended to the last message.
-
     Raises TaskError if `messages` fails or returns something of the wrong format."""
     task = task.of(sample)
     messages = _call(task, "messages", sample)

@@ -27,9 +27,8 @@ def notebook_warning(name: str) -> str:
 def load(name: str, settings: Mapping[str, Any] | None = None,
          change: Callable[[type[Task]], type[Task]] = lambda cls: cls) -> Task:
     """Creates a task from its name (a built-in task, `module:Class` or `path/file.py:Class`) and its settings. If
-    given, `change` maps the class that was found to the class that is instantiated.
-
-    Raises ConfigError for an unknown task or setting."""
+    given, `change` maps the class that was found to the class that is instantiated. Raises ConfigError for an unknown
+    task or setting."""
     cls = change(load_class(name))
     try:
         return cls(**dict(settings or {}))

@@ -47,30 +47,30 @@ class Interleaved(SampleSequence):
             place, round = place + (end - round) * len(going), end
         self._firsts = [first for first, *_ in self._stretches]
 
-    def where(self, place: int) -> str | None:
-        label, own = self.locate(place)
+    def where(self, index: int) -> str | None:
+        label, own = self.locate(index)
         return where(self.parts[label], own)
 
     def fingerprint_rows(self) -> Sequence[int]:
         parts = {label: {*fingerprint_rows(own)} for label, own in self.parts.items()}
         return [i for i in range(self._size) if (place := self.locate(i))[1] in parts[place[0]]]
 
-    def raw_record(self, place: int) -> tuple[str, Any] | None:
-        label, own = self.locate(place)
+    def raw_record(self, index: int) -> tuple[str, Any] | None:
+        label, own = self.locate(index)
         part = self.parts[label]
         return part.raw_record(own) if isinstance(part, SampleSequence) else None
 
     def __len__(self) -> int:
         return self._size
 
-    def _at(self, place: int) -> Sample:
-        label, own = self.locate(place)
+    def _at(self, index: int) -> Sample:
+        label, own = self.locate(index)
         return with_label(self._samples[self.labels.index(label)][own], label)
 
-    def locate(self, place: int) -> tuple[str, int]:
+    def locate(self, index: int) -> tuple[str, int]:
         """Converts an index of this sequence to a label and an index in the sequence with this label."""
-        first, round, going = self._stretches[bisect_right(self._firsts, place) - 1]
-        further, turn = divmod(place - first, len(going))
+        first, round, going = self._stretches[bisect_right(self._firsts, index) - 1]
+        further, turn = divmod(index - first, len(going))
         return self.labels[going[turn]], round + further
 
     @property

@@ -49,11 +49,11 @@ class Recipe:
     variants: Callable[[Any, Sample, int, int], Sequence[Variant]] | None = None
     """Variants of a sample with other media, as in `Task.variants`."""
     problem: Callable[[Any, Mapping[str, Any]], str | None] | None = None
-    """What a row lacks for this recipe; None if it is usable."""
+    """A function (task, row) that says why a row is unusable with this recipe; None if the row is usable."""
     best_parts: Mapping[str, float] = field(default_factory=dict)
     """Reward part -> its maximum, for parts whose maximum is not 1."""
     asked: str = ""
-    """Prompt template for rows that have a `question` instead of the name of an object to find."""
+    """Prompt template for rows with a `question`; `prompt` is the template for rows that name an object to find."""
     asks: bool = False
     """Whether rows may have a question and an answer instead of the boxes of a grounding row."""
     system: str = ""
@@ -110,7 +110,7 @@ class RecipeTask(Task):
         return replace(sample, row=self.filled(sample.row))
 
     def filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with the `placeholders` added that occur in a prompt template."""
+        """The row with those entries of `placeholders` that occur in a prompt template."""
         return {**row, **{name: text for name, text in self.placeholders(row).items()
                           if any(f"{{{name}}}" in template for template in self.templates)}}
 
@@ -156,10 +156,10 @@ def blind_boxes(width: float, height: float) -> dict[str, list[list[float]]]:
             "one box a hundred times": [quarter] * 100}
 
 
-def in_model_units(task: Task, sample: Sample, place: Box, whole: bool = False) -> list[float]:
-    """Converts a box or point of the row to the coordinates in which the model writes. With `whole`, they are rounded
-    to integers, unless the coordinate convention is 0..1."""
-    written = task.coordinates.from_original(sample, place)
+def in_model_units(task: Task, sample: Sample, coordinates: Box, whole: bool = False) -> list[float]:
+    """Converts a box or point in original pixels to the coordinates in which the model writes. With `whole`, rounds to
+    integers, unless the coordinate convention is 0..1."""
+    written = task.coordinates.from_original(sample, coordinates)
     return [round(v) for v in written] if whole and whole_units(task, sample) else written
 
 
@@ -172,6 +172,6 @@ def whole_units(task: Task, sample: Sample) -> bool:
     return edge[0] > 1 or edge[1] > 1
 
 
-def pixels(task: Task, sample: Sample, place: Box | None) -> list[float] | None:
-    """Converts a box or point that the model wrote to original pixels; None stays None."""
-    return task.coordinates.to_original(sample, place) if place else None
+def pixels(task: Task, sample: Sample, coordinates: Box | None) -> list[float] | None:
+    """Converts a box or point that the model wrote to original pixels; returns None for None."""
+    return task.coordinates.to_original(sample, coordinates) if coordinates else None

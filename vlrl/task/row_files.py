@@ -24,8 +24,8 @@ class RowFiles(DataSettings):
 
     @classmethod
     def of(cls, data: DataSettings, own: Collection[str] = _FILES) -> RowFiles:
-        """Creates the object from `data.*` settings. `own` lists the splits whose files were set for this task alone;
-        in a mixture, the files of the other splits are shared by all tasks."""
+        """Creates the object from `data.*` settings. `own` lists the splits whose file was set for this task alone; in
+        a mixture, the files of other splits are shared by all tasks."""
         files = cls(**data.model_dump())
         files._own = own
         return files

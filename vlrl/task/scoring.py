@@ -93,8 +93,9 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
               services: Services) -> tuple[MarkedScores, dict[str, float]]:
-    """Scores the answers of a group with `score_group` and the `others` with `score_alone`. Returns the scores of the
-    answers followed by those of the others, each with its overlay marks, and the weight of every reward part."""
+    """Scores the answers of a group with `score_group`, and the `others` (answers to variants) with `score_alone`.
+    Returns the scores of the answers, then of the others, each with its overlay marks; and the weight of every
+    reward part."""
     task, _ = without_absent_parts(task, sample, answers, services)
     scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
     return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
@@ -124,8 +125,8 @@ def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
 
 
 def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
-    """The score as it is if `error` is None; else without a reward, because an episode whose environment failed must
-    not be rewarded."""
+    """Returns the score unchanged if `error` is None; else with this error and without a reward, because an episode
+    whose environment failed must not be rewarded."""
     if error is None:
         return scored
     reason = error if error.startswith("reset:") else f"environment: {error}"

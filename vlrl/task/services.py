@@ -119,7 +119,7 @@ _ABSENT = Table({"without": "vlrl.services.missing:without_unserved_parts",
 
 
 class AbsentService(TaskError, AttributeError):
-    """The requested service is not available."""
+    """Raised when a task uses a service that is not available."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,14 +27,14 @@ from vlrl.types import Answer, Sample
 
 GroupScores = tuple[MarkedScores, dict[str, float]]
 _PLACE = struct.Struct("qq")
-"""Layout of the shared memory: the number of calls of task code started so far, and the number of answers of the latest
-call."""
+"""Layout of the shared memory: the number of calls of task code started so far, and the number of answers that the
+latest call scores."""
 _START_S = 60.0  # seconds added to the limit before the first call
 _log = logging.getLogger(__name__)
 
 
 class GroupAbandoned(Exception):
-    """Raised when the scoring of a group is given up; the argument is the reason."""
+    """Raised when a group cannot be scored because a call hangs repeatedly; the argument is the reason."""
 
 
 class SubprocessScorer:
@@ -88,9 +88,8 @@ class SubprocessScorer:
 
     def _scored(self, request: bytes, sample: Sample) -> GroupScores | str | None:
         """Has the process score a pickled group, and returns the scores. Returns None if scoring raised there, or the
-        reason as a string if the scores cannot be pickled; the group must then be scored in this process.
-
-        Raises GroupAbandoned if the process hangs again at a call that it should already skip."""
+        reason as a string if the scores cannot be pickled; the group must then be scored in this process. Raises
+        GroupAbandoned if the process hangs again at a call that it should already skip."""
         refused: dict[int, str] = {}
         with self._lock:
             while True:
@@ -124,7 +123,8 @@ def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
 
 def _reply(task: Task, refused: Mapping[int, str], request: bytes, place: mmap.mmap) -> bytes:
     """The scores, pickled. If scoring raises, the reply is a pickled None; scoring is then repeated in the training
-    process, which reports the error. If the scores cannot be pickled, the reply is the reason, as a pickled string."""
+    process, which reports the error. If the scores cannot be pickled, the reply is the reason, as a pickled string.
+    `refused` maps the numbers of calls that must be skipped to the error of their answers."""
     begun = 0
 
     def watch(answers: int) -> str | None:

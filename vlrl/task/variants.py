@@ -45,11 +45,11 @@ def with_media_of(sample: Sample, variant: Variant) -> Sample:
     return replace(sample, media=tuple(variant.media))
 
 
-def same_pixels(shown: Prompt, plain: Prompt) -> bool:
-    """Whether a variant shows exactly the same pixels as the sample, for example a clip of one frame in another order.
-    Answers to such a variant would add nothing, so they are not generated."""
-    pixels = [[[frame.tobytes() for frame in media.frames] for media in prompt.media] for prompt in (shown, plain)]
-    return bool(plain.media) and pixels[0] == pixels[1]
+def same_pixels(variant: Prompt, original: Prompt) -> bool:
+    """Whether the prompt of a variant shows exactly the same pixels as the original, e.g. a clip of one frame in
+    another order. Answers to such a variant would add nothing, so they are not generated."""
+    pixels = [[[frame.tobytes() for frame in media.frames] for media in prompt.media] for prompt in (variant, original)]
+    return bool(original.media) and pixels[0] == pixels[1]
 
 
 def trained_count(variants: Sequence[Variant]) -> int:

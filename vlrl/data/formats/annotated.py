@@ -88,8 +88,8 @@ def _regions(record: Record) -> list[Record]:
 
 
 def _joined(results: Sequence[Record]) -> list[Record]:
-    """Merges the results that describe the same region: Label Studio stores position, label and text of a region as
-    separate results."""
+    """Merges the results of one region: Label Studio stores position, label and text of a region as separate results.
+    """
     regions: dict[Any, Record] = {}
     for n, result in enumerate(results):
         key = result["id"] if isinstance(result.get("id"), str) else n
@@ -152,11 +152,11 @@ _CENTRES = (("x_center", "y_center"), ("x_centre", "y_centre"), ("center_x", "ce
 _UNNAMED = "object"
 """The label given to boxes of a table without labels."""
 ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INSTRUCTION}
-"""Maps each canonical field to the columns that may hold its value."""
+"""Maps each canonical field to the columns from which its value may be read."""
 
 
 def is_table(record: Record) -> bool:
-    """Whether a record names an image and has a box, or columns for a box, but no question."""
+    """Whether a record names an image and has a box, or columns for one, but no question."""
     empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES, *_CENTRES))
     known = has(record, *IMAGE) and not has(record, "question", "answer")
     return known and (empty or _box_fields(record) is not None)
@@ -166,7 +166,7 @@ def table(record: Record, source: RecordSource) -> list[Row]:
     """Converts a line of a table to a row: one box, with its label, expression or instruction.
 
     The box is [x1, y1, x2, y2], or [x, y, width, height] if the column names say so. If no number is above 1, the
-    numbers are fractions of the image."""
+    numbers are fractions of the image size."""
     for role, names in ROLES.items():
         if len(given := [n for n in names if has(record, n)]) > 1:
             raise DataError(f"the columns {' and '.join(given)} may each be the {role}; choose one with --columns "
@@ -199,8 +199,8 @@ def _box_fields(record: Record) -> tuple[str, ...] | None:
 
 
 def _half_empty(record: Record) -> tuple[str, ...] | None:
-    """The four columns of a box of which some are empty and some are not, which is an error; None if there is no such
-    box."""
+    """The four column names of a box in which some columns are empty and some are not (an error); None if there is no
+    such box."""
     return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
                  and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 
@@ -226,9 +226,9 @@ def is_box_list(record: Record) -> bool:
 def box_list(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with all boxes of an image to one row.
 
-    Boxes come from `boxes` with `labels` of the same length, or from a list such as `objects` whose entries have a box
-    and a label each. A box is [x1, y1, x2, y2] unless `bbox_format` is xywh. If no number is above 1, the numbers are
-    fractions of the image."""
+    Boxes come from `boxes` with `labels` of the same length, or from a list such as `objects` in which each entry has a
+    box and a label. A box is [x1, y1, x2, y2] unless `bbox_format` is xywh. If no number is above 1, the numbers are
+    fractions of the image size."""
     boxes, labels = _paired(record) or ([], [])
     if not isinstance(labels, list) or len(boxes) != len(labels):
         raise DataError(f"its {len(boxes)} boxes and labels={short(labels)} must be lists of the same length, with "
@@ -246,7 +246,8 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _paired(record: Record) -> tuple[list[Any], Any] | None:
-    """(boxes, labels) of a record that has a list of each; the lengths may differ. None for other records.
+    """Returns (boxes, labels) of a record with one list of boxes and one list of labels; the lists may differ in
+    length. None for other records.
 
     Canonical rows are excluded: their boxes are objects."""
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
@@ -255,7 +256,8 @@ def _paired(record: Record) -> tuple[list[Any], Any] | None:
 
 
 def _listed(record: Record) -> list[tuple[str, list[Record]]]:
-    """(field name, entries) of every field that holds a list of objects, each with a box and a label."""
+    """Returns (field name, entries) for each field with a list of objects in which every object has a box and a label.
+    """
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
     if isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels) and boxes:
         field = "boxes" if has(record, "boxes") else "bboxes"
@@ -265,8 +267,8 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """The entries of a list, or of an object of columns as `datasets` writes it: {"bbox": [...], "category": [...]}.
-    None for any other value."""
+    """The objects of a list; or the objects that an object of columns describes, as `datasets` writes it: {"bbox":
+    [...], "category": [...]}. None for any other value."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, list) and value else None
     boxes, labels = pick(value, *BOX, "bboxes", "boxes"), pick(value, *LABEL, "labels", "categories", "classes")

@@ -42,7 +42,8 @@ _ASKS_PLACE = re.compile(r"^\W*where\b|\b(?:click|tap|press|screenshot|screen|bu
 
 
 def answer_text(value: Any) -> str:
-    """Returns the text of an answer: the content of its last <answer> tag, else what follows </think>."""
+    """Returns the text of an answer: the content of its last <answer> tag; without a tag, the text after </think>, or
+    all of it."""
     said = str(value)
     inner = between(said, "<answer>", "</answer>", "last")
     return (said.rpartition("</think>")[2] if inner is None else inner).strip()
@@ -73,14 +74,14 @@ def options_of(record: Record) -> list[str]:
     return _without_letters([_option(v) for v in given])
 
 
-def _by_commas(given: str, record: Record) -> list[str] | None:
-    parts = [part.strip() for part in given.split(",")]
+def _by_commas(text: str, record: Record) -> list[str] | None:
+    parts = [part.strip() for part in text.split(",")]
     return parts if len(parts) > 1 and str(record.get("answer")).strip() in parts else None
 
 
 def _columns(record: Record) -> list[Any] | None:
-    """The options of a record with one field per option, of which the last may be empty; None if the record has no such
-    fields."""
+    """The options of a record with one field per option; None if the record has no such fields. Raises DataError if a
+    field before the last filled one is empty."""
     gap = None
     for names in _COLUMNS:
         own = [name for name in names if has(record, name)]
@@ -96,34 +97,32 @@ def _columns(record: Record) -> list[Any] | None:
     return None
 
 
-def _options_by_key(given: Mapping[str, Any]) -> list[Any]:
-    """Returns the options of an object, ordered by its keys (A, B ... or indices from 0) or as in its lists `label` and
-    `text`.
-
-    Raises DataError for keys with gaps, which would shift the answer."""
-    texts = given["text"] if isinstance(given.get("text"), list) else None
-    keys = sorted(given) if texts is None else given.get("label")
+def _options_by_key(keyed: Mapping[str, Any]) -> list[Any]:
+    """Returns the options of an object in order: those in its list `text` if it has one, else its values sorted by key
+    (A, B ... or 0, 1 ...). Raises DataError for keys with gaps, because the letter of the answer would then name
+    another option."""
+    texts = keyed["text"] if isinstance(keyed.get("text"), list) else None
+    keys = sorted(keyed) if texts is None else keyed.get("label")
     keys = [str(key).strip() for key in keys] if isinstance(keys, list) else []
     counted = all(key.isdecimal() for key in keys) and keys != [str(n) for n in range(len(keys))]
     lettered = all(len(key) == 1 and key.isalpha() for key in keys) and "".join(keys).upper() != _ALPHABET[:len(keys)]
     if keys and (counted or lettered):
         raise DataError(f"its options have the keys {short(keys)}: name them A, B ... without a gap, and change "
                         "the answer accordingly")
-    return [given[key] for key in sorted(given)] if texts is None else texts
+    return [keyed[key] for key in sorted(keyed)] if texts is None else texts
 
 
 def _option(value: Any) -> str:
     if isinstance(value, Mapping):
         value = pick(value, "text", "content", "value", "answer", "option", "choice")
     if value is None or str(value).strip() == "":
-        raise DataError("one of the options is empty")
+        raise DataError("one of the options is empty: fill it in, or remove it")
     return str(value).strip()
 
 
 def _without_letters(options: Sequence[str]) -> list[str]:
-    """Removes the letters before options ("(A) ", "B. ") if every option has the letter of its position.
-
-    Raises DataError if the letters do not match the positions."""
+    """Removes the letters before options ("(A) ", "B. ") if every option has the letter of its position. Raises
+    DataError if the letters do not match the positions."""
     matches = [_BEFORE.match(option) for option in options]
     if all(m and ord(m[1]) - ord("A") == n for n, m in enumerate(matches)):
         return [option[m.end():].strip() for option, m in zip(options, matches, strict=True) if m]
@@ -138,7 +137,7 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
     """Returns the letter of the correct option.
 
     `answer` may be a letter ("A", "(A)", "A. cat"), the text of an option, or the index of an option, counted from 0.
-    Several letters ("A, C") are returned unchanged. Raises DataError if the answer matches no option."""
+    Several letters ("A, C") are returned sorted. Raises DataError if the answer matches no option."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     said = answer_text(answer)
@@ -161,23 +160,24 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
                         "text or the index (from 0) of any of them")
     words = " ".join(with_text[2].lower().rstrip(".").split()) if with_text else ""
     if words in texts and texts.index(words) != place:
-        raise DataError(f"answer={short(answer)} has the letter of one option and the text of another")
+        raise DataError(f"answer={short(answer)} has the letter of one option and the text of another: give "
+                        "the letter only")
     return chr(ord("A") + place)
 
 
-def letter_at(place: Any, options: Sequence[str]) -> str:
-    """Returns the letter of the correct option, given the value of one of the fields INDICES.
+def letter_at(value: Any, options: Sequence[str]) -> str:
+    """Returns the letter of the correct option. `value` is the content of one of the fields INDICES.
 
     An integer is always an index counted from 0, even if an option has that text. Any other value is read by
     `option_letter`."""
-    index = number(place)
-    return option_letter(place if index is None or index != int(index) or not 0 <= index < len(options)
+    index = number(value)
+    return option_letter(value if index is None or index != int(index) or not 0 <= index < len(options)
                   else chr(ord("A") + int(index)), options)
 
 
-def _is_ambiguous(said: str, options: Sequence[str]) -> bool:
-    """Whether the answer is a letter that is the text of one option and the position of another option."""
-    return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
+def _is_ambiguous(answer: str, options: Sequence[str]) -> bool:
+    """Whether an answer that equals the text of one option is also the letter of an option."""
+    return len(answer) == 1 and answer.isupper() and ord(answer) - ord("A") < len(options)
 
 
 def _majority(answers: list[Any]) -> list[Any]:
@@ -186,19 +186,19 @@ def _majority(answers: list[Any]) -> list[Any]:
     if not yes or not no or yes + no < len(said) / 2:
         return answers
     if yes == no:
-        raise DataError(f"{yes} of its answers are yes and as many are no: the correct one is unknown")
+        raise DataError(f"{yes} of its answers are yes and as many are no: give the correct answer only")
     return ["yes" if yes > no else "no"]
 
 
-def answer_fields(given: Any, options: Sequence[str], question: str, said: str | None = None) -> dict[str, Any]:
+def answer_fields(answer: Any, options: Sequence[str], question: str, stated_type: str | None = None) -> dict[str, Any]:
     """Returns the fields of a row that describe its answer: `answer`, `answer_type` and, if there are any, `options`.
 
-    `given` is the answer or a list of accepted answers, the most frequent of which becomes the first. `said` is the
-    answer type that a field of the record states. Raises DataError if the answer is missing or not among the options.
-    """
-    several = list(given) if isinstance(given, list) else [given]
+    `answer` is the answer or a list of accepted answers, the most frequent of which becomes the first. `stated_type` is
+    the answer type that a field of the record states. Raises DataError if the answer is missing or not among the
+    options."""
+    several = list(answer) if isinstance(answer, list) else [answer]
     if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or answer_text(v) == "" for v in several):
-        raise DataError(f"answer={short(given)} must be a string or a number")
+        raise DataError(f"answer={short(answer)} must be a string or a number")
     if options:
         right = several[0] if len(several) == 1 else ", ".join(option_letter(v, options) for v in several)
         return {"options": list(options), "answer": option_letter(right, options), "answer_type": "choice"}
@@ -209,7 +209,7 @@ def answer_fields(given: Any, options: Sequence[str], question: str, said: str |
             _POINT.fullmatch(answers[0].strip()) and _ASKS_PLACE.search(question))):  # not a point of geometry
         raise DataError(f"its answer {short(answers[0])} is a position or an action, which cannot be scored as an "
                         "answer: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
-    kind = answer_type_of(answers, question, said)
+    kind = answer_type_of(answers, question, stated_type)
     if kind == "choice":
         named = _LETTER.fullmatch(str(answers[0])) or _WITH_TEXT.fullmatch(str(answers[0]))
         return {"answer": named[1].upper(), "answer_type": kind} if named else {

@@ -30,7 +30,7 @@ LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts"
 _REPLIES = {"prompt": "completion", "input": "output"}
 """Maps each field that holds only a prompt to the field with the reply."""
 _TURN_KEYS = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
-"""For fields that may also hold lists of another kind: the keys of which every turn has one."""
+"""Maps fields that may also hold other lists to keys; in a list of turns, every turn has one of these keys."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
 """Every field from which a conversation may be read."""
@@ -38,7 +38,7 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
           "system": "system", "developer": "system", "tool": "tool", "observation": "tool", "function_call": "call"}
 _MEDIA = {"image": "image", "image_url": "image", "input_image": "image", "video": "video", "video_url": "video",
           "input_video": "video"}
-"""Maps the type of a content part to the kind of media."""
+"""Maps the type of a content part to "image" or "video"."""
 _TEXTS = ("text", "input_text", "output_text")
 _FOLLOWS = {None: ("user",), "user": ("assistant", "call"), "assistant": ("user",), "call": ("tool",),
             "tool": ("tool", "assistant", "call"), "system": ()}
@@ -73,9 +73,8 @@ class Conversation:
 
 
 def conversation_of(record: Record) -> Conversation | None:
-    """Returns the conversation of a record; None if it has none.
-
-    Raises DataError if two fields hold different conversations, and for the reasons given in `read_turns`."""
+    """Returns the conversation of a record; None if it has none. Raises DataError if two fields hold different
+    conversations, and for the reasons given in `read_turns`."""
     conversations = {name: turns for name in conversation_fields(record)
                      if (turns := _list_under(record, name)) is not None}
     if len(conversations) > 1 and any(turns != next(iter(conversations.values())) for turns in conversations.values()):
@@ -120,16 +119,14 @@ def _turns_of_fields(record: Record) -> list[Row]:
     asks = [record[question], *(record[name] for name in ("input", "inputs") if isinstance(record.get(name), str))]
     said = pick(record, "history") or []
     if not isinstance(said, list) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in said):
-        raise DataError(f"history={short(said)} must be a list of [question, answer]")
+        raise DataError(f"history={short(said)} must be a list of [question, answer] pairs")
     pairs = [*said, ("\n".join(filter(None, asks)), record[answer])]
     return [{"role": role, "content": words} for pair in pairs
             for role, words in zip(("user", "assistant"), pair, strict=True)]
 
 
 def read_reply(turns: Any) -> Conversation:
-    """Converts a response that is written as a list of turns to a Conversation.
-
-    The list holds either only the assistant's turns, or the entire conversation."""
+    """Reads a response that is written as a list of turns: only the assistant's turns, or the entire conversation."""
     first = turns[0] if isinstance(turns, list) and turns else None
     who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
     return read_turns(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
@@ -148,7 +145,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
     heads = next((n for n, turn in enumerate(said) if turn["role"] != "system"), len(said))
     system = "\n\n".join(filter(None, (turn["content"] for turn in said[:heads])))
     if _MARK.search(system):
-        raise DataError(f"its system prompt {short(system)} has a placeholder for media, but only turns can show media")
+        raise DataError(f"its system prompt {short(system)} has a placeholder for media, but only a turn can show "
+                        "media: move it to the question")
     said = said[heads:]
     for turn in said:
         if turn["role"] not in _FOLLOWS[before]:
@@ -158,30 +156,31 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
                             "assistant must alternate, the user first")
         before = turn["role"]
     if before == "assistant" and prompt:
-        raise DataError("its prompt ends with a turn of the assistant; a prompt must end with the question")
+        raise DataError("its prompt ends with a turn of the assistant, but must end with the question")
     answer = said.pop()["content"] if before == "assistant" else ""
     if said and said[-1]["role"] != "user":
         raise DataError("tool calls stand between its last question and the answer; a row can have them only before "
                         "the question")
     question = said.pop()["content"] if said else ""
     for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
-        raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty")
+        raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty: remove or fill it in")
     times = {name: value for video in named.pop("times") for name, value in video.items()}
     return Conversation(question, answer, system, tuple(
         {**turn, "role": "assistant"} if turn["role"] == "call" else turn for turn in said), _named_media(named), times)
 
 
 def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """The media that content parts name. {} if the parts are only placeholders, and fields of the record name the
-    media."""
+    """The paths of the media that content parts name. {} if the parts have no paths, because fields of the record name
+    the media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
-        raise DataError("some images or videos of its conversation have a path and some have none")
+        raise DataError("some images or videos of its conversation have a path and some have none: give all a path")
     return {} if None in given else {kind: paths for kind, paths in named.items() if paths}
 
 
 def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
-    """Reads role, content and tool calls of a turn; appends the turn's media to `named`."""
+    """Returns role, content and tool calls of a turn; appends the paths of its images and videos to the lists in
+    `named`."""
     if not isinstance(turn, Mapping):
         raise DataError(f"the turn {short(turn)} of its conversation must be an object")
     who = turn.get("from") or turn.get("role")
@@ -210,7 +209,8 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def _words(turn: Record, named: dict[str, list[Any]]) -> str:
-    """Returns the text of a turn, with a placeholder for each image or video among its content parts."""
+    """Returns the text of a turn, with a placeholder for each image or video in its content; appends their paths to the
+    lists in `named`."""
     words = turn.get("value") if turn.get("value") is not None else turn.get("content")
     if isinstance(words, list):
         return "".join(_part(part, named) for part in words)

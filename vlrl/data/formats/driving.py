@@ -36,8 +36,8 @@ def is_alphadrive(record: Record) -> bool:
     """Whether a record's answer consists of driving meta-actions and its question asks for a plan.
 
     The question asks for a plan if it mentions planning, or if the answer is in capitals; a record without a question
-    qualifies too. Other questions about driving also have such words as answers ("What could lead to a collision?",
-    DriveLM)."""
+    is accepted too. Meta-actions also answer other questions about driving ("What could lead to a collision?",
+    DriveLM), which are excluded."""
     given, text = _answer(record), _question(record)
     words = _meta_actions(given)
     planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
@@ -47,8 +47,8 @@ def is_alphadrive(record: Record) -> bool:
 def alphadrive(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record to a row whose `plan` holds the meta-actions of the answer ("<answer>KEEP, STRAIGHT</answer>").
 
-    Several meta-actions for one head become a list. `speed_mps` and `navigation` come from fields with these names,
-    else from the text of the problem, which stays in `meta`."""
+    Several meta-actions for speed, or for direction, become a list. `speed_mps` and `navigation` come from fields with
+    these names, else from the text of the problem, which stays in `meta`."""
     words = _meta_actions(_answer(record))
     if unknown := _unknown(words):
         raise DataError(f"the answer {short(_answer(record))} has {unknown!r}, which is not a meta-action."

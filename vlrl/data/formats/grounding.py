@@ -39,8 +39,8 @@ from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
 MOST_LABELS = 100
-"""Maximum number of categories in a file for which every row asks for all categories. With more categories, a row asks
-only for those of its own boxes."""
+"""If a file has at most this many categories, every row asks for all of them; otherwise a row asks only for the
+categories of the row's own boxes."""
 _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
 _DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
 _ASKS = re.compile(
@@ -68,11 +68,11 @@ def is_vlm_r1(record: Record) -> bool:
 
 
 def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a conversation, as VLM-R1 (2504.07615) has it, to a row: a referring expression, a detection, or a
+    """Converts a conversation in VLM-R1's format (2504.07615) to a row: a referring expression, a detection, or a
     question.
 
-    An answer with one box makes a referring expression; a list of boxes or "None" makes a detection; any other answer a
-    question. Boxes are in original pixels, or fractions of the image if no number is above 1."""
+    An answer with one box gives a referring expression; a list of boxes or "None" gives a detection; any other answer
+    gives a question. Boxes are in original pixels, or fractions of the image size if no number is above 1."""
     record, places = swift.fill_marks(record)
     said = checked_conversation(record) or Conversation()
     record = with_media(record, said)
@@ -103,7 +103,7 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
         return [{**row, **target(question), **swift.points_in_pixels(places, row), "boxes": [], **rest}]
     boxes = [{**b, "box": _in_pixels(b["box"], row, places.full if places else 1)} for b in boxes]
     if len({"label" in b for b in boxes}) > 1:
-        raise DataError(f"some of its {len(boxes)} boxes have a label and some have none")
+        raise DataError(f"some of its {len(boxes)} boxes have a label and some have none: label all or none")
     labels = _listed_categories(question) if not boxes or "label" in boxes[0] else []
     if labels:
         labels = list(dict.fromkeys([*labels, *(b["label"] for b in boxes)]))
@@ -243,7 +243,7 @@ def lisa(record: Record, source: RecordSource) -> list[Row]:
     points: list[Any] = []
     for shape in record["shapes"]:
         if not isinstance(shape, Mapping):
-            raise DataError(f"shapes: {short(shape)} is not a shape")
+            raise DataError(f"{short(shape)} in shapes must be an object with label and points")
         if not _NO_TARGET.search(str(shape.get("label", "target"))):
             points += [numbers(p, (2,), "points") for p in pick(shape, "points") or []]
     texts = record["text"] if isinstance(record["text"], list) else [record["text"]]
@@ -272,10 +272,10 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
     regions: dict[str, dict[str, list[Row]]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
         if not isinstance(entry, Mapping):
-            raise DataError(f"annotations: {short(entry)} is not an annotation")
+            raise DataError(f"{short(entry)} in annotations must be an object, an annotation of COCO")
         if str(entry.get("image_id")) not in regions:
             place = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
-            raise DataError(f"{place} is not the id of any entry of 'images'")
+            raise DataError(f"{place} is not the id of an entry of 'images'")
         region = _annotation(entry, names, record["images"])
         x1, y1, x2, y2 = region["box"]
         kind = "crowd" if entry.get("iscrowd") in (1, True) else "empty" if x2 == x1 or y2 == y1 else "boxes"
@@ -330,7 +330,7 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
     which = f"annotation {short(entry.get('id'))}"
     key = entry.get("category_id")
     if not isinstance(key, (int, str)) or str(key) not in names:
-        raise DataError(f"{which}: category_id={short(key)} is not the id of a category")
+        raise DataError(f"{which}: category_id={short(key)} is not the id of an entry of 'categories'")
     if not has(entry, "bbox"):
         raise DataError(f"{which} has no bbox")
     bbox = pixels(numbers(entry["bbox"], (4,), f"{which}: bbox"), f"{which}: bbox")
@@ -339,7 +339,7 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:
-    """The texts of an annotation. They may be spans of the image's caption (MDETR's tokens_positive)."""
+    """The texts that describe an annotation. With MDETR's tokens_positive they are spans of the image's caption."""
     given = pick(entry, *COCO_TEXTS)
     if given is not None:
         return [_sentence(one) for one in (given if isinstance(given, list) else [given])]

@@ -199,7 +199,7 @@ def android_episode(record: Record, source: RecordSource) -> list[Row]:
     rows = []
     for n, action in enumerate(map(unpacked, record["actions"])):  # JSON strings in the released episodes
         if not isinstance(action, Mapping):
-            raise DataError(f"actions: {short(action)} is not an action")
+            raise DataError(f"{short(action)} in actions must be an object with action_type")
         image = shots[n] if n < len(shots) else f"episode_{episode}-screenshot_{n}.png"
         sides = {side: record[f"screenshot_{side}s"][n] for side in ("width", "height")
                  if isinstance(record.get(f"screenshot_{side}s"), list) and n < len(record[f"screenshot_{side}s"])}
@@ -255,9 +255,9 @@ def aitw(record: Record, source: RecordSource) -> list[Row]:
 
 
 def steps_before(rows: Placed) -> Placed:
-    """Adds `history` to each row: the descriptions (`coat_action_desc`) of the earlier steps of its episode.
+    """Adds `history` to each row: the texts (`coat_action_desc`) of the earlier steps of the row's episode.
 
-    Rows of files without these descriptions stay unchanged."""
+    Rows of files without this field stay unchanged."""
     episodes: dict[str, list[tuple[float, str]]] = {}
     for _, _, row in rows:
         done = None if isinstance(row, DataError) else row.get("meta", {}).get("coat_action_desc")

@@ -30,7 +30,7 @@ def _is_list(record: Record, *names: str) -> bool:
 
 
 def _lists(record: Record, name: str, *keys: str) -> bool:
-    """Whether a field holds a list of objects, the first of which has these keys."""
+    """Whether a field holds a list of objects whose first object has all of `keys`."""
     entries = pick(record, name)
     first = entries[0] if isinstance(entries, list) and entries else None
     return isinstance(first, Mapping) and {*keys} <= first.keys()
@@ -157,9 +157,9 @@ SHAPES: tuple[tuple[str, str, Callable[[Record], bool]], ...] = (
      lambda r: _texts(r, "problem", "original_question") and has(r, "solution")),
     ("problem and answer", "EasyR1", lambda r: _texts(r, "problem") and has(r, "answer") and has(r, *IMAGE)),
 )
-"""(name, projects, test) of each record layout; the first whose test accepts a record applies."""
+"""The layouts of records as (name, projects, test). A record has the first layout whose test accepts it."""
 _GENERAL = ("vlm_r1", "qa", "problem_text", "problem_box")
-"""Formats whose records have several layouts."""
+"""Formats whose records can have one of several layouts (SHAPES)."""
 
 
 def shape_of(record: Record, format: str) -> str:

@@ -40,7 +40,7 @@ def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
     id = record_id(record, source, *_PLACES)
     better, worse = _response(record, "chosen"), _response(record, "rejected")
     if better == worse:
-        raise DataError("chosen and rejected are the same text")
+        raise DataError("chosen and rejected are the same text: change one, or remove the row")
     second = zlib.crc32(f"vlrl/pairs/{id}".encode("utf-8", "backslashreplace")) % 2
     pair = [worse, better] if second else [better, worse]
     return [{"id": id, **_question(record, source), "responses": pair, "answer": 1 + second,
@@ -91,7 +91,7 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
     if rank is not None:
         if not (isinstance(rank, list) and len(rank) == 2 and all(number(v) is not None for v in rank)
                 and rank[0] != rank[1]):
-            raise DataError(f"human_ranking={short(rank)} must be two different ranks")
+            raise DataError(f"human_ranking={short(rank)} must be two different ranks, the lower one for the better")
         better = 1 if rank[0] < rank[1] else 2
     else:
         better = _better(pick(record, *_BETTER), pair)

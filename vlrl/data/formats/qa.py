@@ -54,7 +54,7 @@ _PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "
 _SHORT = 60
 """Maximum length of an assistant turn that is taken as an answer; a longer turn is a worked solution."""
 _NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9, "precision": 15}
-"""Maps the numeric fields of rows to their maximum. Other projects use these names differently."""
+"""Maps the numeric fields of rows to their maximum. Other projects use these names with other meanings."""
 _YES_NO = ("yes", "no")
 _FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
 
@@ -170,26 +170,26 @@ def refuse_two_readings(record: Record) -> None:
                         "--columns (data.columns) images=image or images=images")
 
 
-def reference_answer(said: Conversation, record: Record, options: Sequence[str], question: str
+def reference_answer(conversation: Conversation, record: Record, options: Sequence[str], question: str
                      ) -> tuple[Any, dict[str, str]]:
     """Returns the answer that completions are compared with, and {"solution": ...} with the worked solution, if any.
 
-    In a conversation with a separate answer field, as TRL, ms-swift and verl pass it to the reward, that field is the
-    answer and the last turn of the assistant the solution. Without such a field, the last turn is the answer. Raises
-    DataError if both exist and differ, or if both are missing."""
+    If the record has an answer field besides the conversation, as in TRL, ms-swift and verl, that field is the answer
+    and the last turn of the assistant the solution. Without an answer field, the last turn is the answer. Raises
+    DataError if the field and the turn contradict each other, or if both are missing."""
     beside = _correct_answer(record, options)
-    if beside is None or not said.answer:
-        if beside is None and not said.answer:
+    if beside is None or not conversation.answer:
+        if beside is None and not conversation.answer:
             raise DataError(f"its question {short(question)} has no answer: the conversation ends with the question or "
                             f"an empty turn, and no field holds the answer; known names: {', '.join(ANSWER[:6])} ...")
-        return said.answer if beside is None else beside, {}
+        return conversation.answer if beside is None else beside, {}
     reference = beside[0] if isinstance(beside, list) and beside else beside
-    own, other = (" ".join(final_answer(v).lower().split()) for v in (said.answer, reference))
-    marked = own != " ".join(said.answer.lower().split()) or len(own) <= _SHORT
+    own, other = (" ".join(final_answer(v).lower().split()) for v in (conversation.answer, reference))
+    marked = own != " ".join(conversation.answer.lower().split()) or len(own) <= _SHORT
     if own != other and (marked or not other) and not re.search(rf"(?<!\w){re.escape(other)}(?!\w)", own):
         raise DataError(f"the assistant answers {short(own)}, but a separate field holds the answer "
                         f"{short(reference)}: remove the wrong one")
-    return beside, {"solution": said.answer} if own != other else {}
+    return beside, {"solution": conversation.answer} if own != other else {}
 
 
 def _correct_answer(record: Record, options: Sequence[str]) -> Any:
@@ -233,7 +233,7 @@ def _answers(record: Record) -> tuple[str, ...]:
 
 
 def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
-    """Moves values of numeric fields (`duration`, `difficulty` ...) that are not valid numbers ("short", level 4) to
+    """Moves values of numeric fields (`duration`, `difficulty` ...) that are not valid numbers (such as "short") to
     `meta`."""
     given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
     values = {k: number(v) for k, v in given.items()}
@@ -249,7 +249,7 @@ def _ground_truth(record: Record) -> Any:
 
 
 def final_answer(answer: Any) -> str:
-    """Returns the final answer of a worked solution. Of any other answer, only the <answer> tags are removed."""
+    """Returns the final answer of a worked solution. From any other answer only removes the <answer> tags."""
     said = str(answer)
     if "<answer>" not in said.lower():
         matches = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])

@@ -20,52 +20,54 @@ _LEADING = re.compile(rf"(?:\s*{_MARK.pattern})+\s*")
 
 def checked_conversation(record: Record) -> Conversation | None:
     """Returns the conversation of a record. Raises DataError if a separate field asks a different question."""
-    said = conversation_of(record)
+    conversation = conversation_of(record)
     for name in ("question", "problem", "query"):
         own = record.get(name)
-        if said is None or not said.question:
+        if conversation is None or not conversation.question:
             break
-        if isinstance(own, str) and without_marks(own) not in without_marks(said.question):
-            raise DataError(f"the field {name!r} asks {short(own)}, but its conversation asks {short(said.question)}: "
-                            f"set --columns (data.columns) question={name}, or remove one of them")
-    return said
+        if isinstance(own, str) and without_marks(own) not in without_marks(conversation.question):
+            raise DataError(f"the field {name!r} asks {short(own)}, but its conversation asks "
+                            f"{short(conversation.question)}: set --columns (data.columns) question={name}, or remove "
+                            "one of them")
+    return conversation
 
 
-def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
+def system_prompt(record: Record, conversation: Conversation | None) -> dict[str, str]:
     """Returns {"system_prompt": ...} from the conversation or from the field `system`; {} if there is no system prompt.
-
-    Raises DataError if the two system prompts differ."""
-    own, beside = said.system if said else "", record.get("system")
+    Raises DataError if conversation and field have different system prompts."""
+    turn_prompt, beside = conversation.system if conversation else "", record.get("system")
     beside = beside.strip() if isinstance(beside, str) else ""
-    if own and beside and own != beside:
-        raise DataError(f"the system prompt is {short(own)} in its conversation, but {short(beside)} in the field "
-                        "'system': remove one of them")
-    return {"system_prompt": own or beside} if own or beside else {}
+    if turn_prompt and beside and turn_prompt != beside:
+        raise DataError(f"the system prompt is {short(turn_prompt)} in its conversation, but {short(beside)} in the "
+                        "field 'system': remove one of them")
+    return {"system_prompt": turn_prompt or beside} if turn_prompt or beside else {}
 
 
-def context_turns(said: Conversation | None, media: Record) -> dict[str, Any]:
-    """Returns {"turns": ...} with the turns before the question, for rows without a field `question`; {} if there are
-    none."""
-    return {"turns": question_fields(said.question, media, (), said.turns)["turns"]} if said and said.turns else {}
+def context_turns(conversation: Conversation | None, media: Record) -> dict[str, Any]:
+    """Returns {"turns": ...} with the turns before the question, for rows without a field `question`; {} without such
+    turns."""
+    if not conversation or not conversation.turns:
+        return {}
+    return {"turns": question_fields(conversation.question, media, (), conversation.turns)["turns"]}
 
 
-def with_media(record: Record, said: Conversation) -> Record:
+def with_media(record: Record, conversation: Conversation) -> Record:
     """Returns the record with the media named in its conversation. Raises DataError if its media fields name other
-    files."""
-    if not said.media:
+    media."""
+    if not conversation.media:
         return record
     given = pick(record, *IMAGE) if has(record, *IMAGE) else pick(record, *VIDEO)
     several = list(given) if isinstance(given, (list, tuple)) else [given]
-    named = [without_scheme(image_value(path)) for paths in said.media.values() for path in paths]
+    named = [without_scheme(image_value(path)) for paths in conversation.media.values() for path in paths]
     if given is not None and [without_scheme(image_value(one)) for one in several] != named:
         raise DataError(f"its conversation names the media {short(named)}, but a separate field names {short(given)}: "
                         "remove one of them")
-    for name, own in said.times.items():
+    for name, own in conversation.times.items():
         if (beside := pick(record, name)) is not None and beside != own:
             raise DataError(f"its conversation says {name}={short(own)} for a video, but a separate field says "
                             f"{short(beside)}: remove one of them")
     rest = {k: v for k, v in record.items() if k not in (*IMAGE, *VIDEO)}
-    return {**rest, **said.media, **said.times}
+    return {**rest, **conversation.media, **conversation.times}
 
 
 def without_scheme(path: Any) -> Any:
@@ -109,23 +111,24 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
     return {**said, "question": question, **choices}
 
 
-def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """The texts with one placeholder per image or video. If all media come before a single text, the text without
-    placeholders."""
+def _placed(texts: Sequence[str], media_kinds: Sequence[str]) -> list[str]:
+    """The texts with one placeholder per entry of `media_kinds` ("image" or "video"). If there is a single text that
+    begins with all placeholders, the text without them."""
     marks = [mark[1] for text in texts for mark in _MARK.finditer(text)]
     first = _LEADING.match(texts[0])
     leading = [mark[1] for mark in _MARK.finditer(first[0])] if first else []
-    if len(marks) < len(kinds) and marks == leading:  # leading placeholders stand for all media
-        marks = leading = list(kinds)
-        texts = ["".join(f"<{kind}>" for kind in kinds) + _LEADING.sub("", texts[0], count=1), *texts[1:]]
-    if len(marks) != len(kinds):
+    if len(marks) < len(media_kinds) and marks == leading:  # leading placeholders stand for all media
+        marks = leading = list(media_kinds)
+        texts = ["".join(f"<{kind}>" for kind in media_kinds) + _LEADING.sub("", texts[0], count=1), *texts[1:]]
+    if len(marks) != len(media_kinds):
         raise DataError(f"its text has placeholders for {len(marks)} images or videos, but the record has "
-                        f"{len(kinds)}: {short(texts[-1])}")
-    if sorted(marks) != sorted(kinds):
-        if len(set(kinds)) > 1:
-            raise DataError(f"its text has placeholders for {', '.join(marks)}, but the record has {', '.join(kinds)}")
-        texts, marks = [_MARK.sub(f"<{kinds[0]}>", text) for text in texts], list(kinds)
-    if len(texts) == 1 and len(leading) == len(kinds) and marks == list(kinds):
+                        f"{len(media_kinds)}: {short(texts[-1])}")
+    if sorted(marks) != sorted(media_kinds):
+        if len(set(media_kinds)) > 1:
+            raise DataError(f"its text has placeholders for {', '.join(marks)}, but the record has "
+                            f"{', '.join(media_kinds)}")
+        texts, marks = [_MARK.sub(f"<{media_kinds[0]}>", text) for text in texts], list(media_kinds)
+    if len(texts) == 1 and len(leading) == len(media_kinds) and marks == list(media_kinds):
         return [_LEADING.sub("", texts[0], count=1).strip()]
     return [_trimmed(_MARK.sub(r"<\1>", text)) for text in texts]
 

@@ -26,7 +26,7 @@ _FULL = {"real": 1.0, "none": 1.0, "norm1": 1.0, "norm1000": 1000.0}
 
 @dataclass(frozen=True)
 class GroundingMarks:
-    """The unit of the boxes that replaced an answer's placeholders, and the points among them."""
+    """The unit of the boxes in an answer whose placeholders were filled, and the points among these boxes."""
 
     full: float
     """Coordinate of the right and lower edges: 1000 for norm1000, 1 for norm1; also 1 for pixels, which are not scaled.
@@ -66,28 +66,30 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
         else:
             label = _next(names, "ref")
     if boxes or names:
-        raise DataError(f"{len(boxes)} boxes and {len(names)} names of its objects have no placeholder in its turns")
+        raise DataError(f"{len(boxes)} boxes and {len(names)} names in its objects have no placeholder in a turn")
     images = pick(record, *IMAGE)
     if isinstance(images, list) and len(images) > 1 and said:
         raise DataError(f"its boxes belong to several of its {len(images)} images (objects.image_id), but a row can "
                         "have boxes in only one image")
-    return _spoken(record, name, turns, asked, said, answers), GroundingMarks(_FULL[kind], kind == "norm1", tuple(
+    return _filled(record, name, turns, asked, said, answers), GroundingMarks(_FULL[kind], kind == "norm1", tuple(
         one["bbox_2d"] for one in said if len(one["bbox_2d"]) == 2))
 
 
-def points_in_pixels(places: GroundingMarks, row: Record) -> dict[str, Any]:
-    """Returns {"points": ...} with the points of an answer in original pixels."""
-    scale = places.shares or places.full != 1
-    return {"points": [scaled(p, row_size(row), places.full, "objects.bbox") if scale else p for p in places.points]}
+def points_in_pixels(marks: GroundingMarks, row: Record) -> dict[str, Any]:
+    """Returns {"points": ...} with the points in `marks`, converted to original pixels."""
+    scale = marks.shares or marks.full != 1
+    return {"points": [scaled(p, row_size(row), marks.full, "objects.bbox") if scale else p for p in marks.points]}
 
 
-def _spoken(record: Record, name: str, turns: list[Any], asked: list[str], said: list[Any], answers: bool) -> Record:
-    """The record with the texts `asked` in its turns, and the boxes or points `said` as JSON in the last turn."""
-    texts = [*asked, *([json.dumps(said)] if answers else [])]
+def _filled(record: Record, name: str, turns: list[Any], texts: list[str], boxes: list[Any], has_answer: bool
+            ) -> Record:
+    """Replaces the texts of all turns before the answer by `texts`, and the answer by the boxes or points `boxes` as
+    JSON. If there is no answer turn, appends one."""
+    texts = [*texts, *([json.dumps(boxes)] if has_answer else [])]
     new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
            for turn, text in zip(turns, texts, strict=True)]
     role = {"role": "assistant"} if "role" in turns[0] else {"from": "gpt"}
-    return {**record, name: new if answers else [*new, {**role, "content": json.dumps(said)}]}
+    return {**record, name: new if has_answer else [*new, {**role, "content": json.dumps(boxes)}]}
 
 
 def _next(values: list[Any], what: str) -> Any:

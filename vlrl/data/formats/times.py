@@ -19,7 +19,8 @@ _UNIT = re.compile(r"\s*(?:s|sec|secs|second|seconds)\.?$", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:\bto\b|\band\b|,|–|—|~|->|-)\s*", re.IGNORECASE)
 _CUT = re.compile(r"_(\d\d:\d\d:\d\d[:.]\d{3})_(\d\d:\d\d:\d\d[:.]\d{3})(?=\.\w+$)")
 _SAME = 1.0
-"""If the length of a file and of its clip differ by at most this many seconds, the file counts as already cut."""
+"""If the duration of a video file and that of the record's clip differ by at most this many seconds, the file is the
+clip."""
 _EARLY = 0.5
 """Seconds by which an annotated start may precede the clip, as in NExT-GQA; such a start becomes 0."""
 _LONGEST = 100
@@ -65,8 +66,8 @@ def interval(value: Any, name: str) -> list[float]:
     return [start, end]
 
 
-def _between(said: str) -> list[str]:
-    return _BETWEEN.split(_MILLIS.sub(r"\1.\2", said))
+def _between(text: str) -> list[str]:
+    return _BETWEEN.split(_MILLIS.sub(r"\1.\2", text))
 
 
 def intervals(value: Any, name: str) -> list[list[float]]:
@@ -78,10 +79,11 @@ def intervals(value: Any, name: str) -> list[list[float]]:
 
 
 def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: Any) -> dict[str, float]:
-    """Returns `video_start` and `video_end` of a record whose clip is a part of its file; {} if the file is the clip.
+    """Returns `video_start` and `video_end` of a record whose clip is only a part of the video file; {} if the file is
+    the clip.
 
     `length` is the length of the clip in the record; `measured(video)` returns the length of the file. A file as long
-    as the clip has already been cut. If the file is missing, it counts as cut if its name ends in both times
+    as the clip has already been cut. A missing file counts as already cut if its name ends in both times
     (`..._00:00:39:000_00:01:24:700.mp4`, as in InternVid)."""
     given = [pick(record, *names) for names in (("video_start", "start"), ("video_end", "end"))]
     if None in given:  # from there to the end of the file, or from its beginning

@@ -84,8 +84,8 @@ def video_r1(record: Record, source: RecordSource) -> list[Row]:
 
 
 def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of SEED-Bench-R1 (2503.24376) to a row with the video of the progress (if any), the last frame,
-    and four options.
+    """Converts a record of SEED-Bench-R1 (2503.24376) to a row with the video of the task so far (if any), the current
+    frame, and four options.
 
     For training rows, three of `negative_answers` are selected; selection and order are random but fixed by the row's
     id. Validation rows keep choice_a to choice_d in order. Media files are expected as in the release, in
@@ -102,7 +102,7 @@ def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
             raise DataError(f"negative_answers={short(wrong)} must be a list of strings")
         wrong = sorted({v.strip() for v in wrong} - {answer})
         if not wrong:
-            raise DataError("negative_answers has no answer that differs from the correct one")
+            raise DataError("negative_answers must have an answer that differs from the correct one")
         options = [answer, *draw.sample(wrong, min(_NEGATIVES, len(wrong)))]
         draw.shuffle(options)
         right = chr(ord("A") + options.index(answer))
@@ -253,7 +253,7 @@ def got10k(record: Record, source: RecordSource) -> list[Row]:
     shares = all(are_shares(box) for box in boxes)
     full = size or ((1, 1) if shares else None)
     if full is None:
-        raise DataError(f"the boxes are in pixels, but no frame in {short(folder)} gives the image size")
+        raise DataError(f"the boxes are in pixels, but no frame in {short(folder)} gives the image size: add them")
     boxes = [[min(max(v, 0), full[i % 2]) for i, v in enumerate(
         scaled(box, full, 1, "gt") if shares and size else box)] for box in boxes]
     object = text(record, "object", "label")
@@ -268,7 +268,7 @@ def _boxes(record: Record) -> list[list[float]]:
     given = pick(record, "gt", "boxes_xywh")
     boxes = [numbers(box, (4,), "gt") for box in given]
     if not boxes:
-        raise DataError("gt has no box")
+        raise DataError("gt (or boxes_xywh) has no box")
     return boxes if has(record, "gt") else [xywh(box) for box in boxes]
 
 
@@ -277,7 +277,8 @@ def _spread(count: int, among: int) -> list[int]:
 
 
 def clip_class(record: Record, source: RecordSource) -> list[Row]:
-    """Converts an instruction that lists classes, one of which is the answer (VideoChat-R1's video quality)."""
+    """Converts a record of VideoChat-R1's video quality data: the instruction lists classes, and the answer is one of
+    these."""
     question, answer = text(record, "instruction"), answer_text(text(record, "answer"))
     classes = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
     answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)

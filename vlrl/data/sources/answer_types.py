@@ -30,10 +30,10 @@ _MORE = {"integer_number": "number", "decimal_number": "number", "numeric": "num
          "count": "count", "extractive_text": "text", "boolean_text": "text", "other_text": "text", "text": "text",
          "string": "text", "list": "text", "date": "text", "time": "text", "expression": "math", "equation": "math",
          "interval": "math", "tuple": "math"}
-"""Maps further names (of TabMWP, MathVista, OlympiadBench and VQAv2) to answer_type."""
+"""Maps names of answer types in TabMWP, MathVista, OlympiadBench and VQAv2 to answer_type."""
 _STATED_BY = ("answer_type", "ans_type", "problem_type", "question_type", "ques_type")
 _OPEN = ("free-form", "free_form", "open", "open-ended", "free_text")
-"""Words that only say that there are no options. In `problem_type` (Video-R1), however, they state the type."""
+"""Words for "no options", which do not state an answer type. Only in `problem_type` (Video-R1) do they state one."""
 _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 _LONGEST_MATH = 200
 _ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
@@ -67,8 +67,8 @@ _POWER = re.compile(r"\d+[eE]\d+")
 
 
 class Guess(str):
-    """A guessed answer_type with the form of the answer and the reason. AnswerTrend.settle turns it into the final
-    type."""
+    """A guessed answer_type, with the form of the answer (such as "code") and the reason. AnswerTrend.settle makes it
+    final."""
 
     form: str
     why: str
@@ -89,15 +89,16 @@ def stated_type(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> str:
-    """Returns the answer_type of a list of accepted answers, the most frequent first: the type `said` that a field
-    states, else a guess.
+def answer_type_of(answers: Sequence[Any], question: str, stated: str | None) -> str:
+    """Returns the answer_type of a list of accepted answers, the most frequent first: the type `stated` by a field,
+    else a guess.
 
     A stated type number or count is ignored if none of the answers is a number."""
-    if said in ("number", "count") and not any(quantity(str(v), True) is not None or is_code(str(v)) for v in answers):
-        return Guess("text", "text", f"a field says {said}, but the answer is not one")
-    if said:
-        return said
+    if stated in ("number", "count") and not any(
+            quantity(str(v), True) is not None or is_code(str(v)) for v in answers):
+        return Guess("text", "text", f"a field says {stated}, but the answer is not one")
+    if stated:
+        return stated
     guesses = [guess_type(v, question) for v in answers]
     return next((guess for guess in guesses if guess.form == "code"), guesses[0])
 
@@ -131,8 +132,8 @@ def guess_type(answer: Any, question: str) -> Guess:
         "text", "formula", "a sum or fraction, not known to be a formula")
 
 
-def _short(said: str) -> bool:
-    return len(said) <= _LONGEST_MATH and not _WORDS.search(said)
+def _short(answer: str) -> bool:
+    return len(answer) <= _LONGEST_MATH and not _WORDS.search(answer)
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class TypeTable:
         return sorted(self._lines.values(), key=lambda line: -line.rows)
 
 
-def settle_type(row: Any, tendency: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
+def settle_type(row: Any, trend: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
     """Returns the row with its final answer_type, and counts it in `table`.
 
     The type is `setting` (data.answer_type) unless the row has options, spans or tracks. Else it is the type that a
@@ -216,7 +217,7 @@ def settle_type(row: Any, tendency: AnswerTrend, setting: str | None = None, tab
     if setting and (setting == "choice" or not any(row.get(name) for name in ("options", "spans", "tracks"))):
         kind, why = setting, _BY_SETTING
     elif isinstance(given, Guess):
-        kind, why = tendency.settle(given)
+        kind, why = trend.settle(given)
         kind = _OF_CLIP.get(kind, kind) if "video" in row else kind
     elif given is None:
         return row

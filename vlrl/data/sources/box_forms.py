@@ -19,20 +19,22 @@ _FULL = {"norm1000": 1000.0, "norm1": 1.0}
 _THOUSAND = 1000.5
 """Upper bound of coordinates from 0 to 1000, with a tolerance because annotations are rounded."""
 _FAR = 800.0
-"""If the largest coordinate is below this, the boxes are not suspected of using 0 to 1000."""
+"""If the largest coordinate is below this, the coordinates are not suspected of being in the range 0 to 1000."""
 _CHANCE = 0.05
-"""Boxes are suspected if the probability that they avoid the right and lower edges by chance is below this."""
+"""Coordinates of at most 1000 are suspected to be in the range 0 to 1000 if boxes in pixels would stay below 1000 by
+chance with less than this probability."""
 _COMMON = 0.3
-"""In that probability, a larger box counts with this fraction of a side, because larger boxes are rare and say little
-about positions."""
+"""In computing that probability, the size of a box counts at most as this fraction of the image side, because larger
+boxes are rare."""
 _OUTSIDE = 0.1
-"""If more than this fraction of the boxes lie outside their images, the format is suspected, and not single boxes."""
+"""Coordinates are suspected too if more than this fraction of the boxes lie outside their images."""
 
 
 def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
-    """Returns a canonical row with its boxes and points converted from `form` to [x1, y1, x2, y2] or [x, y] in pixels.
+    """Returns a canonical row whose boxes and points are converted to [x1, y1, x2, y2] or [x, y] in pixels. `form` is
+    the format that they have, a value of data.boxes.
 
-    With a norm1 form, values above 1 are unchanged, since the row's format has already scaled them. Raises DataError if
+    If `form` is norm1 or xywh-norm1, values above 1 are unchanged, because they are already pixels. Raises DataError if
     the image size is unknown."""
     if form in ("auto", "pixels"):
         return row
@@ -61,13 +63,14 @@ def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
 
 
 class BoxDoubt(NamedTuple):
-    """A suspicion that the boxes of many rows are in another format than expected."""
+    """A suspicion that the boxes of many rows are not corners in pixels; the message says which format they seem to
+    have."""
 
     message: str
     row: int
     """Index of the first row that supports the suspicion."""
     sure: bool
-    """Whether it is certain that the boxes are not corners in pixels."""
+    """True if the boxes cannot be corners in pixels, False if it is only probable."""
 
 
 def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
@@ -111,15 +114,16 @@ def _fits(corners: Sequence[float], size: Sequence[float]) -> bool:
     return all(-1 <= v <= max(size[i % 2] + 1, _THOUSAND) for i, v in enumerate(corners))
 
 
-def _unit(places: Sequence[tuple[int, list[float], Sequence[float]]]) -> str:
-    """Returns "norm1" or "norm1000" if the coordinates are probably not pixels, else ""."""
+def _unit(found: Sequence[tuple[int, list[float], Sequence[float]]]) -> str:
+    """Returns "norm1" or "norm1000" if the coordinates are probably not pixels, else "". `found` has (row index,
+    coordinates, image size) of each box or point."""
     ends = [(v[-2:], v[2] - v[0] if len(v) == 4 else 0, v[3] - v[1] if len(v) == 4 else 0, size)
-            for _, v, size in places]
-    if all(are_shares(v) for _, v, _ in places):
-        apart = any(value != int(value) for _, v, _ in places for value in v)
-        return "norm1" if apart and all(min(size) > 2 for *_, size in places) else ""
+            for _, v, size in found]
+    if all(are_shares(v) for _, v, _ in found):
+        apart = any(value != int(value) for _, v, _ in found for value in v)
+        return "norm1" if apart and all(min(size) > 2 for *_, size in found) else ""
     reach = [value for end, *_ in ends for value in end]
-    if max(reach) > _THOUSAND or max(reach) < _FAR or any(v < 0 for _, values, _ in places for v in values):
+    if max(reach) > _THOUSAND or max(reach) < _FAR or any(v < 0 for _, values, _ in found for v in values):
         return ""
     outside = sum(end[0] > size[0] + 1 or end[1] > size[1] + 1 for end, *_, size in ends)
     chance = 1.0

@@ -29,9 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
-    """Returns the canonical rows of a file in any format of `vlrl.data.formats`.
-
-    Raises DataError naming the file and line of a bad row, and ConfigError for an unknown format."""
+    """Returns the canonical rows of a file in any format of `vlrl.data.formats`. Raises DataError naming the file and
+    line of a bad row, and ConfigError for an unknown format."""
     rows = []
     for where, row in rows_in(Path(path), format):
         if isinstance(row, DataError):

@@ -19,10 +19,11 @@ _SPARE = 1 << 30
 
 
 def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
-    """Returns the cached file `name` derived from `path`; if it is missing, `write(path, temporary)` creates it.
+    """Returns the cached file `name` that is derived from `path`. If it is missing, `write(path, temporary)` creates
+    it.
 
-    It is created again after `path` has changed; files derived from earlier versions are deleted. Raises RunError if
-    the cache cannot be written."""
+    The file is created again after `path` has changed, and its earlier versions are deleted. Raises RunError if the
+    cache cannot be written."""
     status = os.stat(path)
     with open(path, "rb") as file:
         ends = file.read(1 << 16)
@@ -44,7 +45,8 @@ def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path
 
 @contextlib.contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """Holds a lock, so that only one process unpacks a file; does nothing if the file system has no locks."""
+    """Context manager that holds a lock, so that only one process creates a file; without a lock if the file system has
+    none."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -142,7 +142,6 @@ def checked_url(url: str, policy: Policy) -> RemoteUrl:
 
 def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
     """Returns the local file with the content of a URL; downloads it unless it is cached and its hash is still correct.
-
     Raises DataError naming the URL, and RunError if the cache cannot be written."""
     cache = remote.policy.cache
     entry = cache / "urls" / f"{hashlib.sha256(remote.url.encode('utf-8', 'surrogatepass')).hexdigest()}.json"

@@ -28,7 +28,7 @@ CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("x_min",
             ("left", "top", "right", "bottom"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"))
 SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
           ("bbox_x", "bbox_y", "bbox_w", "bbox_h"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"))
-"""Groups of four columns with a box: upper left corner, width and height. CORNERS has those with two corners."""
+"""Groups of four columns with a box: upper left corner, width and height. (CORNERS: groups with two corners.)"""
 PLACES = frozenset(name for names in (*CORNERS, *SIDES) for name in names)
 _SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"), ("img_w", "img_h"))
 _PAIRS = ("image_size", "img_size", "original_size", "resolution")
@@ -50,16 +50,17 @@ class RecordSource:
     boxes: str = "auto"
     """Format of boxes and points in the record (data.boxes)."""
 
-    def path(self, given: Any) -> Any:
-        """Returns a media path of a record, relative to the root folder if possible.
+    def path(self, value: Any) -> Any:
+        """Returns a media path of a record, relative to the root folder if possible; other values (such as bytes)
+        unchanged.
 
         An absolute path of another machine is shortened to its longest ending that exists under the root folder; if no
         ending exists, only the leading "/" is removed. A relative path that leaves the root is unchanged, and is
         rejected when the sample is made."""
-        if not isinstance(given, str):
-            return given
-        given = given.removeprefix("file://")
-        text = given.replace("\\", "/") if "\\" in given and "/" not in given else given
+        if not isinstance(value, str):
+            return value
+        value = value.removeprefix("file://")
+        text = value.replace("\\", "/") if "\\" in value and "/" not in value else value
         if not text.startswith("/") and not re.match(r"[A-Za-z]:/", text):
             return text
         root = os.path.realpath(self.root or Path.cwd())
@@ -71,9 +72,9 @@ class RecordSource:
         ends = ("/".join(parts[i:]) for i in range(max(0, len(parts) - _PARTS), len(parts)))
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
 
-    def video(self, given: Any) -> Any:
-        """Returns the path of a video that a record names; an id gets the suffix of the existing file, else .mp4."""
-        path = self.path(given)
+    def video(self, value: Any) -> Any:
+        """Returns the path of the video with this path or id; an id gets the suffix of the existing file, else .mp4."""
+        path = self.path(value)
         if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
             return path
         return next((path + end for end in _VIDEO_SUFFIXES if _exists(self._at(path + end))), f"{path}.mp4")
@@ -131,8 +132,8 @@ class RecordSource:
 
 
 def pick(record: Record, *names: str) -> Any:
-    """Returns the first of these fields' values that is neither null nor an empty string, with JSON strings parsed;
-    None if there is none."""
+    """Returns the value of the first of the fields `names` that is neither null nor an empty string, with JSON strings
+    parsed; None if no field has such a value."""
     for name in names:
         value = record.get(name)
         if value is not None and value != "":
@@ -156,9 +157,8 @@ def text(record: Record, *names: str) -> str:
 
 
 def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
-    """Converts a list, a JSON string or a string such as "1, 2, 3, 4" to a list of numbers.
-
-    Raises DataError naming the field for anything else, and if the number of values is not in `counts`."""
+    """Converts a list, a JSON string or a string such as "1, 2, 3, 4" to a list of numbers. Raises DataError naming the
+    field for anything else, and if the number of values is not in `counts`."""
     items = unpacked(value)
     if isinstance(items, str) and len(items) <= 5 * LONGEST:
         items = re.split(r"[\s,;]+", items.strip(" ()[]<>"))
@@ -172,9 +172,8 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
 
 
 def size_of(record: Record, row: Record, source: RecordSource) -> tuple[float, float] | None:
-    """Returns width and height of the image from the record, else from the image header, else None.
-
-    Raises DataError if the record's values are not a size."""
+    """Returns width and height of the image from the record, else from the image header, else None. Raises DataError if
+    the record's values are not a size."""
     for names in _SIZES:
         if has(record, *names):
             sides = [number(record.get(name)) for name in names]

@@ -29,7 +29,7 @@ MOST_DEPTH = 64
 """Maximum nesting depth of lists and objects."""
 _LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
 _ASKED = ("questions", "qa_pairs", "videos", "images")  # CLEVR, FigureQA, Ego4D, Visual7W
-"""Fields of a document that may hold its list of records, if the entries of the list are objects."""
+"""Fields of a JSON document that may hold the list of records; the entries of this list must be objects."""
 _PIECE = 4 << 20
 """Bytes of a table that are read at once."""
 _FEW, _MANY = 32, 1024
@@ -57,9 +57,8 @@ class FileRecord(NamedTuple):
 
 
 def file_records(path: Path, is_record: IsRecord) -> Iterable[FileRecord]:
-    """Returns the records of a file. `is_record` is explained in records.records.
-
-    Raises DataError if the file cannot be read as a whole."""
+    """Returns the records of a file. `is_record(document)` decides whether a .json file with a single object is one
+    record. Raises DataError if the file cannot be read as a whole."""
     packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
     read = _lines if packed else READERS.get(path.suffix.lower())
     if read is None:

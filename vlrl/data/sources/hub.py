@@ -33,7 +33,7 @@ _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?
                    r"@(?P<split>\w[\w-]{0,95})(?:#(?P<revision>\w[\w./-]{0,199}))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TOGETHER = 8
-"""Number of parallel downloads."""
+"""Number of files that are downloaded at the same time."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,10 @@ def commit_of(name: HubName, cache: Path) -> str:
     return name.revision if _COMMIT.fullmatch(name.revision) else _listing(name, cache)[0]
 
 
-def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
-    """Stores the commit of each Hub name in the run folder; a resumed run (`goes_on`) keeps the stored commits."""
-    before, commits = (read_json(run / PINS) or {}) if goes_on else {}, {}
+def pin(names: Iterable[str], run: Path, cache: Path, resumed: bool) -> None:
+    """Stores the commit of each Hub name in the run folder. A `resumed` run keeps the commits that are already stored.
+    """
+    before, commits = (read_json(run / PINS) or {}) if resumed else {}, {}
     for text in names:
         name = parse_hub_name(text)
         try:

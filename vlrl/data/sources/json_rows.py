@@ -17,9 +17,8 @@ MOST_LINE = 16 << 20
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows atomically as .jsonl (one object per line) or .json (a list).
-
-    Raises DataError for another suffix, a number that JSON cannot represent, and a path that cannot be written."""
+    """Writes rows atomically as .jsonl (one object per line) or .json (a list). Raises DataError for another suffix, a
+    number that JSON cannot represent, and a path that cannot be written."""
     check_suffix(path)
     lines = [json_line(row) for row in rows]
     text = "".join(f"{line}\n" for line in lines) if path.suffix == ".jsonl" else "[" + ",\n ".join(lines) + "]\n"

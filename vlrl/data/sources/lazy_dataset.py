@@ -53,14 +53,14 @@ class LazySamples(SampleSequence):
         """Returns location, id and raw record of the row at an index."""
         return self._rows[index if self._places is None else int(self._places[index])]
 
-    def where(self, place: int) -> str:
-        return self.record(place).where
+    def where(self, index: int) -> str:
+        return self.record(index).where
 
     def fingerprint_rows(self) -> Sequence[int]:
         return sorted({round(i * (len(self) - 1) / (SPREAD - 1)) for i in range(SPREAD)})
 
-    def raw_record(self, place: int) -> tuple[str, Any]:
-        _, id, record = self.record(place)
+    def raw_record(self, index: int) -> tuple[str, Any]:
+        _, id, record = self.record(index)
         return str(record.get("id", id) if isinstance(record, Mapping) else id), record
 
     def _at(self, index: int) -> Sample:
@@ -81,7 +81,6 @@ class LazySamples(SampleSequence):
 
 def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> LazySamples | None:
     """Returns the samples of large files; None if `data.index` or the kind of file requires reading them as a whole.
-
     Raises ConfigError if data.index=lazy is impossible, and DataError for files that cannot be read or have no row."""
     data = task.data
     check_format(data.format)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Placed = list[tuple[int, str, Row | DataError]]
 """Rows of a file as (number, location, row or error). All rows of one record share its location."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
-"""Canonical fields of which a line of a table must have at least one."""
+"""A line of a table must have at least one of these canonical fields."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Format:
     """Processes all rows of a file together, to join the rows of one image or to give each row the labels of all rows.
     """
     several: bool = False
-    """Whether one record may give several rows."""
+    """Whether one record may give more than one row."""
     refuse: Callable[[Mapping[str, Any]], None] | None = None
     """Raises DataError for a record that can be read in two ways.
 
@@ -158,8 +158,8 @@ def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
 
 def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSource, sure: bool = False
             ) -> Sequence[Row | DataError]:
-    """Converts a record of a file in format `name` to rows. Unless `sure`, a record of another format becomes an error.
-    """
+    """Converts a record to rows. `name` is the format of most records of the file; a record that is in another format
+    becomes an error, unless `sure`."""
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical_rows(record, name, source)
     known, own = format_named(name), recognised_format(record)
@@ -205,7 +205,7 @@ def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
 
 
 def tools_and_environment(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `tools` and `environment` of a record in any format, as far as it has them.
+    """Returns those of `tools` and `environment` that a record in any format has.
 
     Values of another kind under these names (a list of words, a string) are ignored. Raises DataError for a tool
     without a name."""

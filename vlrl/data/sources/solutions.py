@@ -35,9 +35,8 @@ class Solution:
 
 
 def read_solutions(name: str) -> list[Solution]:
-    """Reads the lines of a data.solutions file.
-
-    Raises ConfigError for a missing or empty file, and DataError naming a line that is not a solution."""
+    """Reads the lines of a data.solutions file. Raises ConfigError for a missing or empty file, and DataError naming a
+    line that is not a solution."""
     path = Path(name)
     if not os.path.isfile(path):
         raise ConfigError(f"data.solutions={name!r}: this file does not exist{searched_in(name)}. A stage of kind "
@@ -81,15 +80,15 @@ class SolvedSamples(SampleSequence):
     def __len__(self) -> int:
         return len(self.solutions)
 
-    def where(self, place: int) -> str | None:
-        number = self.solutions[place].number
+    def where(self, index: int) -> str | None:
+        number = self.solutions[index].number
         return where(self.samples, number) if number < len(self.samples) else ""
 
     def fingerprint_rows(self) -> Sequence[int]:
         return range(len(self))
 
-    def raw_record(self, place: int) -> tuple[str, Any]:
-        return self.solutions[place].id, asdict(self.solutions[place])
+    def raw_record(self, index: int) -> tuple[str, Any]:
+        return self.solutions[index].id, asdict(self.solutions[index])
 
     def _at(self, index: int) -> Sample:
         one = self.solutions[index]

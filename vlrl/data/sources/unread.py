@@ -14,7 +14,8 @@ from vlrl.types import Record
 
 Make = Callable[[Record], Sequence[Mapping[str, Any]]]
 _KEPT: dict[tuple[Any, ...], tuple[str, ...]] = {}
-"""Maps (format, columns) to the unused columns, which are determined once for all records with the same columns."""
+"""Maps (format, columns) to the unused columns, so that they are determined only once for all records with the same
+columns."""
 _USED: set[tuple[str, str]] = set()
 """Pairs (format, column) of columns that are used in some record."""
 _NOTHING = ("none", "null", "nan", "n/a", "no input text")
@@ -33,17 +34,17 @@ def is_bookkeeping(name: str, value: Any) -> bool:
 
 
 def forget_shapes() -> None:
-    """Clears the cache before the next file, because a column that is unused in one file may be used in the next."""
+    """Clears the caches before the next file, because a column that is unused in one file may be used in the next."""
     _KEPT.clear()
     _USED.clear()
 
 
 def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: Make) -> dict[str, Any]:
-    """Returns the columns (with values) that appear in none of the record's `rows` and do not influence them.
+    """Returns {column: value} for the columns that appear in none of the record's `rows` and do not influence them.
 
-    A column has no influence if `make` gives the same rows without it. Columns of objects in lists are named like
-    `annotations.caption`, with the value of the first object. A value that the rows contain anyway (an answer that
-    occurs twice) is left out."""
+    `make` converts a record to rows; a column has no influence if the rows are the same without it. A column inside a
+    list of objects is named like `annotations.caption`, with the value of the first object. Values that the rows
+    contain anyway (an answer that occurs twice) are left out."""
     key = (format, *_shape(record))
     if not rows:
         return {}
@@ -60,7 +61,7 @@ def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]
 
 
 def _shape(record: Record) -> Iterator[Any]:
-    """Yields the columns that have a value; for a list of objects, also the keys of its first object."""
+    """Yields the names of the columns that have a value; for a list of objects, (column, keys of the first object)."""
     for name, value in record.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             yield (name, *value[0])

@@ -76,7 +76,6 @@ def header_duration(path: Path) -> float | None:
 
 def read_frames(track: VideoTrack, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
     """Decodes the frames at the given ascending indices, which may repeat. Returns (upright RGB frames, decoder name).
-
     Raises DataError naming the file, and HiddenFrames if the timestamps of packets and decoded frames differ."""
     errors = []
     for name, decoder in DECODERS.items():

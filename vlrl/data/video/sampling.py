@@ -75,7 +75,7 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
     low, high = max(0.0, start or 0.0), whole if end is None else min(end, whole)
     inside = np.flatnonzero((times >= low - 1e-3) & (times <= high + 1e-3)) if low < high else np.empty(0, int)
     if not inside.size:
-        raise DataError(f"{name}: no frame between start={start} and end={end} seconds; it lasts {whole:.3f} s")
+        raise DataError(f"{name}: no frame between start={start} and end={end} s, since the video lasts {whole:.3f} s")
     own = times[inside]
     wanted = (own[-1] - own[0] + 1 / fps) * sampling.fps + 1e-6
     fewest = -(-sampling.min_frames // 2) * 2
@@ -168,7 +168,8 @@ def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) 
     chosen = choose(times, fps, sampling, media.start, media.end, "video given as frames")
     frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen.indices)
     if len({frame.size for frame in frames}) > 1:
-        raise DataError(f"frames of one video differ in size: {sorted({frame.size for frame in frames})}")
+        sizes = sorted({frame.size for frame in frames})
+        raise DataError(f"frames of one video differ in size: {sizes}. Scale them to one size")
     sha256 = pixel_hash(frames)
     if media.times is not None:  # the model sees them
         sha256 = hashlib.sha256(f"{sha256} {chosen.times}".encode()).hexdigest()

@@ -93,8 +93,8 @@ class AsyncGroupSource(GroupSource):
         return super().state_dict(), partial(_emergency_state, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the policy's weights to the engine, after waiting for running generation, if `now` is set or the queue
-        has no batch for a later step. Otherwise only remembers the policy. Batches in the queue do not change."""
+        """Hands the policy's weights to the engine if `now` is set or the queue has no batch for a later step; waits
+        for running generation first. Otherwise only remembers the policy. Batches in the queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):
             self._ready()
@@ -140,8 +140,8 @@ class AsyncGroupSource(GroupSource):
         batch.work = self._thread.submit(self._write, batch, writer)
 
     def _write(self, batch: AheadBatch, writer: Any) -> list[Group] | None:
-        """Generates a batch; runs in the thread. Returns this process's scored groups, or None if the main thread has
-        to score."""
+        """Generates a batch with `writer`, a group generator; runs in the thread. Returns this process's scored groups,
+        or None if the main thread has to score."""
         start, accepted = time.perf_counter(), batch.accepted
         try:
             if accepted and self.config.rollout.score_ahead and not writer.collective:
@@ -258,7 +258,8 @@ def check(config: Config, sampler: Any) -> None:
 
 
 def _set_up_thread(threads: int, card: int | None) -> None:
-    """Initializes the thread: leaves half of the CPU threads to the update, and selects this process's GPU."""
+    """Initializes the generation thread: leaves half of the CPU threads to the update, and selects this process's GPU
+    `card`."""
     torch.set_num_threads(threads)
     if card is not None:  # a new thread starts on GPU 0
         torch.cuda.set_device(card)

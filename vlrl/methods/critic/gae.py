@@ -154,8 +154,8 @@ def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -
 
 
 def _estimates(s: Scores, one: Callable[[_Decisions], Estimate], normalize: bool, eps: float) -> Estimates:
-    """Applies `one` to the trained tokens of each rollout and collects the results. A rollout that is unscorable or has
-    no trained tokens gets advantage 0 and no targets."""
+    """Applies the estimator `one` to the trained tokens of each rollout and collects the results. A rollout that is
+    unscorable or has no trained tokens gets advantage 0 and no targets."""
     trained = [np.flatnonzero(mask) if reward == reward else np.zeros(0, np.int64)
                for mask, reward in zip(s.masks, s.rewards.tolist(), strict=True)]
     estimates = [one(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))

@@ -28,7 +28,7 @@ MOST_CATEGORIES = 1000
 _SHOWN = 50
 """Maximum number of categories in the metrics."""
 _RISE = 1e-3
-"""A slope of pass rates up to this value counts as no rise, to allow for rounding."""
+"""A slope of pass rates up to this value is not a rise, to allow for rounding."""
 
 
 class CategorySampler(Adaptive):
@@ -51,18 +51,18 @@ class CategorySampler(Adaptive):
         raise NotImplementedError
 
     def draw_shares(self) -> np.ndarray:
-        """[C] the share of the draws that each category gets. Differs from `shares` only in a sampler that weights the
-        loss instead of the draws."""
+        """[C] the share of the draws that each category gets: `shares`, except in a sampler that weights the loss
+        instead of the draws."""
         return self.shares()
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
         whole, rest = divmod(count, self.prompts.size)
-        parts = [draw.permutation(self.prompts.size) for _ in range(whole)]
-        counts = self.counts(rest, draw)
+        parts = [rng.permutation(self.prompts.size) for _ in range(whole)]
+        counts = self.counts(rest, rng)
         drawn = [next_distinct(cycle, n, set()) for cycle, n in zip(self.cycles, counts.tolist(), strict=True) if n]
-        return np.concatenate([*parts, draw.permutation(np.concatenate(drawn))] if drawn else parts)
+        return np.concatenate([*parts, rng.permutation(np.concatenate(drawn))] if drawn else parts)
 
-    def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
+    def counts(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """[C] the number of draws, out of `count`, that each category gets; at most the number of its prompts."""
         counts, shares = np.zeros(len(self.names), dtype=np.int64), self.draw_shares()
         room = self.sizes - np.bincount(self.categories.indices[self.history.rejected], minlength=len(self.names))
@@ -71,12 +71,12 @@ class CategorySampler(Adaptive):
             if not open_.sum():
                 room = room if (counts < room).any() else self.sizes
                 open_ = (room - counts).astype(np.float64)
-            counts = np.minimum(counts + draw.multinomial(missing, open_ / open_.sum()), room)
+            counts = np.minimum(counts + rng.multinomial(missing, open_ / open_.sum()), room)
         return counts
 
     def means(self, outcomes: Sequence[Outcome], values: Sequence[float]) -> dict[int, float]:
-        """The mean of `values` by category, for each category that has outcomes. `values` holds one number per outcome,
-        weighted by the number of its completions."""
+        """The mean of `values` in each category that has outcomes. `values` holds one number per outcome; each outcome
+        is weighted by the number of its completions."""
         of = self.categories.indices[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
         answers = np.array([len(o.scored) for o in outcomes])
         total, count = np.bincount(of, answers * np.array(values)), np.bincount(of, answers)

@@ -15,7 +15,7 @@ from vlrl.curriculum.types import Draw, Outcome
 
 _HALVINGS = 200
 _NEVER = 1e-6
-"""Stands for a pass rate of 0 in the formula, to avoid a division by 0; the weight of such a prompt is 0 anyway."""
+"""Stands for a pass rate of 0 in the formula, to avoid a division by 0. The weight of the prompt is 0 anyway."""
 _LEAST_SHARE = 1e-9
 """Smallest weight, relative to the largest. A prompt of weight 0 gets more than the minimum of completions only when
 all others have their maximum."""
@@ -70,8 +70,8 @@ class GVM(Uniform):
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, without drawing them. Empty if prompts are probed, because the group sizes then depend on the
-        probes."""
+        """The next draws, without drawing them. Empty with probe > 0, because the group sizes then depend on the
+        probes' results."""
         return [] if self.probe else self._sized(super().upcoming(count, step))
 
     def probes(self, step: int) -> list[Draw]:

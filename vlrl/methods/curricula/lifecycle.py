@@ -57,21 +57,21 @@ class Lifecycle(Adaptive):
         self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 6)
         self.utility = np.zeros(prompts.size, dtype=np.float32)
         self.before = np.full(prompts.size, np.nan, dtype=np.float32)
-        """[N] reward of the last visit of each prompt; NaN = never answered."""
+        """[N] mean reward of each prompt's group when it was last answered; NaN = never answered."""
         self.due = np.full(prompts.size, _NEVER, dtype=np.int32)
         """[N] the step from which each prompt can be drawn again; _NEVER for prompts that were never answered."""
         self.lows, self.rests = (np.zeros(prompts.size, dtype=np.int8) for _ in range(2))
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
         self._step = step
         unseen = max(0, self.prompts.size - self.passes.drawn)
         weights = (self.utility + np.float32(self.floor)) * (self.due <= step)
-        wanted = min(int(self.fresh * count + draw.random()), unseen)
+        wanted = min(int(self.fresh * count + rng.random()), unseen)
         active = min(count - wanted, int(np.count_nonzero(weights)))
         new = self.passes.take(min(count - active, unseen))
-        picked = [*new.tolist(), *(weighted(weights, active, draw).tolist() if active else [])]
+        picked = [*new.tolist(), *(weighted(weights, active, rng).tolist() if active else [])]
         picked += self._resting(step, weights, count - len(picked)).tolist()
-        return draw.permutation([*picked, *next_distinct(self.passes, count - len(picked), {*picked})])
+        return rng.permutation([*picked, *next_distinct(self.passes, count - len(picked), {*picked})])
 
     def _resting(self, step: int, weights: np.ndarray, most: int) -> np.ndarray:
         if not most:
@@ -134,7 +134,7 @@ class Limr(Adaptive):
         self.rates = np.full((epochs, prompts.size), np.nan, dtype=np.float32)
         self.chosen: np.ndarray | None = None
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
         if self.chosen is None and self.passes.drawn >= self.epochs * self.prompts.size:
             self._choose(self._above_threshold())
         return next_distinct(self.passes, count, set())

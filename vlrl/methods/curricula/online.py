@@ -1,8 +1,9 @@
 """Samplers that weight every prompt by its results so far.
 
 With many prompts and a small budget most prompts are seen at most once, so the results of a single prompt say little.
-`PassRates` therefore shrinks a prompt's pass rate towards the results of its kind (a category or an offline tier). The
-results of all answered groups count, also of groups that are filtered out before training."""
+`PassRates` therefore shrinks a prompt's pass rate towards the results of its kind: a category of prompts, or a tier,
+which is a range of the pass rates measured before the run. The results of all answered groups count, also of groups
+that are filtered out before training."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Power = Annotated[float, Field(ge=0, le=100)]
 Strength = Annotated[float, Field(ge=0, le=1e6)]
 Tiers = Annotated[int, Field(ge=1, le=100)]
 _LEVEL_DECAY = 0.9
-"""Decay per group of a kind's drift (see PassRates)."""
+"""Decay, per group, of the drift of a kind of prompts (see PassRates)."""
 
 
 class PassRates(Saved):
@@ -51,12 +52,12 @@ class PassRates(Saved):
         self._own, self._open = (np.zeros(len(start), dtype=np.float32) for _ in range(2))
         self._weigh(slice(None))
 
-    def _weigh(self, places: Any) -> None:
-        """Updates the two terms of rate_i for the prompts `places`: the term from the prompt's own groups, and the
+    def _weigh(self, indices: Any) -> None:
+        """Updates the two terms of rate_i for the prompts `indices`: the term from the prompt's own groups, and the
         weight of the expected rate."""
-        known = self.count[places] + np.float32(self.strength)
-        self._own[places] = self.count[places] * self.mean[places] / np.maximum(known, 1e-30)
-        self._open[places] = np.where(known > 0, self.strength / np.maximum(known, 1e-30), 1.0)
+        known = self.count[indices] + np.float32(self.strength)
+        self._own[indices] = self.count[indices] * self.mean[indices] / np.maximum(known, 1e-30)
+        self._open[indices] = np.where(known > 0, self.strength / np.maximum(known, 1e-30), 1.0)
 
     def expected(self) -> np.ndarray:
         """[N] in [0, 1]: for each prompt, the pass rate predicted by its initial estimate and the drift of its kind,
@@ -107,8 +108,8 @@ class RateWeighted(Adaptive):
         """[N] non-negative sampling weights, from estimated pass rates [N]."""
         raise NotImplementedError
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
-        return weighted(self._weighed(self.rates.values()), count, draw)
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
+        return weighted(self._weighed(self.rates.values()), count, rng)
 
     def _weighed(self, rates: np.ndarray) -> np.ndarray:
         weights = np.maximum(self.weights(rates), np.float32(LEAST))
@@ -125,7 +126,8 @@ class RateWeighted(Adaptive):
         self.rates.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """The mean estimated pass rate of all prompts, and the probability of each kind in the next draws."""
+        """The mean estimated pass rate of all prompts, and the probability of each kind of prompts in the next draws.
+        """
         rates, kinds = self.rates.values(), self.rates.kinds
         out = {"curriculum/expected_pass_rate": float(rates.mean())}
         if kinds and len(kinds.names) > 1:
@@ -165,13 +167,14 @@ class Rlcs(RateWeighted):
 
         weight_i = max(4 p_i (1 - p_i), floor)
 
-    p_i combines the prompt's offline pass rate with its observed one: the average of its observed pass rates, shrunk
-    towards the offline rate (which counts for `strength` groups). The offline rate is itself corrected by the drift of
-    its tier, so a tier that has become easy loses its weight for unseen prompts too. Weights are updated at every draw.
-    A row without the offline field starts at the mean of the other rows, or at one half if no row has the field, and
-    follows the drift of all such rows, or of its category. "GLM-4.1V-Thinking" (2507.01006), section on RLCS, names the
-    signals; the formula of the weight and the constants are ours. The paper's expansion ratio and its choice of groups
-    are curriculum.oversample=ema and curriculum.select=nearest_half.
+    p_i is the average of the prompt's observed pass rates, shrunk towards its offline rate, the pass rate measured
+    before the run (which counts for `strength` groups). Rows with similar offline rates form a tier. A tier's drift, by
+    which its results differ from its offline rates, corrects these rates, so unseen prompts of a tier that has become
+    easy lose weight too. A row without an offline rate starts at the mean of the other rows, or at one half if no row
+    has one, and follows the drift of all such rows, or of its category.
+
+    "GLM-4.1V-Thinking" (2507.01006), section on RLCS, names the signals; the formula of the weight and the constants
+    are ours. Its expansion ratio is curriculum.oversample=ema, its choice of groups curriculum.select=nearest_half.
 
     tier_by   pass_at_k: a field in [0, 1]; difficulty: a number, higher = harder, scaled to [0, 1] if necessary
     tiers     1..100 tiers of equal width
@@ -199,8 +202,8 @@ class Rlcs(RateWeighted):
 
 
 def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
-    """[N] the offline pass rate of each row; NaN if a row does not have the field. Raises ConfigError for a pass_at_k
-    outside [0, 1]."""
+    """[N] the pass rate of each row that was measured before the run; NaN if a row does not have the field. Raises
+    ConfigError for a pass_at_k outside [0, 1]."""
     numbers = prompts.numbers(tier_by)
     numbers[~np.isfinite(numbers)] = np.nan
     outside = np.flatnonzero((numbers < 0) | (numbers > 1))
@@ -215,8 +218,8 @@ def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
 
 
 def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categories | None) -> Categories:
-    """Sorts the prompts into kinds: a tier for each prompt with an offline pass rate, a category for each of the
-    others."""
+    """Sorts the prompts into kinds: by tier for prompts with an offline pass rate, by category (`untiered`) for prompts
+    without one (`lacking`)."""
     edges = np.linspace(0, 1, tiers + 1)
     names = [f"pass_{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
     tier = np.minimum((np.where(lacking, 0, offline) * tiers).astype(np.int32), tiers - 1)
@@ -239,7 +242,7 @@ class SelectiveReplay(Adaptive):
     completions; here the current policy answers the prompt again, so replay costs rollouts but needs no off-policy
     correction.
 
-    share   in [0, 1], share of draws from the buffer; if it has too few prompts, the passes fill up
+    share   in [0, 1], share of draws from the buffer; if it has too few prompts, the passes give the rest
     alpha   0..100; 0 = all prompts of the buffer equally
     buffer  1..100,000 prompts
     scale   whether A is divided by the standard deviation of its group; false suits graded rewards"""
@@ -252,14 +255,14 @@ class SelectiveReplay(Adaptive):
         """|A| of the prompts in the buffer, by prompt index, the oldest first."""
         self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 5)
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
-        wanted = min(int(self.share * count + draw.random()), len(self.pool))
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
+        wanted = min(int(self.share * count + rng.random()), len(self.pool))
         again: list[int] = []
         if wanted:
             paid = np.array([*self.pool.values()])
             weights = np.maximum((paid / paid.max()) ** self.alpha, LEAST)
-            again = np.array([*self.pool])[weighted(weights, wanted, draw)].tolist()
-        return draw.permutation([*again, *next_distinct(self.passes, count - wanted, {*again})])
+            again = np.array([*self.pool])[weighted(weights, wanted, rng)].tolist()
+        return rng.permutation([*again, *next_distinct(self.passes, count - wanted, {*again})])
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         for o in outcomes:

@@ -73,7 +73,7 @@ class Gaussian(Adaptive):
         self._weights: np.ndarray | None = None
 
     def weigh(self, indices: np.ndarray) -> np.ndarray:
-        """[n] the current sampling weights of the prompts `indices` [n]."""
+        """[n] the current sampling weights of the prompts `indices` [n]; 0 for dropped prompts."""
         known = self.field[indices].astype(np.float64)
         observed = np.where(np.isnan(known), 1.0 - self.history.pass_rate[indices].astype(np.float64), known)
         away = (np.where(np.isnan(observed), self.mean, observed) - self.mean) / self.std
@@ -86,11 +86,11 @@ class Gaussian(Adaptive):
             self._weights = self.weigh(np.arange(self.prompts.size))
         return self._weights
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
         if self.drawn >= self.length:
             self._next_epoch()
         self.drawn += count
-        return weighted(self.weights(), count, draw)
+        return weighted(self.weights(), count, rng)
 
     def _next_epoch(self) -> None:
         self.left &= ~(self.history.pass_rate >= self.solved)

@@ -72,7 +72,7 @@ class ProceduralSampler(Adaptive):
         values = np.array([[v for _, v in o.draw.knobs] for o in outcomes], dtype=np.float64)
         return (values.reshape(len(outcomes), len(self.names)) - self.low) / self.width
 
-    def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
+    def points(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Chooses the knobs of `count` draws: [count, K] points in [0, 1]."""
         raise NotImplementedError
 
@@ -117,17 +117,17 @@ class ALPGMM(ProceduralSampler):
         """The last fitted mixture: `means` [C, K + 1] and `covariances` [C, K + 1, K + 1]; empty before the first fit.
         """
 
-    def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        drawn = draw.random((count, len(self.names)))
+    def points(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        drawn = rng.random((count, len(self.names)))
         if not self.mixture or self.mixture["means"][:, -1].max() <= 0:
             return drawn
         means, covariances = self.mixture["means"], self.mixture["covariances"]
         progress = np.maximum(means[:, -1], 0)
-        chosen = draw.choice(len(means), size=count, p=progress / progress.sum())
-        chosen[draw.random(count) < self.explore] = -1
+        chosen = rng.choice(len(means), size=count, p=progress / progress.sum())
+        chosen[rng.random(count) < self.explore] = -1
         for c in np.unique(chosen[chosen >= 0]).tolist():
             here = chosen == c
-            drawn[here] = draw.multivariate_normal(means[c, :-1], covariances[c, :-1, :-1], size=int(here.sum()),
+            drawn[here] = rng.multivariate_normal(means[c, :-1], covariances[c, :-1, :-1], size=int(here.sum()),
                                                    method="eigh")
         return np.clip(drawn, 0, 1)
 
@@ -208,10 +208,10 @@ class Weakness(ProceduralSampler):
         even = np.full(len(failure), 1 / len(failure))
         return (1 - self.explore) * failure / failure.sum() + self.explore * even if failure.sum() > 0 else even
 
-    def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        chosen = draw.choice(len(self.failure), size=count, p=self.shares)
+    def points(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        chosen = rng.choice(len(self.failure), size=count, p=self.shares)
         corner = np.array(np.unravel_index(chosen, (self.cells,) * len(self.names))).T
-        return (corner + draw.random(corner.shape)) / self.cells
+        return (corner + rng.random(corner.shape)) / self.cells
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         known = [o for o in outcomes if o.pass_rate == o.pass_rate]

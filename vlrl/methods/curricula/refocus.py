@@ -48,12 +48,12 @@ class ADCL(Adaptive):
         self.field = np.full(size, np.nan, dtype=np.float32) if by is None else required_field(
             prompts, by, "adcl", ", or set curriculum.by=null to probe all prompts first")
         self.borders = np.arange(1, batches + 1) * size // batches
-        """[batches] position in `order` after the last prompt of each batch."""
+        """[batches] for each batch, the position in `order` after the batch's last prompt."""
         self.order = np.argsort(self.field, kind="stable").astype(np.int32)
         """[N] the prompts of this pass, in the order in which they are drawn."""
         self.at, self.sorted, self.asked = 0, 0, 0
-        """Three positions in `order`: up to `at` prompts are drawn; up to `sorted` they are probed and sorted; up to
-        `asked` their probes are requested."""
+        """Three positions in `order`. The prompts before `at` are drawn, those before `sorted` are probed and sorted,
+        and for those before `asked` probes are requested."""
         self.passes, self.probed, self.latest, self.step = 0, 0, prompts.per_step, -1
         """Number of completed passes; number of probed prompts; number of draws of the last step (at first: of a full
         step); number of the last step."""
@@ -75,7 +75,7 @@ class ADCL(Adaptive):
         self.probed += max(0, self.asked - start)
         return self.draws(self.order[start:self.asked], group_size=self.probe_size)
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
         self._sort()
         self.latest, self.step = count + (self.latest if step == self.step else 0), step
         pieces: list[np.ndarray] = []
@@ -89,12 +89,12 @@ class ADCL(Adaptive):
         return np.concatenate(pieces)
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, without drawing them, as far as the prompts are sorted."""
+        """The next draws, without drawing them; ends at the first prompt that is not sorted yet."""
         return uncounted_draws(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
-    def _border(self, place: int) -> int:
-        """The end of the batch that contains the prompt at position `place` - 1 of the order."""
-        return int(self.borders[np.searchsorted(self.borders, place)])
+    def _border(self, position: int) -> int:
+        """The position after the end of the batch that contains the prompt at `position` - 1."""
+        return int(self.borders[np.searchsorted(self.borders, position)])
 
     def _sort(self) -> None:
         """Sorts each batch that has been probed, or all prompts if none had a difficulty."""
@@ -151,11 +151,11 @@ class HardFocus(Adaptive):
         super().__init__(prompts)
         self.after, self.share, self.group_size = after, share, group_size
         self.chosen = 0
-        """Number of times that the hardest prompts were chosen; 0 = stage 1."""
+        """How often the hardest prompts have been chosen so far; 0 = stage 1."""
         self.step = -1
         self.cycle = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 4, 0)
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
         if self._ends(step):
             self.chosen += 1
             self.cycle = Cycle(self.hardest(), self.prompts.seed, 4, self.chosen)

@@ -38,17 +38,18 @@ class CarryPool:
             self._note(np.flatnonzero(self.history.visited))
         return self._weights
 
-    def take(self, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draws `count` prompts. Returns two arrays: the prompts from the shuffled pass, and the answered prompts
         marked in `before`."""
-        return self._take(self.cycle, count, draw)
+        return self._take(self.cycle, count, rng)
 
-    def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """The prompts that `take` would draw, as one array, without drawing them."""
-        return np.concatenate(self._take(copy.copy(self.cycle), count, draw))
+    def peek(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """The prompts that `take` would draw, as one array, without changing the pool."""
+        return np.concatenate(self._take(copy.copy(self.cycle), count, rng))
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the weights of the prompts of some outcomes. The history must already hold these outcomes."""
+        """Updates the weights of the prompts in `outcomes`, from the history, which must already hold these outcomes.
+        """
         if self.carry:
             self._note(np.array([o.draw.index for o in outcomes], dtype=np.int64))
 
@@ -57,13 +58,13 @@ class CarryPool:
         the history when they are needed."""
         self.cycle.drawn, self._weights = drawn, None
 
-    def _take(self, cycle: Cycle, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _take(self, cycle: Cycle, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         old = np.zeros(0, dtype=np.int64)
-        wanted = int(count * self.carry + draw.random()) if self.carry else 0  # stochastic rounding: exact on average
+        wanted = int(count * self.carry + rng.random()) if self.carry else 0  # stochastic rounding: exact on average
         if wanted:
             weights = self.weights()
             there = min(wanted, int(np.count_nonzero(weights)))
-            old = weighted(weights, there, draw) if there else old
+            old = weighted(weights, there, rng) if there else old
         return next_distinct(cycle, count - len(old), {*old.tolist()}), old
 
     def _note(self, indices: np.ndarray) -> None:
@@ -88,8 +89,8 @@ class Retrospective(Adaptive):
         every = np.arange(prompts.size, dtype=np.int32)
         self.pool = CarryPool(prompts.history, every, (prompts.seed, 4), None, carry, lowest)
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
-        return np.concatenate(self.pool.take(count, draw))
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
+        return np.concatenate(self.pool.take(count, rng))
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
         """The draws that `next(count, step)` would return if no result were observed before that call."""
@@ -216,7 +217,7 @@ class Staged(Adaptive):
         self.rewards, self.passes = deque[float](maxlen=window), deque[float](maxlen=window)
         """Rewards and pass rates of the last groups of the current stage."""
         self._own: set[tuple[int, int]] = set()
-        """(prompt index, visit) of each draw of the stage's own prompts whose outcome is not known yet."""
+        """(prompt index, visit) of each draw of the current stage's own prompts whose outcome is not known yet."""
         self._fresh = 0
         """How many of the last draws are the stage's own prompts, as opposed to prompts of earlier stages."""
         self.at, self.pool = 0, self._pool(0)
@@ -240,7 +241,7 @@ class Staged(Adaptive):
                    for wanted, recent in ((self.stage.reward, self.rewards), (self.stage.pass_rate, self.passes))]
         return any(reached) or (self.stage.steps is not None and step - self.began >= self.stage.steps)
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
         if self._due(step):
             self.at, self.began = self.at + 1, step
             self.pool = self._pool(self.at)
@@ -248,7 +249,7 @@ class Staged(Adaptive):
                 of_the_last.clear()
         self.began = step if self.began < 0 else self.began
         self.last = step
-        fresh, old = self.pool.take(count, draw)
+        fresh, old = self.pool.take(count, rng)
         self._fresh = len(fresh)
         return np.concatenate([fresh, old])
 

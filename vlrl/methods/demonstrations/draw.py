@@ -89,8 +89,8 @@ class DemonstrationSampler:
         return comm.together(partial(self._shown, step, [*enumerate(places)][comm.rank()::comm.world()]))
 
     def _failed(self, step: int, outcomes: Sequence[Outcome]) -> list[int]:
-        """Indices of the rows with a demonstration whose completions in this step are all known to be wrong. Samples
-        generated with knobs are left out, because they are not rows."""
+        """Indices of the rows with a demonstration whose completions in this step are all known to be wrong. Generated
+        samples are left out, because they are not rows."""
         wrong = [o.draw.index for o in outcomes if o.failed and not o.draw.knobs]
         return [place for place in dict.fromkeys(wrong) if self._sample(step, place) is not None]
 
@@ -179,7 +179,7 @@ class DemonstrationPass:
     loss: float = 0.0
     """This process's share of the loss in the last epoch, before it is multiplied by `share`."""
     factor: float = 0.0
-    """Sum of the token weights `mix.factor` on this process; 0 if the mix has none."""
+    """Sum of the weights that `mix.factor` gives to the tokens on this process; 0 if the mix has no such weights."""
     norm: float = 0.0
     """Norm of the demonstrations' gradient (times `share`) in the last epoch, over all processes."""
     norm_rl: float = 0.0
@@ -259,10 +259,10 @@ def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.T
                         weights=flat([np.full(len(t.mask), t.group.sample.weight) for t in rows]))
 
 
-def step_metrics(shown: Sequence[DemonstrationPass | None], mix: Any, seed: int, step: int) -> dict[str, float]:
-    """Metrics of the demonstrations in a step, as means over the step's optimizer steps. Also reports the last gradient
-    norm, divided by the share of the demonstrations' loss, to the mix."""
-    known = [s for s in shown if s is not None]
+def step_metrics(passes: Sequence[DemonstrationPass | None], mix: Any, seed: int, step: int) -> dict[str, float]:
+    """Metrics of a step's demonstrations, as means over the step's optimizer steps (`passes`). Also reports the last
+    gradient norm, divided by the share of the demonstrations' loss, to the mix."""
+    known = [s for s in passes if s is not None]
     out = {"demonstrations/share": mix.shares(step, seed)[1], "demonstrations/applied": float(bool(known))}
     out |= mix.metrics(step) if hasattr(mix, "metrics") else {}
     if not known:

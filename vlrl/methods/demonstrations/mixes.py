@@ -150,12 +150,12 @@ class Relift:
     def shares(self, step: int, seed: int) -> tuple[float, float]:
         return 1.0, 0.0
 
-    def collect(self, places: Sequence[int]) -> None:
-        """Adds indices of training rows to the buffer; an index that is already in it is not added again."""
-        self.buffer = [*dict.fromkeys([*self.buffer, *places])]
+    def collect(self, indices: Sequence[int]) -> None:
+        """Adds indices of training rows to the buffer; ignores indices that are already in the buffer."""
+        self.buffer = [*dict.fromkeys([*self.buffer, *indices])]
 
     def due(self) -> list[int]:
-        """Removes `size` indices from the buffer and returns them; returns [] while there are fewer."""
+        """Removes the first `size` indices from the buffer and returns them; returns [] if the buffer holds fewer."""
         if len(self.buffer) < self.size:
             return []
         out, self.buffer = self.buffer[:self.size], self.buffer[self.size:]

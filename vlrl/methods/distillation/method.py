@@ -158,11 +158,10 @@ def sampled_kl(x: TokenChunk) -> torch.Tensor:
     return kl_of_sampled(own, theirs)
 
 
-def kl_of_sampled(own: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Computes sampled_kl from the log-probabilities [n] of the sampled tokens under the policy (`own`) and the teacher
-    (`theirs`)."""
-    gap = (own - theirs).detach()
-    return gap * (1 + own - own.detach())
+def kl_of_sampled(policy: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """Computes sampled_kl from the log-probabilities [n] of the sampled tokens under policy and teacher."""
+    gap = (policy - teacher).detach()
+    return gap * (1 + policy - policy.detach())
 
 
 LOSSES: dict[str, Loss] = {"reverse_kl": reverse_kl, "sampled_kl": sampled_kl}

@@ -57,7 +57,7 @@ def check(config: Config) -> None:
 
 
 def _read(what: str, name: str) -> tuple[str, Any]:
-    """Reads the model type and the processor of a model; for an adapter, those of its base model. `what` names the
+    """Reads the model type and the processor of a model; for an adapter, those of the base model. `what` names the
     model in errors."""
     from transformers import AutoConfig, AutoProcessor
 

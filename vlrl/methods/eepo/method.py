@@ -87,8 +87,8 @@ class Forgetting:
             self.policy.swapped = False
 
     def _due(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]]) -> bool:
-        """Whether the completions are suppressed: only if the entropy, estimated as the mean -log p of the sampled
-        tokens, is at most rollout.forget.entropy."""
+        """Whether the completions are to be suppressed: only if the entropy, estimated as the mean -log p of the
+        sampled tokens, is at most rollout.forget.entropy."""
         sampled = [c.logprobs[c.loss_mask & ~np.isnan(c.logprobs)] for _, completions in answers for c in completions]
         surprise, count = comm.total(-float(sum(float(s.sum(dtype=np.float64)) for s in sampled)),
                                      float(sum(len(s) for s in sampled)))

@@ -45,22 +45,20 @@ class Angles:
         self.policy, self.config, self.task, self.prefetch = policy, config, task, prefetch
         self._decode = TokenTexts(policy).decode
 
-    def __call__(self, samples: Sequence[Sample], places: np.ndarray,
+    def __call__(self, samples: Sequence[Sample], indices: np.ndarray,
                  progress: Progress) -> np.ndarray:
-        """[n] float32 angles in [-2, 2] of the samples with indices `places` [n]. NaN for a prompt that is too long or,
-        with data.quarantine, unreadable. Called on every process at the same time; the result is the same on all of
-        them.
-
-        Raises DataError for media that cannot be read."""
-        chunks = [places[i:i + CHUNK] for i in range(0, len(places), CHUNK)]
+        """[n] float32 angles in [-2, 2] of the samples with these `indices` [n]. NaN for a prompt that is too long or,
+        with data.quarantine, unreadable. Called on every process at the same time; the result is the same on all
+        processes. Raises DataError for media that cannot be read."""
+        chunks = [indices[i:i + CHUNK] for i in range(0, len(indices), CHUNK)]
         values: list[np.ndarray] = []
         for first in range(0, len(chunks), comm.world()):
             turn = chunks[first:first + comm.world()]
-            own = turn[comm.rank()] if comm.rank() < len(turn) else places[:0]
+            own = turn[comm.rank()] if comm.rank() < len(turn) else indices[:0]
             following = chunks[first + comm.world() + comm.rank():][:1]
             prompts = comm.together(lambda own=own, following=following: self._encoded(samples, own, following))
             values += comm.gather(self.of(prompts))
-            progress("measuring angles of prompts", min((first + comm.world()) * CHUNK, len(places)), len(places))
+            progress("measuring angles of prompts", min((first + comm.world()) * CHUNK, len(indices)), len(indices))
         return np.concatenate(values) if values else np.zeros(0, np.float32)
 
     def of(self, prompts: Sequence[tuple[Prompt, str] | None]) -> np.ndarray:
@@ -93,10 +91,11 @@ class Angles:
                 hidden = policy.model(**inputs, output_hidden_states=True).hidden_states[-1]
         return hidden[0].float()
 
-    def _encoded(self, samples: Sequence[Sample], places: np.ndarray,
+    def _encoded(self, samples: Sequence[Sample], indices: np.ndarray,
                  following: Sequence[np.ndarray]) -> list[tuple[Prompt, str] | None]:
-        """Encodes the prompts of the samples at `places`, as on their first visit. Returns each prompt with the text of
-        its question, or None if the prompt is unusable. Meanwhile, threads prefetch the samples of `following`."""
+        """Encodes the prompts of the samples at `indices`, as on their first visit. Returns (prompt, text of its
+        question) for each sample, or None if the prompt is unusable. Meanwhile, threads prefetch the samples at
+        `following`."""
         def make(place: int) -> Sample:
             sample = samples[place]
             return replace(sample, prompt=self.task.of(sample).template(sample, 0))
@@ -104,10 +103,10 @@ class Angles:
         def begin(some: np.ndarray) -> None:
             self.prefetch.begin({("angle", place): partial(make, place) for place in some.tolist()})
 
-        begin(places)
+        begin(indices)
         for some in following:
             begin(some)
-        return [self._prompt(place, partial(make, place)) for place in places.tolist()]
+        return [self._prompt(place, partial(make, place)) for place in indices.tolist()]
 
     def _prompt(self, place: int, make: Callable[[], Sample]) -> tuple[Prompt, str] | None:
         try:

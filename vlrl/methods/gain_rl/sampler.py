@@ -18,8 +18,8 @@ from vlrl.errors import ConfigError
 _REACH = 6
 """The window is cut off at this many standard deviations from its centre."""
 _LEAST = 1e-300
-"""Weight of the farthest prompts: below all other weights, but positive, so that they can be drawn when no others are
-left."""
+"""Weight of the prompts farthest from the window: positive, so that they can be drawn when no others are left, but
+below all other weights."""
 
 
 class GainRL(Adaptive):
@@ -67,13 +67,13 @@ class GainRL(Adaptive):
             self._order = np.argsort(-self.angles, kind="stable")  # nan goes last
         return self._order
 
-    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+    def pick(self, count: int, step: int, rng: np.random.Generator) -> np.ndarray:
         reach = max(_REACH * self.spread, count)
         first, end = max(0, math.floor(self.mean - reach)), min(self.prompts.size, math.ceil(self.mean + reach) + 1)
         away = (np.arange(first, end) - self.mean) / self.spread
         places, weights = self.order[first:end], np.maximum(np.exp(-0.5 * away * away), _LEAST)
         weights[self.history.rejected[places]] = _LEAST
-        return places[weighted(weights, count, draw)]
+        return places[weighted(weights, count, rng)]
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         known = [o for o in outcomes if not math.isnan(o.pass_rate)]

@@ -248,8 +248,8 @@ def _portion(x: LossInputs, share: float) -> int:
 
 
 def _first(eligible: torch.Tensor, values: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:
-    """[N] bool: marks the `count` eligible tokens of all processes with the smallest values; equal values are ordered
-    by key."""
+    """[N] bool: marks the `count` tokens with the smallest values among the `eligible` tokens of all processes; ties
+    are broken by key."""
     every_value, every_key = gather_values(values[eligible]), gather_values(keys[eligible])
     if len(every_key) <= count:
         return eligible

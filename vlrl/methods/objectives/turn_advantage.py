@@ -149,7 +149,8 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
 
 
 def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
-    """[R][turns] for each turn: (number of plans so far, number of turns since the last plan, tokens of that plan)."""
+    """[R][turns] (number of plans so far, number of turns since the last plan, tokens of the last plan) of each turn.
+    """
     out = []
     for own, tokens in zip(s.turns, s.tokens, strict=True):
         number, place, plan, places = 0, -1, (), []
@@ -162,18 +163,18 @@ def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
     return out
 
 
-def _inside(s: Scores, places: Sequence[tuple[int, int, Any]], gamma: float, after: torch.Tensor) -> torch.Tensor:
-    """[turns of all rollouts] the return of each turn up to the end of its subgoal. The return beyond that point is
-    replaced by `after` [turns of all rollouts] at the turn that begins the next subgoal. NaN if the episode is
-    unscorable."""
-    paid, out, i = [turn for own in _paid(s) for turn in own], [], len(places)
+def _inside(s: Scores, subgoals: Sequence[tuple[int, int, Any]], gamma: float, after: torch.Tensor) -> torch.Tensor:
+    """[turns of all rollouts] the return of each turn up to the end of its subgoal. In place of the later return,
+    `after` [turns of all rollouts] is added at the turn that begins the next subgoal. NaN if the episode is
+    unscorable. `subgoals`: as from `_subgoals`, for all turns."""
+    paid, out, i = [turn for own in _paid(s) for turn in own], [], len(subgoals)
     for own in reversed(s.turns):
         later = 0.0
         for _ in own:
             i -= 1
             later = paid[i] + gamma * later
             out.append(later)
-            if places[i][1] == 0:
+            if subgoals[i][1] == 0:
                 later = float(after[i])
     return torch.tensor(out[::-1], dtype=torch.float64)
 

@@ -41,8 +41,8 @@ def pair_loss(x: LossInputs, values: torch.Tensor, centre: float = 0.0) -> tuple
 
 
 def _places(x: LossInputs) -> torch.Tensor:
-    """[P, 2] the position of the last trained token of the better answer and of the worse answer, for each of the P
-    pairs in this micro-batch."""
+    """[P, 2] for each of the P pairs in this micro-batch: the positions of the last trained tokens of the better and of
+    the worse answer."""
     assert x.group is not None and x.rewards is not None
     places = torch.arange(len(x.mask), device=x.mask.device)
     trained = torch.where(x.mask > 0, places, -1)

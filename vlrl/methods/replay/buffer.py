@@ -81,8 +81,8 @@ class RolloutBuffer:
         """Number of rows refused so far, by reason. Under "file" it is the number of whole files."""
         self._files: list[str] = []
         self._examined: dict[tuple[str, str], tuple[int, int] | None] = {}
-        """By (source, file name): size and modification time of an unreadable file, which is read again when these
-        change; None for a file that was read."""
+        """Maps (source, file name) to the size and modification time of an unreadable file, which is read again when
+        these change; to None for a file that was read."""
         self._recorded = self._lines()
 
     @property
@@ -117,8 +117,8 @@ class RolloutBuffer:
         return sorted(out, key=lambda line: line["step"])
 
     def _looked_at(self, step: int) -> Iterator[dict[str, Any]]:
-        """Copies the usable rows of new files, newest file first, while the buffer has room. Yields a line of
-        taken.jsonl per file, oldest first."""
+        """Copies the usable rows of new rollout files, newest file first, while the buffer has room. Yields a line of
+        taken.jsonl per file, oldest file first."""
         candidates = [(source, name, place) for source in self.sources for name, place in self._new(source)]
         room, entries = self.capacity, []
         for source, name, place in reversed(candidates):

@@ -146,8 +146,8 @@ class ReplaySampler:
                           policy_step=max(step - stored.age, 0), score=self.score, served=self.services)
 
     def _matching(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
-        """Finds the training row of a stored group, and its prompt. Text and media of the prompt must be those that the
-        group was sampled with; returns None if they are not."""
+        """Returns the training row of a stored group, and its prompt; None if text or media of the prompt differ from
+        those that the group was sampled with."""
         first = stored.rows[0]
         place = self._places.get(first["sample_id"])
         sample = readable(self.samples, place) if place is not None else None

@@ -29,8 +29,8 @@ def second_attempts(group: Group) -> list[Rollout]:
 
 
 def mark_moved(group: Group) -> Group:
-    """Sets `moved` on retries that became members of the group, and on the completions that these retries replaced.
-    Group.plain uses this to find the group's first completions."""
+    """Sets `moved` on retries that became members of the group, and on the completions that were replaced by such
+    retries. Group.plain uses `moved` to find the group's first completions."""
     return replace(group, rollouts=tuple(replace(r, moved=True) if r.variant == GUIDED else r for r in group.rollouts),
                    aside=tuple(replace(r, moved=True) if r.variant == REPLACED else r for r in group.aside))
 
@@ -80,7 +80,7 @@ def _as_replaced(rollout: Rollout, group: Group) -> Rollout:
 
 
 def _untrained_aside(group: Group, taken: Sequence[Rollout]) -> tuple[Rollout, ...]:
-    """The group's `aside` without the retries in `taken`. The remaining retries are marked as not trained."""
+    """The group's `aside` without the retries in `taken`; all remaining retries are marked as not trained."""
     rest = (r for r in group.aside if not any(r is one for one in taken))
     return tuple(replace(r, trained=False) if r.variant == GUIDED else r for r in rest)
 

@@ -118,7 +118,7 @@ tokens: trained tokens of retries; own: trained tokens of other completions. The
 round i produced a kept retry."""
 
 Asking = tuple[int, Request]
-"""Index of a group, and the engine request that retries it."""
+"""(index of a group, engine request that retries the group)."""
 Score = Callable[[Group, Prompt, Sequence[Completion]], Group]
 """A function (group, prompt of the completions, completions) that scores the completions and returns them as a group.
 """
@@ -202,7 +202,7 @@ class RetryGenerator:
         return replace(group, aside=(*group.aside, *second))
 
     def trained_form(self, group: Group) -> Group:
-        """Returns the group in the form that is trained: its retries are used as algo.guided.use says."""
+        """Returns the group as it is trained, with its retries used as algo.guided.use says."""
         out = mark_moved(self.use(group))
         learned = [r for r in (*out.rollouts, *out.aside) if r.trained]
         self.counts["members"] += sum(r.variant == GUIDED for r in out.rollouts)

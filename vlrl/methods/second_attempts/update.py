@@ -42,8 +42,8 @@ class RetryPass:
     coef: float
     step: int
     part: Minibatch
-    """The micro-batches of the retries. Rows with the same `unit` are a retry and, if the loss compares it, a failed
-    completion of its group."""
+    """The micro-batches of the retries. Rows with the same `unit` are a retry and, if the loss needs one, a failed
+    completion of the same group."""
     loss: float = 0.0
     """This process's share of the loss in the last epoch over the batch."""
     logratio: float = 0.0
@@ -120,7 +120,7 @@ def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
 
     return RetryBatch(
         logprobs=logprobs, reference=reference, mask=flat([t.mask for t in rows], np.float32),
-        second=flat([np.full(len(t.mask), t.group_index == 0) for t in rows], np.bool_),
+        is_retry=flat([np.full(len(t.mask), t.group_index == 0) for t in rows], np.bool_),
         pair=flat([np.full(len(t.mask), units.index(t.unit)) for t in rows], np.int64),
         weights=torch.tensor([next(t.group.sample.weight for t in rows if t.unit == unit) for unit in units],
                              dtype=torch.float32, device=device),
@@ -132,7 +132,7 @@ def _logratio(part: Minibatch, micro: MicroBatch, attempts: RetryBatch) -> float
     whose engine log-probability is unknown (NaN)."""
     flat = np.concatenate([np.zeros(0, np.float32), *(part.rollouts[r].row.logprobs for r in micro.order)])
     sampled = torch.from_numpy(flat).to(attempts.mask.device)
-    own = (attempts.mask > 0) & attempts.second & sampled.isfinite()
+    own = (attempts.mask > 0) & attempts.is_retry & sampled.isfinite()
     return float((attempts.logprobs.detach() - sampled)[own].sum())
 
 
@@ -157,10 +157,11 @@ class RetryBatch:
     """[N] log-probabilities under the reference model and the same prompt, for losses that require "reference"."""
     mask: torch.Tensor
     """[N] 1.0 on sampled tokens, 0.0 on all others."""
-    second: torch.Tensor
+    is_retry: torch.Tensor
     """[N] bool: True on tokens of a retry, False on tokens of the failed completion that it is paired with."""
     pair: torch.Tensor
-    """[N] int64 index of the retry that each token belongs to or is paired with, 0..P-1."""
+    """[N] int64 index, 0..P-1, of the retry that each token belongs to; for tokens of a failed completion, of the retry
+    that it is paired with."""
     weights: torch.Tensor
     """[P] weight of each retry's sample."""
     total_tokens: float
@@ -175,7 +176,7 @@ Loss = Callable[[RetryBatch], torch.Tensor]
 
 def sft(a: RetryBatch) -> torch.Tensor:
     """Cross-entropy of the retries: loss = -sum log p(token | prompt) / tokens. Agent-RLVR (2506.11425)."""
-    return -(a.logprobs * a.mask * a.second * a.weights[a.pair]).sum() / max(a.total_tokens, 1.0)
+    return -(a.logprobs * a.mask * a.is_retry * a.weights[a.pair]).sum() / max(a.total_tokens, 1.0)
 
 
 def expo(a: RetryBatch, beta: Rate = 0.1, decay: Positive = 200) -> torch.Tensor:
@@ -183,7 +184,7 @@ def expo(a: RetryBatch, beta: Rate = 0.1, decay: Positive = 200) -> torch.Tensor
     step `decay` on.
 
     The self-explanation term of ExPO (arXiv 2507.02834). The linear decay is our choice."""
-    own = a.mask * a.second
+    own = a.mask * a.is_retry
     lengths, sums = (torch.zeros_like(a.weights).index_add(0, a.pair, v) for v in (own, a.logprobs * own))
     fading = beta * max(0.0, 1 - a.step / decay)
     return -fading * (sums / lengths.clamp(min=1) * a.weights).sum() / max(a.total_attempts, 1.0)
@@ -196,7 +197,7 @@ def dpo(a: RetryBatch, beta: Rate = 0.1) -> torch.Tensor:
     Direct Preference Optimization (2305.18290) on pairs of a correct retry with guidance and a failed completion
     without it, as Agent-RLVR (2506.11425) trains."""
     assert a.reference is not None
-    gained = (a.logprobs - a.reference) * a.mask * torch.where(a.second, 1.0, -1.0)
+    gained = (a.logprobs - a.reference) * a.mask * torch.where(a.is_retry, 1.0, -1.0)
     margin = torch.zeros_like(a.weights).index_add(0, a.pair, gained)
     return -(torch.nn.functional.logsigmoid(beta * margin) * a.weights).sum() / max(a.total_attempts, 1.0)
 

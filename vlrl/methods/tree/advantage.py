@@ -33,12 +33,12 @@ class Node:
 
 
 Credit = Callable[[Node, float], float]
-"""A function (node, value of the root) -> advantage of the node's tokens."""
+"""A function (node, value of the root) -> advantage of the tokens of the node."""
 
 
 def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]) -> dict[int, list[Node]]:
-    """The nodes on the path of each completion (by its index), without the root and unordered. There is a node for each
-    branch of the token tree."""
+    """The nodes on the path of each completion, by the completion's index; without the root, unordered. There is a node
+    for each branch of the token tree."""
     nodes: dict[int, list[Node]] = {i: [] for i in rollouts}
     open_ = [(0, list(rollouts))]
     while open_:

@@ -35,18 +35,18 @@ Point = Callable[[Completion, np.ndarray, int, np.random.Generator], int]
 branches that it already has, random generator) -> one of the positions."""
 
 
-def surprise(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
-    """Branches at the token with the lowest log-probability; the next branch of the same completion is at the next
-    lowest. TreeRL (arXiv 2506.11902). In an episode, at the start of the turn that contains the token."""
+def surprise(answer: Completion, positions: np.ndarray, branches: int, rng: np.random.Generator) -> int:
+    """Branches at the token with the lowest log-probability, or at the next lowest if the completion already branches
+    there. In an episode, branches at the start of the turn that contains the token. TreeRL (arXiv 2506.11902)."""
     known = np.nan_to_num(answer.logprobs, nan=0.0)
     lowest = {a.start: known[a.start:a.end].min(initial=0.0) for a in answer.actions}
-    order = np.argsort([lowest.get(place, known[place]) for place in places.tolist()], kind="stable")
-    return int(places[order[before % len(order)]])
+    order = np.argsort([lowest.get(place, known[place]) for place in positions.tolist()], kind="stable")
+    return int(positions[order[branches % len(order)]])
 
 
-def uniform(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
+def uniform(answer: Completion, positions: np.ndarray, branches: int, rng: np.random.Generator) -> int:
     """Branches at a random position; all positions have equal probability."""
-    return int(rng.choice(places))
+    return int(rng.choice(positions))
 
 
 _PROBED = 11
@@ -150,7 +150,7 @@ class BranchingGenerator:
 
     def _round(self, request: Request, tree: list[Leaf]) -> Request:
         """The next request for a group: all missing completions or, with a token budget, at most as many as there are
-        roots. Each continues the completion that has the fewest branches."""
+        roots. Each new completion continues the completion that has the fewest branches."""
         settings = branch_of(self.config)
         n, begun = request.n - len(tree), []
         n = n if settings.tokens is None else min(n, settings.roots or n)
@@ -179,8 +179,8 @@ class BranchingGenerator:
 
 
 def at_most(sampling: Sampling, tokens: int) -> Sampling:
-    """The sampling settings with at most `tokens` new tokens. The thinking budget is dropped if it is not lower than
-    that."""
+    """The sampling settings with at most `tokens` new tokens. A thinking budget that is not lower than the new limit is
+    dropped."""
     most, budget = min(tokens, sampling.max_new_tokens), sampling.thinking_budget
     return replace(sampling, max_new_tokens=most, thinking_budget=budget if (budget or most) < most else None)
 
@@ -212,12 +212,12 @@ def check(config: Config, task: Task, generates: bool) -> None:
         raise ConfigError(f"rollout.branch.{name}{value}: {problem}: set rollout.branch.{name}=null")
 
 
-def _cut(completion: Completion, place: int) -> Completion:
-    """The first `place` tokens of a completion, as a prefix to continue; for an episode, with its turns up to that
-    position."""
-    turns = tuple(t for t in completion.turns if t.end <= place) if completion.episode_id else ()
-    return replace(completion, tokens=completion.tokens[:place], logprobs=completion.logprobs[:place],
-                   loss_mask=completion.loss_mask[:place], text="", finish_reason="length", turns=turns, shown=None,
+def _cut(completion: Completion, length: int) -> Completion:
+    """The first `length` tokens of a completion, as a prefix to continue; for an episode, with the turns that end
+    within these tokens."""
+    turns = tuple(t for t in completion.turns if t.end <= length) if completion.episode_id else ()
+    return replace(completion, tokens=completion.tokens[:length], logprobs=completion.logprobs[:length],
+                   loss_mask=completion.loss_mask[:length], text="", finish_reason="length", turns=turns, shown=None,
                    observed_media=(), windows=())
 
 
@@ -268,21 +268,21 @@ class Meaning:
         self.continuations, self.tokens, self.most, self.root = continuations, tokens, candidates, root
         self.alike = resolve("rollout.branch.at.alike", alike, ALIKE)
 
-    def candidates(self, places: np.ndarray) -> list[int]:
-        """The positions, out of `places` [K], from which continuations are generated."""
-        count = min(self.most, len(places))
-        return [int(places[round(i * (len(places) - 1) / max(count - 1, 1))]) for i in range(count)]
+    def candidates(self, positions: np.ndarray) -> list[int]:
+        """The positions, out of `positions` [K], from which continuations are generated."""
+        count = min(self.most, len(positions))
+        return [int(positions[round(i * (len(positions) - 1) / max(count - 1, 1))]) for i in range(count)]
 
     def entropy(self, texts: Sequence[str]) -> float:
         return semantic_entropy(texts, self.alike)
 
-    def __call__(self, entropies: Mapping[int, float], before: int, rng: np.random.Generator) -> int:
+    def __call__(self, entropies: Mapping[int, float], branches: int, rng: np.random.Generator) -> int:
         """Chooses the position at which a completion branches; 0 = start from the prompt. `entropies` holds the
-        semantic entropy by position, and `before` is the number of branches that the completion already has."""
+        semantic entropy by position, and `branches` is the number of branches that the completion already has."""
         if rng.random() < self.root:
             return 0
         order = sorted(entropies, key=lambda place: (-entropies[place], place))
-        return order[before % len(order)]
+        return order[branches % len(order)]
 
 
 POINTS: dict[str, Point | type[Meaning]] = {"surprise": surprise, "uniform": uniform, "meaning": Meaning}

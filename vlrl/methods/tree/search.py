@@ -36,10 +36,10 @@ Judge = Callable[[Request, Sequence[Completion]], Sequence[bool | None]]
 
 @dataclass(frozen=True, eq=False)
 class PromptMemory:
-    """The results of the last visit to a prompt, which the next visit uses."""
+    """What the next visit to a prompt uses of the results of earlier visits."""
 
     right: float
-    """Share of correct completions among those generated at that visit."""
+    """Share of correct completions among those generated at the last visit."""
     cached: tuple[Completion, ...] = ()
     """Correct completions of this and earlier visits; empty if the share of correct completions is not low."""
 
@@ -93,8 +93,8 @@ class _Searching:
         return count < self.request.n and (self.spent < self.budget or not count)
 
     def asks(self) -> Request:
-        """The request for new pieces that continue the current node. Each piece has its own number within the group,
-        and so its own random stream."""
+        """The request for new pieces that continue the current node. Each piece has a different number within the
+        group, and so a different random stream."""
         node = self.tree.current
         assert node is not None
         sampling = at_most(self.request.sampling, len(node.written.tokens) + self.piece)
@@ -130,8 +130,8 @@ class _Searching:
 
 
 class SearchGenerator:
-    """Generates the groups of a step by tree search. Remembers the results of prompts from visit to visit, identically
-    on all processes."""
+    """Generates the groups of a step by tree search. Remembers the results of each prompt for its next visit,
+    identically on all processes."""
 
     def __init__(self, config: Config):
         settings = branch_of(config)

@@ -110,8 +110,8 @@ class Tree:
         self.grown = 0
 
     def grow(self, pieces: Sequence[Completion], most: int) -> list[Node]:
-        """Adds the pieces generated from the current node as its children. Returns the ends among them; a completion
-        ends by itself, or when it has `most` tokens."""
+        """Adds the pieces generated from the current node as its children. Returns the new ends; a completion ends by
+        itself, or when it has `most` tokens."""
         node, new = self.current, dict[bytes, Node]()
         assert node is not None
         ends = [Node(c, node, node.depth + 1, ended=True) for c in pieces if _ends(c, most)]
@@ -159,7 +159,7 @@ class Tree:
                 + s.by_depth * math.sqrt(node.depth / s.depth))
 
     def _next(self, ended: bool) -> Node | None:
-        """The node to expand next. If no completion has ended in this expansion, the new node with the highest `uct`;
+        """The node to expand next: if no completion has ended in this expansion, the new node with the highest `uct`;
         otherwise the open node of the whole tree with the highest `promise`. Among equals the first."""
         open_ = [n for n in self.root.subtree() if n.parent and not n.ended and not n.children]
         if ended:
