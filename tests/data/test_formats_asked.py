@@ -46,7 +46,7 @@ TOLD = {
     "a part of another kind": ([{"role": "user", "content": [{"type": "file", "file": "x"}]}], "is not text, image"),
     "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "at OpenAI"),
     "a box that ms-swift fills in": (turns("<image>Find <ref-object>.", "<bbox>"), "holds <ref-object>, which"),
-    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "only turns can")}
+    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "only a turn can")}
 
 
 @each("talk words", TOLD.values())

@@ -253,7 +253,8 @@ def got10k(record: Record, source: RecordSource) -> list[Row]:
     shares = all(are_shares(box) for box in boxes)
     full = size or ((1, 1) if shares else None)
     if full is None:
-        raise DataError(f"the boxes are in pixels, but no frame in {short(folder)} gives the image size: add them")
+        raise DataError(f"the boxes are in pixels, but no frame in {short(folder)} gives the image size: "
+                        "add the frames")
     boxes = [[min(max(v, 0), full[i % 2]) for i, v in enumerate(
         scaled(box, full, 1, "gt") if shares and size else box)] for box in boxes]
     object = text(record, "object", "label")
