@@ -5,7 +5,7 @@
     gate:format             the other parts count only if `format` is above 0
     gate:accuracy>=0.8      the other parts count only if `accuracy` is at least 0.8 (gated reward accumulation, G-RA)
     tool_star:format,accuracy,tools     -1, 0 or the weighted sum: by format, then by accuracy
-    max:rule,judge          the larger of the two weighted parts, plus the weighted sum of the others
+    max:rule,judge          the larger of the two weighted parts, plus the weighted sum of all other parts
     my_rules.py:reward      your own function (parts, weights) -> float
 
 Products and maxima leave out parts of weight 0, and parts that an answer does not have (because it answers a variant,

@@ -45,7 +45,7 @@ def label_studio(record: Record, source: RecordSource) -> list[Row]:
     """Converts a Label Studio task to one row with the regions of its last valid annotation, in original pixels.
 
     Rectangles, ellipses and polygons become `boxes` (their bounding boxes); key points become `points`. `labels` are
-    those of this task; `ask_for_all` later replaces them with the labels of the whole file. A region without a label
+    the labels in this task; `ask_for_all` later replaces them with the labels of the file. A region without a label
     gets an empty label."""
     data = record.get("data") if isinstance(record.get("data"), Mapping) else record
     assert isinstance(data, Mapping)
@@ -104,7 +104,8 @@ def _original_size(region: Record) -> tuple[float, float] | None:
 
 
 def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[float], str]:
-    """Returns (box or point in pixels, label) of a region; ([], label) for a region of another kind."""
+    """Returns (box or point in pixels, label) of a region; ([], label) for a region that is neither a box nor a point.
+    """
     value = region["value"]
     label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
     if has(value, "rle"):

@@ -170,8 +170,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
 
 
 def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """The paths of the media that content parts name. {} if the parts have no paths, because fields of the record name
-    the media."""
+    """The media paths that `_turn` has collected in `named`; {} if the content parts have no paths, because fields of
+    the record name the media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
         raise DataError("some images or videos of its conversation have a path and some have none: give all a path")

@@ -1,5 +1,4 @@
-"""Converts pairs of responses of which one is better to canonical rows: VL-RewardBench, R1-Reward, and similar formats.
-"""
+"""Converts pairs of a better and a worse response to canonical rows: VL-RewardBench, R1-Reward, and similar formats."""
 
 from __future__ import annotations
 

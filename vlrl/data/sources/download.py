@@ -130,7 +130,7 @@ class RemoteUrl(RemoteMedia):
 
 
 class _Retry(Exception):
-    """A failure that may be temporary, so that the download is tried again."""
+    """Raised for a failure that may be temporary, so that the download is tried again."""
 
 
 def checked_url(url: str, policy: Policy) -> RemoteUrl:
@@ -253,11 +253,10 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
 
 async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, most: int, deadline: float,
                entry: Path) -> Path | str:
-    """Sends a GET request to the first address that answers; returns the file with the body, or the location of a
-    redirect.
+    """Sends a GET request to the first address that answers. Returns the file with the body, at most `most` bytes, or
+    the location of a redirect ("" if the server sends none).
 
-    The location is "" if the server sends none. The deadline applies to the whole request, since httpx's own timeouts
-    apply to single waits."""
+    The deadline applies to the whole request, since httpx's own timeouts apply to single waits."""
     import asyncio
 
     import httpx

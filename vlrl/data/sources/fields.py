@@ -46,7 +46,7 @@ class RecordSource:
     id: str = "row"
     root: Path | None = None
     roots: tuple[Path, ...] = ()
-    """Additional folders (data.media_roots) into which absolute media paths may lead."""
+    """Additional folders (data.media_roots) in which absolute media paths may lie."""
     boxes: str = "auto"
     """Format of boxes and points in the record (data.boxes)."""
 
@@ -142,12 +142,12 @@ def pick(record: Record, *names: str) -> Any:
 
 
 def has(record: Record, *names: str) -> bool:
-    """Whether any of these fields has a value."""
+    """Whether any of the fields `names` has a value."""
     return any(record.get(name) is not None and record.get(name) != "" for name in names)
 
 
 def text(record: Record, *names: str) -> str:
-    """Returns the string in the first of these fields that has one. Raises DataError if none has."""
+    """Returns the string in the first of the fields `names` that has one. Raises DataError if none has."""
     value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
     if value is None:
         given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)
@@ -221,15 +221,16 @@ def record_id(record: Record, source: RecordSource, *names: str) -> str | int:
 
 
 def meta(record: Record, *used: str) -> Row:
-    """Returns `{"meta": ...}` with the record's fields that are neither in `used` nor canonical; {} if there are none.
-    """
+    """Returns `{"meta": ...}` with the record's fields that are neither in `used` nor canonical; {} if there are no
+    such fields."""
     gone = {*used, *IMAGE, *_PAIRS, *(name for names in _SIZES for name in names), "id"}
     left = {k: v for k, v in record.items() if k not in gone and v is not None and _is_plain(v)}
     return {"meta": left} if left else {}
 
 
 def optional(record: Record, **names: str) -> Row:
-    """Returns {canonical field: value} for each of the given fields that has a value in the record."""
+    """Returns {canonical field: value}. `names` maps canonical fields to fields of the record; fields without a value
+    are left out."""
     return {field: record[name] for field, name in names.items() if has(record, name)}
 
 

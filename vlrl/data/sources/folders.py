@@ -23,7 +23,8 @@ from vlrl.store.files import cache_folder
 log = logging.getLogger(__name__)
 
 _SHARDS = (".parquet", ".arrow", ".tar", ".jsonl", ".ndjson")
-"""Suffixes of shards; if a folder has several kinds, only the first of this list is read."""
+"""Suffixes of shards. In a folder with several of these suffixes, only files with the first one in this list are read.
+"""
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _MOST = 5_000_000
 """Maximum number of files in a folder."""
@@ -76,7 +77,7 @@ def shards_of(path: Path) -> list[str]:
 
 
 def _shards(files: list[str]) -> list[str]:
-    """The row files of the first kind in _SHARDS that occurs.
+    """The row files with the first suffix in _SHARDS that occurs.
 
     Files cache-*, in which `datasets` stores results of map and filter, repeat rows and are skipped. In a folder with
     images, JSON lines do not count as shards."""

@@ -40,7 +40,7 @@ def json_line(row: Mapping[str, Any]) -> str:
         raise DataError(f"row {row.get('id')!r} cannot be written as JSON: {error}") from None
     if len(line) > MOST_LINE:
         raise DataError(f"row {row.get('id')!r} has {len(line)} characters, more than the {MOST_LINE} that are "
-                        "allowed")
+                        "allowed: shorten it")
     return line
 
 
@@ -51,7 +51,8 @@ def check_suffix(path: Path) -> None:
 
 
 def parse_line(text: str, most: int = MOST_LINE) -> Any:
-    """Returns the value of a line of JSON; for an invalid line returns (does not raise) a DataError."""
+    """Returns the value of a line of JSON. For an invalid line, or one of more than `most` characters, returns (does
+    not raise) a DataError."""
     if len(text) > most:
         return DataError(f"the line has {len(text)} characters, more than the {most} that one row may have")
     try:

@@ -80,7 +80,9 @@ class LazySamples(SampleSequence):
 
 
 def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> LazySamples | None:
-    """Returns the samples of large files; None if `data.index` or the kind of file requires reading them as a whole.
+    """Returns the samples of large files; None if `data.index` or the type of the files requires reading them as a
+    whole.
+
     Raises ConfigError if data.index=lazy is impossible, and DataError for files that cannot be read or have no row."""
     data = task.data
     check_format(data.format)

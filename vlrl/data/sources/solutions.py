@@ -65,9 +65,8 @@ def _solution(line: Mapping[str, Any]) -> Solution:
 
 
 class SolvedSamples(SampleSequence):
-    """The samples that have a solution, one per line of the file.
-
-    If a sample has several solutions, the ids of the second and later ones end in a number."""
+    """The samples that have a solution, one per line of the file. If a sample has several solutions, the ids of its
+    second and later rows end in a number."""
 
     def __init__(self, samples: Sequence[Sample], solutions: Sequence[Solution], name: str):
         self.samples, self.solutions, self.name = samples, solutions, name

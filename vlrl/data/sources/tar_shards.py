@@ -118,20 +118,20 @@ def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
         try:
             info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
         except (tarfile.HeaderError, ValueError) as error:
-            raise DataError(f"{path}: at byte {at} is not a header of a tar file ({error}); rewrite it, and decompress "
-                            "compressed shards (.tar.gz)") from None
+            raise DataError(f"{path}: the block at byte {at} is not a header of a tar file ({error}): rewrite the "
+                            "file, and decompress compressed shards (.tar.gz)") from None
         name, length = headers.get("path", info.name), int(headers.get("size", info.size))
         where, data = f"{path}: the member {short(name)}", at + _BLOCK
         if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE):
             if not 0 <= info.size <= _MOST_HEADER:
-                raise DataError(f"{where} has a header of {info.size} bytes, more than the {_MOST_HEADER} that are "
-                                "read")
+                raise DataError(f"{where} has a header of {info.size} bytes, more than {_MOST_HEADER}: shorten the "
+                                "name of the member")
             headers |= _long(info.type, os.pread(file, info.size, data), where)
             at = data + -(-info.size // _BLOCK) * _BLOCK
             continue
         if not 0 <= length <= _MOST_MEMBER or data + length > size:
             raise DataError(f"{where} has {length} bytes by its header, but the shard ends {size - data} bytes after "
-                            f"the header, and a member may have {_MOST_MEMBER}: the shard is truncated or damaged")
+                            f"the header (at most {_MOST_MEMBER} are allowed): the shard is truncated or damaged")
         if not info.isdir():
             _refuse(info, name, where)
             yield _Member(name.removeprefix("./"), first, data, length)

@@ -18,7 +18,8 @@ LEAST = 1e-12
 
 
 def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") -> np.ndarray:
-    """[N] float32 values of a numeric field; NaN for a row without it. Raises ConfigError if no row has the field."""
+    """[N] float32 values of the numeric field `by`; NaN for a row without it. Raises ConfigError if no row has the
+    field; the message names the sampler `name`, and `otherwise` extends its advice."""
     values = prompts.numbers(by)
     if prompts.size and np.isnan(values).all():
         raise ConfigError(f"curriculum.by={by!r}: none of the {prompts.size} training rows has a number in that field, "

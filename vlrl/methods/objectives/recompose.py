@@ -42,16 +42,16 @@ def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Frac
 @reads("outcome")
 @requires("local")
 def rest(s: Scores, keep: Fraction = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Boolean mask [R] of the completions that `rorecomp` with the same `keep` leaves out: long correct and short wrong
-    completions."""
+    """Boolean mask [R] of the completions that `rorecomp` with the same options leaves out: long correct and short
+    wrong ones."""
     return ~_priority(s, keep, correct, part) & ~s.rewards.isnan()
 
 
 @reads("outcome")
 @requires("local")
 def right(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Boolean mask [R] of the correct completions. With this filter the loss is that of RAFT++ (arXiv 2504.11343),
-    which trains on correct completions only."""
+    """Boolean mask [R] of the correct completions (`correct`, `part`: as in shaping.py). With this filter the loss is
+    that of RAFT++ (arXiv 2504.11343), which trains on correct completions only."""
     return grouped.correct(s, part, correct)
 
 

@@ -164,9 +164,9 @@ def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
 
 
 def _inside(s: Scores, subgoals: Sequence[tuple[int, int, Any]], gamma: float, after: torch.Tensor) -> torch.Tensor:
-    """[turns of all rollouts] the return of each turn up to the end of its subgoal. In place of the later return,
-    `after` [turns of all rollouts] is added at the turn that begins the next subgoal. NaN if the episode is
-    unscorable. `subgoals`: as from `_subgoals`, for all turns."""
+    """[turns of all rollouts] the return of each turn up to the end of its subgoal, plus the discounted value `after`
+    [turns of all rollouts] of the turn that begins the next subgoal. NaN if the episode is unscorable. `subgoals`:
+    as from `_subgoals`, for all turns."""
     paid, out, i = [turn for own in _paid(s) for turn in own], [], len(subgoals)
     for own in reversed(s.turns):
         later = 0.0

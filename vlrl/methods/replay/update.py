@@ -137,8 +137,8 @@ def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def replay_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor,
                  reference: torch.Tensor | None) -> ReplayBatch:
-    """Makes the ReplayBatch of the rows `order`, from their log-probabilities [N] under the current weights and under
-    the reference. `sampler` has the stored log-probabilities."""
+    """Makes the ReplayBatch of the rows `order` of the minibatch `part`. `logprobs` and `reference` [N] are under the
+    current weights and under the reference; the stored log-probabilities become `sampler`."""
     rows, firsts, device = [part.rollouts[r] for r in order], part.firsts, logprobs.device
 
     def flat(arrays: Sequence[np.ndarray], kind: Any) -> torch.Tensor:

@@ -76,7 +76,8 @@ class RetryPass:
 
 def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Bound,
               step: int) -> RetryPass | None:
-    """Packs the retries of one optimizer step. Returns None if no process has retries. Called on every process."""
+    """Packs the retries in the groups of `part`, the objective's minibatch of one optimizer step. Returns None if no
+    process has retries. Called on every process."""
     config = algorithm.config
     groups = [*{id(t.group): t.group for t in part.rollouts}.values()]
     compared = "failures" in loss.requires
@@ -106,8 +107,8 @@ def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
 
 def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor | None,
                 compared: bool) -> RetryBatch:
-    """Makes the RetryBatch of one micro-batch. Raises TrainingError if a retry and its paired failure were put into
-    different micro-batches because memory ran out."""
+    """Makes the RetryBatch of the micro-batch `micro` of `part`; `compared`: with failed completions. Raises
+    TrainingError if a retry and its paired failure were put into different micro-batches because memory ran out."""
     rows, device = [part.rollouts[r] for r in micro.order], logprobs.device
     units = [*dict.fromkeys(t.unit for t in rows)]
     if compared and any({t.group_index for t in rows if t.unit == unit} != {0, 1} for unit in units):

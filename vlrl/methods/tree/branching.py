@@ -94,8 +94,8 @@ class BranchingGenerator:
         self._unread = 0
 
     def generate(self, engine: Engine, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns the completions of each request: request.n of them, or fewer if rollout.branch.tokens are used up.
-        Called on every process, equally often."""
+        """Returns the completions of each request: request.n, or fewer if rollout.branch.tokens are used up. `done` is
+        as in Engine.generate. Called on every process, equally often."""
         settings = branch_of(self.config)
         assert settings.roots
         trees = [[Leaf(c, 1) for c in answers] for answers in engine.generate(

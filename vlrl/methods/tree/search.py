@@ -143,8 +143,9 @@ class SearchGenerator:
 
     def generate(self, engine: Engine, requests: Sequence[Request], judge: Judge, step: int,
                  done: Done | None = None) -> list[list[Completion]]:
-        """Returns the completions of each request: request.n of them, or fewer if rollout.branch.tokens are used up.
-        `judge` receives completions that have ended. Called on every process, equally often."""
+        """Returns the completions of each request: request.n, or fewer if rollout.branch.tokens are used up. `judge`
+        receives completions that have ended; `done` is as in Engine.generate. Called on every process, equally
+        often."""
         keys = [_key(r.prompt) for r in requests]
         groups = [self._begin(r, key) for r, key in zip(requests, keys, strict=True)]
         while any(comm.gather(any(group.wants for group in groups))):
@@ -213,8 +214,8 @@ class SearchGenerator:
 
 def _cached_answer(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any,
                    kept_at: int) -> Completion:
-    """A completion to use at later visits. Its log-probabilities are unknown (NaN), because the weights will have
-    changed when it is trained on."""
+    """A completion to use at later visits; `kept_at` is the training step of the weights that sampled it. Its
+    log-probabilities are unknown (NaN), because the weights will have changed when it is trained on."""
     return Completion(tokens=tokens, logprobs=np.full(len(tokens), np.nan, np.float32), loss_mask=loss_mask, text=text,
                       finish_reason=finish_reason, policy_step=kept_at)
 

@@ -123,7 +123,8 @@ class Tree:
         return ends
 
     def judge(self, ends: Sequence[Node], right: Sequence[bool | None]) -> None:
-        """Records whether each new end is correct, backs up one of the ends, and chooses the next node to expand."""
+        """Records for each new end whether it is correct (`right`), backs up one end, and chooses the next node to
+        expand."""
         for node, correct in zip(ends, right, strict=True):
             node.right = correct
         if ends:
