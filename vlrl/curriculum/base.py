@@ -59,9 +59,8 @@ class Categories:
 
 
 class Prompts:
-    """The training split as samplers see it: its size, the fields of its rows, and the results so far.
-
-    `read(name)` returns the values of a field for all rows, None where a row lacks the field."""
+    """The training split as samplers see it: its size, the fields of its rows, and the results so far. `read(name)`
+    returns the values of a field for all rows, None where a row lacks the field."""
 
     def __init__(self, size: int, seed: int, read: Callable[[str], Sequence[Any]] | None = None,
                  rollout: RolloutSettings | None = None, knobs: Mapping[str, tuple[float, float]] | None = None,
@@ -83,9 +82,8 @@ class Prompts:
     @classmethod
     def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
            knobs: Mapping[str, tuple[float, float]] | None = None, stage_fields: Collection[str] = ()) -> Prompts:
-        """Creates the Prompts of a training split. Rows are read when a sampler first asks for a field.
-
-        columns: a file (data.difficulty) whose columns take precedence over the rows' own fields."""
+        """Creates the Prompts of a training split. Rows are read when a sampler first asks for a field. `columns` is a
+        file (data.difficulty) whose columns take precedence over the rows' own fields."""
         beside = Columns(columns) if columns else None
 
         def read(name: str) -> Sequence[Any]:
@@ -99,9 +97,8 @@ class Prompts:
         return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
     def subset(self, name: str, indices: np.ndarray, share: float) -> Prompts:
-        """The subset of prompts with these `indices` [n], renumbered from 0, with separate random streams.
-
-        share: the share of each step's draws that goes to these prompts."""
+        """The subset of prompts with these `indices` [n], renumbered from 0, with separate random streams. These
+        prompts get the `share` of each step's draws."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         part = copy.copy(self)
         part.size, part.seed, part._fields, part.history = len(indices), seed, {}, self.history.subset(indices)
@@ -125,9 +122,8 @@ class Prompts:
         return np.array([v if is_number(v) and abs(v) <= _LARGEST else math.nan for v in values], dtype=np.float32)
 
     def categories(self, name: str, bins: int = 5) -> Categories:
-        """The prompts grouped by the values of a field; rows without the field form the category "none".
-
-        Numbers with more than `bins` distinct values are grouped into `bins` ranges of equal width."""
+        """The prompts grouped by the values of a field; rows without the field form the category "none". Numbers with
+        more than `bins` distinct values are grouped into `bins` ranges of equal width."""
         values = self.field(name)
         numbers = self.numbers(name)
         known = numbers[~np.isnan(numbers)]

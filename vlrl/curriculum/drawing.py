@@ -61,9 +61,7 @@ def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, rng:
 
 def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """For each target [n], the first index at which the running sum of the weights [N] exceeds the target, up to
-    rounding; [n].
-
-    below: [B] the running sum at the end of each block."""
+    rounding; [n]. `below` [B] is the running sum at the end of each block."""
     block = np.minimum(np.searchsorted(below, targets, side="right"), len(below) - 1)
     inside = np.minimum(block[:, None] * _BLOCK + np.arange(_BLOCK), len(weights) - 1)
     sums = np.cumsum(weights[inside], axis=1, dtype=np.float64)

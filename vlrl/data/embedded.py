@@ -107,9 +107,8 @@ class EmbeddedMedia:
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """Context manager: the path of a temporary file with the bytes, for video decoders, which read only files.
-
-        A DataError raised inside the block names the row instead of the temporary file."""
+        """Context manager: the path of a temporary file with the bytes, for video decoders, which read only files. A
+        DataError raised inside the block names the row instead of the temporary file."""
         with tempfile.NamedTemporaryFile(prefix="vlrl-") as file:
             file.write(self.data)
             file.flush()
@@ -154,9 +153,8 @@ def media_item(value: Any, row: str = "") -> Any:
 
 
 def video_items(value: Any, row: str = "") -> list[Any]:
-    """Converts a row's video field to a list of videos, each a media item or a list of frames (see `media_item`).
-
-    A list that holds only still images is one video given as frames."""
+    """Converts a row's video field to a list of videos, each a media item or a list of frames (see `media_item`). A
+    list that holds only still images is one video given as frames."""
     several = value if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, (list, tuple)) and several and all(map(_is_still, several)):
         return [[media_item(frame, row) for frame in several]]

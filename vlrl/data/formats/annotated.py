@@ -248,9 +248,7 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
 
 def _paired(record: Record) -> tuple[list[Any], Any] | None:
     """Returns (boxes, labels) of a record with one list of boxes and one list of labels; the lists may differ in
-    length. None for other records.
-
-    Canonical rows are excluded: their boxes are objects."""
+    length. None for other records. Canonical rows are excluded: their boxes are objects."""
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
     plain = isinstance(boxes, list) and not any(isinstance(box, Mapping) for box in boxes)
     return (boxes, labels) if plain and labels is not None else None
@@ -280,7 +278,6 @@ def _entries(value: Any) -> list[Any] | None:
 
 def ask_for_all(rows: Placed) -> Placed:
     """Sets the `labels` of each detection row to all labels of the file, so that prompts also ask for absent objects.
-
     If some boxes of the file have a label, rows with unlabelled boxes become errors."""
     rows = _all_or_none(rows, "")
     labels = list(dict.fromkeys(b["label"] for _, _, row in rows if not isinstance(row, DataError) and "labels" in row
@@ -301,9 +298,8 @@ def _all_or_none(rows: Placed, unnamed: str) -> Placed:
 
 
 def one_row_per_image(rows: Placed) -> Placed:
-    """Joins the boxes of one image and expression, which a table has on separate lines, into one row.
-
-    If some boxes of the file have a label, rows with unlabelled boxes become errors."""
+    """Joins the boxes of one image and expression, which a table has on separate lines, into one row. If some boxes of
+    the file have a label, rows with unlabelled boxes become errors."""
     rows = _all_or_none(rows, _UNNAMED)
     first: dict[Any, tuple[int, str, dict[str, Any] | DataError]] = {}
     for n, where, row in rows:
@@ -326,17 +322,15 @@ _ASKED = ("question", "answer", "instruction", "problem", "solution", "expressio
 
 
 def is_labelled(record: Record) -> bool:
-    """Whether a record has an image and a class in a field with a common name, but no question.
-
-    A record with `id`, `image` and `label` is excluded: it is a canonical row."""
+    """Whether a record has an image and a class in a field with a common name, but no question. A record with `id`,
+    `image` and `label` is excluded: it is a canonical row."""
     own = {"id", "image", "label"} <= record.keys()
     return not own and has(record, *IMAGE) and has(record, *LABEL, *LABELS) and not has(record, *_ASKED, *VIDEO)
 
 
 def labelled(record: Record, source: RecordSource) -> list[Row]:
-    """Converts an image with one class to a row with `label`, or an image with several classes to a row with `multi`.
-
-    A class number is stored as `class_id`. `choose_from_all` later sets `labels` to the classes of the file."""
+    """Converts an image with one class to a row with `label`, or an image with several classes to a row with `multi`. A
+    class number is stored as `class_id`. `choose_from_all` later sets `labels` to the classes of the file."""
     given = pick(record, *LABEL)
     given = pick(record, *LABELS) if given is None else given
     several = given if isinstance(given, list) else [given]

@@ -36,9 +36,8 @@ _NO_TEXT = ("", "no input text", "none", "null")
 
 
 def screenspot_pro(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels.
-
-    All rows of one `application` stay in the same split."""
+    """Converts a record of ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels. All rows of one
+    `application` stay in the same split."""
     return _element(record, source, corners=True)
 
 
@@ -107,10 +106,8 @@ def is_unlabelled(record: Record) -> bool:
 
 
 def unlabelled(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO).
-
-    Other fields stay unchanged. Raises DataError if a field seems to hold the answer, because the answer would be lost.
-    """
+    """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO). Other fields stay
+    unchanged. Raises DataError if a field seems to hold the answer, because the answer would be lost."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
         raise DataError(f"it has an instruction, but no box or action in a field with a known name; {field}="
                         f"{short(record[field])} seems to be the answer: map it with --columns (data.columns) "
@@ -173,7 +170,6 @@ def android_step(record: Record, source: RecordSource) -> list[Row]:
 
 def _action(gt: Record) -> dict[str, Any]:
     """Returns the row's action {"type", "point", "text", "direction"}; "text" is the text to type or the app to open.
-
     Keys for which `gt` has no value are left out."""
     action: dict[str, Any] = {"type": text(gt, "action_type", "type").lower()}
     if has(gt, "x", "y"):
@@ -190,9 +186,7 @@ def _action(gt: Record) -> dict[str, Any]:
 
 def android_episode(record: Record, source: RecordSource) -> list[Row]:
     """Converts an episode of AndroidControl to one row per action; the instructions of earlier steps become the row's
-    `history`.
-
-    The instruction of a row comes from `step_instructions`; the episode's `goal` is stored in `meta`."""
+    `history`. The instruction of a row comes from `step_instructions`; the episode's `goal` is stored in `meta`."""
     episode = record.get("episode_id", source.id)
     said = pick(record, "step_instructions") or []
     shots = pick(record, "screenshots", "images") or []
@@ -255,9 +249,8 @@ def aitw(record: Record, source: RecordSource) -> list[Row]:
 
 
 def steps_before(rows: Placed) -> Placed:
-    """Adds `history` to each row: the texts (`coat_action_desc`) of the earlier steps of the row's episode.
-
-    Rows of files without this field stay unchanged."""
+    """Adds `history` to each row: the texts (`coat_action_desc`) of the earlier steps of the row's episode. Rows of
+    files without this field stay unchanged."""
     episodes: dict[str, list[tuple[float, str]]] = {}
     for _, _, row in rows:
         done = None if isinstance(row, DataError) else row.get("meta", {}).get("coat_action_desc")

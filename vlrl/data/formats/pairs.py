@@ -100,9 +100,8 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
 
 
 def one_or_two(rows: Placed) -> Placed:
-    """Rejects all rows of a file if the answer of one row is 0, because 1 then need not mean the first response.
-
-    Such a file counts responses from 0, or its answer says whether the first response is better."""
+    """Rejects all rows of a file if the answer of one row is 0, because 1 then need not mean the first response. Such a
+    file counts responses from 0, or its answer says whether the first response is better."""
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
         return rows
     return [(n, where, row if isinstance(row, DataError) else _FromZero(
@@ -142,7 +141,6 @@ def _better(verdict: Any, pair: list[str]) -> int:
 
 def r1_reward(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of R1-Reward (2505.02835): its `message` asks which of [Response 1] and [Response 2] is better.
-
     `message` is a conversation as a JSON string; `answer` is, for example, ["<answer>2</answer>"]."""
     parts = [part for turn in pick(record, "message") if isinstance(turn, Mapping)
              for part in (turn["content"] if isinstance(turn.get("content"), list) else [{"text": turn.get("content")}])

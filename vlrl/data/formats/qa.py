@@ -142,9 +142,8 @@ def missing_answer(record: Record) -> DataError | None:
 
 
 def refuse_two_readings(record: Record) -> None:
-    """Raises DataError if two fields with different values could be the question, answer, options or images.
-
-    The error tells the user to select one with --columns."""
+    """Raises DataError if two fields with different values could be the question, answer, options or images. The error
+    tells the user to select one with --columns."""
     asks = {n: without_marks(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
     says = {n: str(record[n]).strip() for n in _PLAIN_ANSWERS if isinstance(record.get(n), (str, int, float))
             and not isinstance(record[n], bool) and 0 < len(str(record[n]).strip()) <= _SHORT}

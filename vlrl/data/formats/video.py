@@ -130,9 +130,8 @@ def is_time_r1(record: Record) -> bool:
 
 
 def time_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of Time-R1 (2503.13377): `timestamp` is [start, end] in seconds from the start of the clip.
-
-    Its `difficulty` is the base model's tIoU in percent; the row's `difficulty` is 1 - tIoU."""
+    """Converts a record of Time-R1 (2503.13377): `timestamp` is [start, end] in seconds from the start of the clip. Its
+    `difficulty` is the base model's tIoU in percent; the row's `difficulty` is 1 - tIoU."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
                     pick(record, *_MOMENTS))
@@ -156,9 +155,8 @@ def is_tvgbench(record: Record) -> bool:
 
 
 def tvgbench(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of TVGBench: `answer` is "start-end" in seconds from the start of the clip.
-
-    The clip is the part of the file from `start` to `end`."""
+    """Converts a record of TVGBench: `answer` is "start-end" in seconds from the start of the clip. The clip is the
+    part of the file from `start` to `end`."""
     row = _grounded(record, source, _video(record, source, "path", *VIDEO), text(record, "question"),
                     record.get("answer"))
     about = {"source": record.get("dataset_name"), "category": pick(record, "qsemtype")}

@@ -89,9 +89,8 @@ def natural_bench(record: Record, source: RecordSource) -> list[Row]:
 
 
 def visual7w(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of Visual7W telling (1511.03416) to one row per question.
-
-    `multiple_choices` are the wrong answers; the order of all four options is random but fixed by the question's id."""
+    """Converts a record of Visual7W telling (1511.03416) to one row per question. `multiple_choices` are the wrong
+    answers; the order of all four options is random but fixed by the question's id."""
     questions = []
     for pair in _listed(record, "qa_pairs"):
         right, wrong = text(pair, "answer"), [str(v).strip() for v in _listed(pair, "multiple_choices")]
@@ -120,9 +119,8 @@ def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
 
 
 def figure_qa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of FigureQA (1710.07300), whose answers 1 and 0 mean yes and no, or of PlotQA (1909.00997).
-
-    The image is <image_index>.png."""
+    """Converts a record of FigureQA (1710.07300), whose answers 1 and 0 mean yes and no, or of PlotQA (1909.00997). The
+    image is <image_index>.png."""
     binary = has(record, "color1_name")
     answer = _yes_or_no(record, "answer") if binary else record["answer"]
     id = f"{record['image_index']}-{record_id(record, source, 'question_id')}"
@@ -132,7 +130,6 @@ def figure_qa(record: Record, source: RecordSource) -> list[Row]:
 
 def visual_genome(record: Record, source: RecordSource) -> list[Row]:
     """Converts the regions of a Visual Genome image (1602.07332) to one row each, with the phrase as the expression.
-
     The image is <image_id>.jpg."""
     rows = []
     for region in _listed(record, "regions"):
@@ -150,9 +147,7 @@ def visual_genome(record: Record, source: RecordSource) -> list[Row]:
 
 def elements(record: Record, source: RecordSource) -> list[Row]:
     """Converts a screen with several elements to one row per element (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI
-    2411.17465).
-
-    Each `bbox` is [left, top, right, bottom] as fractions of the image."""
+    2411.17465). Each `bbox` is [left, top, right, bottom] as fractions of the image."""
     entries = pick(record, "elements", "element")
     image = pick(record, "img_filename", "img_url", *IMAGE)
     size = {"image_size": record["img_size"]} if has(record, "img_size") else {}
@@ -170,9 +165,7 @@ def elements(record: Record, source: RecordSource) -> list[Row]:
 
 def ego4d_nlq(record: Record, source: RecordSource) -> list[Row]:
     """Converts a video of Ego4D NLQ (2110.07058) to one row per query, with the span in its clip; the file is
-    <clip_uid>.mp4.
-
-    Queries without words, which the release contains, are left out."""
+    <clip_uid>.mp4. Queries without words, which the release contains, are left out."""
     rows: list[Row] = []
     for clip in _listed(record, "clips"):
         asks = [(note, n, query) for note in _listed(clip, "annotations")
