@@ -194,7 +194,7 @@ def overlap(a, b, by):
     return a[0] < b[2] - by and b[0] < a[2] - by and a[1] < b[3] - by and b[1] < a[3] - by
 
 
-def test_labels_cover_neither_each_other_nor_boxes_and_are_left_out_where_none_has_room():
+def test_labels_cover_neither_each_other_nor_what_they_name():
     fields = plates(drawn(*(rollout(i, [mark("box", [80 + i, 40, 120 + i, 60])]) for i in range(6))))
     assert len(fields) == 6
     assert not any(overlap(a, b, 1e-2) for i, a in enumerate(fields) for b in [*fields[:i], (80, 40, 125, 60)])
@@ -202,14 +202,6 @@ def test_labels_cover_neither_each_other_nor_boxes_and_are_left_out_where_none_h
     found = plates(made)
     assert 0 < len(found) < 50 == len(made.all("g"))
     assert not any(overlap(a, b, 1e-3) for i, a in enumerate(found) for b in found[:i])
-
-
-def plates(made):
-    return [(float(r["x"]), float(r["y"]), float(r["x"]) + float(r["width"]), float(r["y"]) + float(r["height"]))
-            for r in made.all("rect") if r["class"] == "v-plate"]
-
-
-def test_a_label_covers_no_point_beside_its_own_no_path_and_no_small_box():
     for width, height in ((200, 100), (1000, 700)):
         for places in ([(100, 50), (100, 46), (104, 53), (94, 50)], [(i * 12, 5) for i in range(8)],
                        [(198, 98), (190, 98), (198, 90)]):
@@ -224,6 +216,11 @@ def test_a_label_covers_no_point_beside_its_own_no_path_and_no_small_box():
     assert len(found) == 4
     for x1, y1, x2, y2 in found:
         assert not any(x1 < x < x2 and y1 < y < y2 for x, y in [*path, (103, 45), (100, 52)])
+
+
+def plates(made):
+    return [(float(r["x"]), float(r["y"]), float(r["x"]) + float(r["width"]), float(r["y"]) + float(r["height"]))
+            for r in made.all("rect") if r["class"] == "v-plate"]
 
 
 def test_spans_and_tracks():

@@ -71,12 +71,15 @@ def test_frames_of_a_video_by_their_times(media, runs, suffix):
         media.frames("sweep/clips", path.name, ["x"])
 
 
-def test_frames_go_one_by_one_with_as_many_times(media, runs, run):
+def test_frames_go_one_by_one_and_only_runs_have_media(media, runs, run):
     path = next((runs / "sweep/clips/media").glob("*.webp"))
     by_number = media.frames("sweep/clips", path.name, [10.0 * i for i in range(8)], 64)
     assert by_number == media.frames("sweep/clips", path.name, [i / 2 for i in range(8)], 64)
     media, _ = run
     assert len(media.frames("a", "red.png", [0.0, 7.0], 32)) == 2
+    for run_id in ("..", "boxes/../boxes", "", "/etc", "none", None):
+        with pytest.raises(AppError, match="no run"):
+            media.resolve(run_id, "x.png")
 
 
 @settings(max_examples=40)
@@ -87,12 +90,6 @@ def test_frames_go_one_by_one_with_as_many_times(media, runs, run):
 def test_no_name_leads_out_of_the_media_folder(media, name):
     with pytest.raises(AppError):
         media.resolve("boxes", name)
-
-
-def test_only_runs_have_media(media):
-    for run_id in ("..", "boxes/../boxes", "", "/etc", "none", None):
-        with pytest.raises(AppError, match="no run"):
-            media.resolve(run_id, "x.png")
 
 
 def test_files_that_are_no_media_and_bombs_are_errors_of_one_line(run):

@@ -120,7 +120,7 @@ def ticks(site, where):
     return {run: parse_qs(unescape(to))["runs"] for to, run in found}
 
 
-def test_a_ticked_run_joins_those_that_were_chosen_alone_and_one_that_is_gone_is_named(site):
+def test_ticked_runs_and_wrong_filters(site):
     usual = site.library.runs()[0].id  # the newest is in view where none was chosen
     (other,) = {"a", "b"} - {usual}
     assert ticks(site, {}) == {other: [other], usual: ["-"]}
@@ -129,6 +129,10 @@ def test_a_ticked_run_joins_those_that_were_chosen_alone_and_one_that_is_gone_is
     for where in ({"run": "gone"}, {"runs": "gone,a"}, {"runs": "gone"}):
         assert "there is no run 'gone'" in words(runs.shown(site, Reader(site.library), where)[3])
     assert "there is no run" not in words(runs.shown(site, Reader(site.library), {"runs": "-"})[3])
+    key = site.index.groups(Query(runs=("a",))).rows[0].key
+    for wrong in ({"rmin": "abc"}, {"text": "("}, {"text": "x" * 2000}):
+        where = {k: str(v) for k, v in controls.target(key).items()} | wrong
+        assert 'role="alert"' in rollouts.form_and_list(site, where)[1] and "v-card" in rollouts.group(site, where)
 
 
 def test_what_is_usual_has_a_name_and_a_page_reads_files_for_one_budget(site, monkeypatch):
@@ -144,13 +148,6 @@ def test_what_is_usual_has_a_name_and_a_page_reads_files_for_one_budget(site, mo
     assert given.count(None) == 1
 
 
-def test_a_filter_that_cannot_be_leaves_the_open_group_in_view(site):
-    key = site.index.groups(Query(runs=("a",))).rows[0].key
-    for wrong in ({"rmin": "abc"}, {"text": "("}, {"text": "x" * 2000}):
-        where = {k: str(v) for k, v in controls.target(key).items()} | wrong
-        assert 'role="alert"' in rollouts.form_and_list(site, where)[1] and "v-card" in rollouts.group(site, where)
-
-
 def test_boxes_of_a_run_that_stored_no_marks_are_drawn_by_its_task(tmp_path):
     run = RunFolder(tmp_path / "older")
     made = made_runs.made_group("boxes", 1, 0)
@@ -164,7 +161,7 @@ def test_boxes_of_a_run_that_stored_no_marks_are_drawn_by_its_task(tmp_path):
     assert shown.count("IoU 0.") > len(made.rollouts) / 2
 
 
-def test_steps_and_parts_are_compared_over_common_samples(site):
+def test_compare_over_common_samples(site):
     found = compare_spans(site.index, Span("b", "train"), Span("a", "train"))
     assert [(p.sample_id, p.a, p.b) for p in found.pairs] == [("s1", 0.25, 0.75), ("s2", 0.5, 0.5)]
     assert (found.n, found.wins, found.losses, found.ties, found.only_a, found.only_b) == (2, 1, 0, 1, 0, 1)
@@ -175,9 +172,6 @@ def test_steps_and_parts_are_compared_over_common_samples(site):
     found = {gain.part: gain for gain in part_gains(site.index, Span("b", "train"), Span("a", "train"))}
     assert (found["iou"].n, found["iou"].mean_a, found["iou"].mean_b) == (2, 0.375, 0.625)
     assert found["iou"].gain.mean == 0.25 and found["format"].gain == (0.0, 0.0, 0.0)
-
-
-def test_compare_takes_first_against_last_of_a_run_and_last_against_last_of_two(site):
     above, plots, below = compare.show(site, {"a": "a"})
     assert "A: a, heldout after step 0 . B: a, heldout after step 2" in words(above)
     assert "B wins 1 B loses 0 ties 1" in words(above) and json.loads(plots)[0]["data"][0]["x"] == [0.0, 1.0]

@@ -95,7 +95,7 @@ def test_no_tag_of_a_text_survives(text):
     assert Markup(link({"page": text, "run": text}, "x")).attributes[0]["href"].startswith("?")
 
 
-def test_elements_and_what_cannot_be_seen():
+def test_elements_numbers_and_what_cannot_be_seen():
     assert el("a", "x & y", class_="v-b", data_at=0.5, hidden=True, title=None, draggable=False) == (
         '<a class="v-b" data-at="0.5" hidden>x &amp; y</a>')
     assert el("img", src='"') == '<img src="&quot;"/>' and el("p", Html("<i>a</i>"), None, "") == "<p><i>a</i></p>"
@@ -105,9 +105,6 @@ def test_elements_and_what_cannot_be_seen():
     assert visible("a\x00b\rc\x7f\u202ed\u200be\ud800") == "a␀b␍c␡⟨U+202E⟩d⟨U+200B⟩e⟨U+D800⟩"
     kept = "tab\tline\n\U0001f468\u200d\U0001f469 \u0645\u200c\u062c"  # joiners belong to emoji and scripts
     assert visible(kept) == kept
-
-
-def test_numbers():
     for value, shown in ((0.12345, "0.123"), (-0.5, "−0.5"), (1234.5, "1,234"), (-0.0, "0"), (None, "–"),
                          (float("nan"), "–"), (True, "–"), (float("-inf"), "−∞"), (10 ** 400, "∞"), ("1", "–"),
                          (1e-5, "1e−05"), (12, "12")):

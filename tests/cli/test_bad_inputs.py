@@ -135,7 +135,10 @@ def test_message_and_exit_code(place, capsys, words, code, says):
     assert sorted(p for p in place.rglob("*") if "__pycache__" not in p.parts) == before
 
 
-def test_what_a_task_prints_stays_out_of_json(place, capsys):
+def test_a_scorer_that_exits_is_an_error_of_the_answer(place, capsys):
+    (place / "quits.py").write_text(TASK.replace("return {\"correct\": float", "raise SystemExit(3) or {\"c\": float"))
+    assert main(["score", "yes.yaml", "rows.jsonl", "task=quits.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["rewards"][0]["error"].startswith("SystemExit: 3")
     (place / "noisy.py").write_text(TASK.replace("def score(self, sample, answer): ", "def score(self, sample, answer):"
                                                  "\n        print('NOISE')\n        ") + "\nprint('NOISE')\n")
     (place / "noisy.yaml").write_text("extends: tiny.yaml\ntask: noisy.py")
@@ -144,12 +147,6 @@ def test_what_a_task_prints_stays_out_of_json(place, capsys):
         main(words.split())
         out, err = capsys.readouterr()
         assert all(isinstance(json.loads(line), dict) for line in out.splitlines()) and out and "NOISE" in err, words
-
-
-def test_a_scorer_that_exits_is_an_error_of_the_answer(place, capsys):
-    (place / "quits.py").write_text(TASK.replace("return {\"correct\": float", "raise SystemExit(3) or {\"c\": float"))
-    assert main(["score", "yes.yaml", "rows.jsonl", "task=quits.py"]) == 0
-    assert json.loads(capsys.readouterr().out)["rewards"][0]["error"].startswith("SystemExit: 3")
 
 
 @pytest.mark.slow

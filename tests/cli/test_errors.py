@@ -78,9 +78,16 @@ def test_data_files(config, tmp_path, capsys):
     fails(capsys, "has no usable row", *words, f"data.train={tmp_path}/rows.jsonl")
 
 
-def test_a_prompt_that_is_too_long_is_rejected_with_id_and_length(config, tmp_path, capsys):
+def test_long_prompts_are_rejected_and_help_teaches(config, tmp_path, capsys):
     fails(capsys, r"drawn prompts were rejected.*sample 'train-\d+': prompt of \d+ tokens is longer than "
           r"limits.prompt_tokens=5", config, f"run.dir={tmp_path}/run", "limits.prompt_tokens=5", "eval.samples=0")
+    assert train_script(["--help"]) == 0 and "resume=never" in capsys.readouterr().out
+    assert train_script(["--settings"]) == 0
+    listed = capsys.readouterr().out
+    assert "rollout.group_size = 8" in listed and "train.lr" in listed
+    assert train_script(["--help"]) == 0 and logging.lastResort
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "row '%s' left out", ("\x1b[31mred\u202e\né",), None)
+    assert logging.lastResort.format(record) == "row '?[31mred?\né' left out"
 
 
 @pytest.mark.slow
@@ -160,16 +167,6 @@ def test_resume_with_other_settings(config, tmp_path, capsys, tiny_models):
     assert train_script([*words, "train.lr=0.002", "resume=never"]) == 0
     aside = RunFolder(tmp_path / "run.before-1")  # the old run is moved, not deleted
     assert checkpoint.latest(aside.checkpoints).step == 2 and len(aside.metrics()) == 2
-
-
-def test_help_teaches_and_warnings_cannot_steer_the_terminal(capsys):
-    assert train_script(["--help"]) == 0 and "resume=never" in capsys.readouterr().out
-    assert train_script(["--settings"]) == 0
-    listed = capsys.readouterr().out
-    assert "rollout.group_size = 8" in listed and "train.lr" in listed
-    assert train_script(["--help"]) == 0 and logging.lastResort
-    record = logging.LogRecord("x", logging.WARNING, "", 0, "row '%s' left out", ("\x1b[31mred\u202e\né",), None)
-    assert logging.lastResort.format(record) == "row '?[31mred?\né' left out"
 
 
 @pytest.mark.slow

@@ -100,6 +100,9 @@ def test_actions_from_a_pipe_perfect_ones_and_tools_as_text(lamp, capsys, monkey
     assert found["turns"][1]["info"]["calls"][0]["error"] and "no tool 'enhance'" in found["turns"][1]["observation"]
     _, out, _ = call(capsys, monkeypatch, words, CALL)
     assert "zoom(box): Returns a part of the picture." in out
+    found = played(capsys, monkeypatch, lamp, "up\n\nbreak it")
+    assert found["ended"] == "error" and found["reward"] is None and "broken" in found["turns"][1]["error"]
+    assert "turns" not in played(capsys, monkeypatch, [*lamp, "--index", "3"], "up\n\nup")
 
 
 @pytest.mark.slow
@@ -116,9 +119,3 @@ def test_limits_end_an_episode_of_a_session(lamp, capsys, monkeypatch):
     for text in (":quit\n", "", "half an action\n"):
         code, out = typed(monkeypatch, capsys, lamp, text)
         assert code == 0 and "lamp to 3" not in out and ("Level 0" in out) == text.startswith("half")
-
-
-def test_an_environment_that_fails_is_not_paid_and_a_sample_without_one_has_one_answer(lamp, capsys, monkeypatch):
-    found = played(capsys, monkeypatch, lamp, "up\n\nbreak it")
-    assert found["ended"] == "error" and found["reward"] is None and "broken" in found["turns"][1]["error"]
-    assert "turns" not in played(capsys, monkeypatch, [*lamp, "--index", "3"], "up\n\nup")

@@ -80,7 +80,7 @@ def test_the_tables_and_examples_are_what_the_command_says(tables):
     assert found["fits"] and found["engine"]
 
 
-def test_a_table_is_written_in_its_place_and_every_one_stands_on_a_page(tables, monkeypatch):
+def test_tables_are_written_in_their_places_and_no_other_place_has_figures(tables, monkeypatch):
     text = "".join(path.read_text(encoding="utf-8") for path in tables.PAGES)
     assert sorted(re.findall(r"<!-- plan: ([\w-]+) -->", text)) == sorted(tables.TABLES)
     monkeypatch.setattr(tables, "TABLES", {"one": lambda: iter([("", "GiB"), ("3B", "4.0")])})
@@ -88,9 +88,6 @@ def test_a_table_is_written_in_its_place_and_every_one_stands_on_a_page(tables, 
     written = tables.page(empty)
     assert written.count("|  | GiB |\n| --- | --- |\n| 3B | 4.0 |\n") == 2 and "old" not in written
     assert tables.page(written) == written
-
-
-def test_no_other_place_has_figures_of_memory(tables):
     places = [ROOT / "README.md", *DOCS.glob("*.md"), *(vlrl.HOME / "configs").rglob("*.yaml")]
     for path in places:
         text = tables.BLOCK.sub("", path.read_text(encoding="utf-8"))

@@ -70,10 +70,14 @@ def _package(module):
     return module if module.split(".")[0] != "vlrl" else ".".join(module.split(".")[:2])
 
 
-def test_no_modules_and_no_packages_import_each_other(graph):
+def test_no_modules_packages_or_scripts_import_each_other(graph):
     edges = [(a, b) for a in graph.modules for b in graph.find_modules_directly_imported_by(a)]
     assert len(edges) > 1000 and _groups(edges) == []
     assert _groups([(a, b) for a, b in {(_package(a), _package(b)) for a, b in edges} if a != b]) == []
+    for folder in {path.parent for path in (ROOT / "benchmarks").rglob("*.py")}:
+        edges = {(path.stem, name) for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+                 for name in _imported(node)}
+        assert not edges or _groups(sorted(edges)) == [], folder
 
 
 def test_the_trunk_imports_no_branch_and_contracts_name_them(graph):
@@ -184,10 +188,3 @@ def test_of_a_checkout_tasks_and_app_are_part_of_the_package():
             "from vlrl.store import RunFolder, SCHEMA; from vlrl.task import Task, load as task; "
             "from vlrl.types import Media, Sample; import sys; sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_no_two_scripts_of_a_benchmark_import_each_other():
-    for folder in {path.parent for path in (ROOT / "benchmarks").rglob("*.py")}:
-        edges = {(path.stem, name) for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text()))
-                 for name in _imported(node)}
-        assert not edges or _groups(sorted(edges)) == [], folder

@@ -71,9 +71,6 @@ def test_no_code_runs_what_it_reads():
     found = set().union(*map(findings, CODE))
     assert found - ALLOWED == set()
     assert ALLOWED - found == set(), "an exception that is not needed"
-
-
-def test_the_search_finds():
     for line in ("import pickle", "from pickle import loads", "import joblib.numpy_pickle", "eval('1')", "exec(text)",
                  "os.system(x)", "torch.load(path)", "torch.load(path, weights_only=False)", "yaml.load(text)",
                  "subprocess.run(x, shell=True)", "yaml.load(text, Loader=yaml.X)", "np.load(path)",

@@ -66,11 +66,19 @@ def samples(path: Path, cache: Path, *settings: str) -> Any:
     return read_samples(make_task(config), "train")
 
 
-def test_a_table_is_unpacked_in_small_pieces_and_all_rows_hold_no_pictures(parquet: Path, tmp_path: Path):
+def test_a_table_is_unpacked_converted_and_checked_in_small_pieces(parquet: Path, tmp_path: Path):
     used, rows = peak(lambda: open_records([parquet], tmp_path))
     assert len(rows) == ROWS and used < 16e6, used
     used, read = peak(lambda: samples(parquet, tmp_path, "data.index=memory"))
     assert len(read) == ROWS and used < 20e6, used
+    used, (count, bad) = peak(lambda: convert(parquet, tmp_path / "new.jsonl"))
+    assert (count, bad) == (ROWS, []) and used < 20e6, used
+    assert len(list((tmp_path / "new_media").iterdir())) == ROWS
+    config = load_config("configs/qa/tiny.yaml")
+    used, findings = peak(lambda: check(parquet, make_task(config), config.limits, media=False))
+    assert findings.rows == ROWS and used < 20e6, used
+    page = Path("docs/data.md").read_text()
+    assert not re.search(r"groups of about 1000 rows are best", page) and "row_group_size" in page
 
 
 def test_lines_of_base64_and_a_shard(pictures: list[bytes], tmp_path: Path) -> None:
@@ -87,14 +95,3 @@ def test_lines_of_base64_and_a_shard(pictures: list[bytes], tmp_path: Path) -> N
     for path in (lines, shard):
         used, read = peak(lambda path=path: samples(path, tmp_path, "data.index=memory"))
         assert len(read) == ROWS and used < 20e6, (path.name, used)
-
-
-def test_converting_and_checking(parquet: Path, tmp_path: Path):
-    used, (count, bad) = peak(lambda: convert(parquet, tmp_path / "new.jsonl"))
-    assert (count, bad) == (ROWS, []) and used < 20e6, used
-    assert len(list((tmp_path / "new_media").iterdir())) == ROWS
-    config = load_config("configs/qa/tiny.yaml")
-    used, findings = peak(lambda: check(parquet, make_task(config), config.limits, media=False))
-    assert findings.rows == ROWS and used < 20e6, used
-    page = Path("docs/data.md").read_text()
-    assert not re.search(r"groups of about 1000 rows are best", page) and "row_group_size" in page

@@ -69,7 +69,7 @@ def trained(kind: str, *parts: str) -> set[str]:
     return {".".join(n.split(".")[:2]) for n, p in model.named_parameters() if p.requires_grad}
 
 
-def test_parts_by_their_structure():
+def test_parts_by_their_structure_and_names_of_no_layer(tiny_models):
     for kind, part, names in (
             ("deepseek_vl", "merger", "model.aligner"), ("lighton_ocr", "merger", "model.vision_projection"),
             ("lighton_ocr", "language", "model.language_model"),
@@ -78,12 +78,16 @@ def test_parts_by_their_structure():
                                        "language_projection.bias"),
             ("qwen2_5_omni_thinker", "language", "model.embed_tokens model.layers model.norm lm_head.weight")):
         assert trained(kind, part) == {*names.split()}, (kind, part)
-
-
-def test_nothing_that_learns_is_an_error(tiny_models):
     with pytest.raises(VlrlError, match=r"model\.train"):
         load(settings(tiny_models["qwen3_vl"], model={"name": str(tiny_models["qwen3_vl"]), "train": []}))
     assert torch.is_grad_enabled()
+    for target, says in (
+            ("q_prj", r"model\.lora\.target='q_prj': no linear layer .* Did you mean 'q_proj'"),
+            (["q_proj", "no_such"], r"target='no_such': no linear layer"), ("languages", "Did you mean 'language'"),
+            ("lm_head", "lm_head takes no adapter"), ("(", "nor a valid regular expression"), ("", "no linear layer"),
+            ([], "no linear layer")):
+        with pytest.raises(ConfigError, match=says):
+            policy_of(tiny_models["qwen3_vl"], target)
 
 
 def policy_of(folder, target) -> Policy:
@@ -99,13 +103,3 @@ def test_layers_by_name_are_those_of_peft(tiny_models, target):
                                             else [target]))
     expected = {n for n, p in peft.named_parameters() if p.requires_grad}
     assert expected == {n for n, _ in policy_of(folder, target).trainable()}
-
-
-def test_names_of_no_layer(tiny_models):
-    for target, says in (
-            ("q_prj", r"model\.lora\.target='q_prj': no linear layer .* Did you mean 'q_proj'"),
-            (["q_proj", "no_such"], r"target='no_such': no linear layer"), ("languages", "Did you mean 'language'"),
-            ("lm_head", "lm_head takes no adapter"), ("(", "nor a valid regular expression"), ("", "no linear layer"),
-            ([], "no linear layer")):
-        with pytest.raises(ConfigError, match=says):
-            policy_of(tiny_models["qwen3_vl"], target)

@@ -282,12 +282,6 @@ def test_config_environment_tokenizer_and_heartbeat(tmp_path):
     assert (beat["step"], beat["pid"], beat["reward"]) == (3, os.getpid(), None) and beat["time"] > 1.7e9
 
 
-def test_importing_store_and_report_loads_no_torch():
-    code = ("import sys, vlrl.store, vlrl.tools.experiments.report, vlrl.evaluation.stats, vlrl.monitoring.progress; "
-            "sys.exit('torch' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_full_disk_is_told_and_leaves_no_half_line(tmp_path):
     code = f"""
 import resource
@@ -308,7 +302,7 @@ for write in (lambda: run.append_metrics({{"step": 1, "x": "y" * 200}}), lambda:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
-def test_a_folder_that_hosts_do_not_share_is_found_out(tmp_path):
+def test_a_folder_that_hosts_do_not_share_is_found_out_and_no_torch_is_loaded(tmp_path):
     found = {"started": "now", "host": "a"}
     writer = threading.Timer(0.1, files.write_text, (tmp_path / "env.json", json.dumps(found)))
     writer.start()
@@ -316,3 +310,6 @@ def test_a_folder_that_hosts_do_not_share_is_found_out(tmp_path):
     with pytest.raises(RunError, match="is not the folder in which rank 0 wrote"):
         files.await_shared(tmp_path / "env.json", {**found, "host": "b"}, seconds=0.3)
     writer.join()
+    code = ("import sys, vlrl.store, vlrl.tools.experiments.report, vlrl.evaluation.stats, vlrl.monitoring.progress; "
+            "sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -135,11 +135,17 @@ BROKEN_SAMPLES = {
 }
 
 
-def test_broken_samples_are_found():
+def test_broken_samples_oracles_and_coordinates_are_found():
     for name, (check, says, changes) in BROKEN_SAMPLES.items():
         findings = Findings()
         check_samples(sample_task(**changes), findings, 12, 0)
         assert check in findings.by_rule and re.search(says, findings.by_rule[check][0].message), (name, findings)
+    for name, (says, changes) in BROKEN_ORACLES.items():
+        findings = [f for f in testing.check(sample_task(**changes), 8, processes=0) if f.kind == "oracle"]
+        assert any(re.search(says, f.message) for f in findings), (name, findings)
+    for changes in ({"oracle": lambda self, s: format_box(s["box"])}, {"parse": lambda self, s, a: parse_box(a.final)}):
+        message = by_rule(type("OneWay", (Boxes,), changes)(), samples=3)["coordinates"].message
+        assert re.search(r"task.coordinates=\w+ perfect .*from_original in oracle and to_original", message), changes
 
 
 HASHED = '''
@@ -284,18 +290,6 @@ BROKEN_ORACLES = {
     "never earns a part": (r"the maximum is 1.1 \(correct 1, format 0\)", {
         "score": lambda self, s, a: {**Sound.score(self, s, a), "format": 0.0}}),
 }
-
-
-def test_broken_oracles_are_found():
-    for name, (says, changes) in BROKEN_ORACLES.items():
-        findings = [f for f in testing.check(sample_task(**changes), 8, processes=0) if f.kind == "oracle"]
-        assert any(re.search(says, f.message) for f in findings), (name, findings)
-
-
-def test_coordinates_used_one_way_only_are_found():
-    for changes in ({"oracle": lambda self, s: format_box(s["box"])}, {"parse": lambda self, s, a: parse_box(a.final)}):
-        message = by_rule(type("OneWay", (Boxes,), changes)(), samples=3)["coordinates"].message
-        assert re.search(r"task.coordinates=\w+ perfect .*from_original in oracle and to_original", message), changes
 
 
 CHEATED = {
@@ -443,9 +437,17 @@ def found(world=Walk, base=Walking, **changes):
     return {finding.kind: str(finding) for finding in report.findings}, report.notes
 
 
-def test_a_sound_one_passes():
+def test_a_sound_environment_passes_and_wrong_perfect_episodes_are_found():
     findings, notes = found()
     assert not findings and "perfect episodes earn 1 on average over 3 samples, hostile actions at most 0" in notes
+    for actions, says in ((["left"], "the perfect episode earns 0"), (["right"] * 9, "of its 9 actions"),
+                          ("right", "expected a list of strings"), ([], "expected a list of strings")):
+        findings, _ = found(oracle_actions=lambda self, sample, actions=actions: actions)
+        assert says in findings["oracle_actions"], findings
+    findings, _ = found(score=lambda self, sample, answer: {"arrived": float(len(answer.turns[0].action) / 0)})
+    assert "ZeroDivisionError" in findings["score"]
+    findings, notes = found(type("Raises", (Walk,), {"step": refuses}), oracle_actions=lambda self, sample: None)
+    assert "environment" in findings and any("oracle_actions returned None" in note for note in notes)
 
 
 @each("changes check says", [
@@ -460,20 +462,6 @@ def test_broken_environments_are_found(changes, check, says, monkeypatch):
     monkeypatch.setattr(episodes, "_LEAVE_S", 0.2)
     findings, _ = found(type("Broken", (Walk,), changes))
     assert says in findings[check], findings
-
-
-def test_wrong_perfect_episodes_are_found():
-    for actions, says in ((["left"], "the perfect episode earns 0"), (["right"] * 9, "of its 9 actions"),
-                          ("right", "expected a list of strings"), ([], "expected a list of strings")):
-        findings, _ = found(oracle_actions=lambda self, sample, actions=actions: actions)
-        assert says in findings["oracle_actions"], findings
-
-
-def test_a_score_that_raises_is_found_also_without_perfect_episodes():
-    findings, _ = found(score=lambda self, sample, answer: {"arrived": float(len(answer.turns[0].action) / 0)})
-    assert "ZeroDivisionError" in findings["score"]
-    findings, notes = found(type("Raises", (Walk,), {"step": refuses}), oracle_actions=lambda self, sample: None)
-    assert "environment" in findings and any("oracle_actions returned None" in note for note in notes)
 
 
 class Looking(Task):
