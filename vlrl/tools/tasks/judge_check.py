@@ -168,7 +168,7 @@ def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wordi
                                          parse_answer(one.text).final, wording), tuple(one.sample.media), VERDICT)
                  for one in answers]
     return [None if said is None else said["verdict"] == "yes"
-            for said in _verdicts(judge, questions, lambda reply: read_fields(reply, VERDICT))]
+            for said in _parsed_replies(judge, questions, lambda reply: read_fields(reply, VERDICT))]
 
 
 def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]
         questions += [Question(better_prompt(question_text(task, one.sample), reference(task, one.sample), *order),
                                tuple(one.sample.media), BETTER) for order in ((a, b), (b, a))]
     said = [None if s is None else s["better"] == "first"
-            for s in _verdicts(judge, questions, lambda reply: read_fields(reply, BETTER))]
+            for s in _parsed_replies(judge, questions, lambda reply: read_fields(reply, BETTER))]
     both = [(one, x, not y) for one, x, y in zip(pairs, said[::2], said[1::2], strict=True)
             if x is not None and y is not None]  # whether each order prefers response 1
     firsts = _share([s for s in said if s is not None])
@@ -192,7 +192,7 @@ def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]
             "position_bias": None if firsts is None else firsts - 0.5}
 
 
-def _verdicts(judge: Judge, questions: Sequence[Question], read: Callable[[str], Any]) -> list[Any]:
+def _parsed_replies(judge: Judge, questions: Sequence[Question], read: Callable[[str], Any]) -> list[Any]:
     replies, _ = judge.ask(questions, _PLACE) if questions else ([], [])
     return [None if reply is None else read(reply) for reply in replies]
 
