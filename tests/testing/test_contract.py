@@ -114,7 +114,7 @@ BROKEN_SAMPLES = {
     "one id twice": ("id", TWICE, {"make": lambda self, split, i: Sample(
         id=f"{split}-{i // 2}", row={"split": split, "number": i, "answer": "north"})}),
     "one generator for all samples": ("deterministic", "in another order", {"make": one_generator()}),
-    "a generator that starts anew": ("deterministic", "a different one", {
+    "a generator that starts anew": ("deterministic", "differs when asked for again", {
         "samples": lambda self, split: [Sample(id=f"{split}-{i}", row={"split": split, "number": i, "answer": str(
             random.random())}) for i in range(4)]}),
     "a row that JSON cannot hold": ("row", "not JSON serializable", {"make": row_of(seen={1, 2})}),
