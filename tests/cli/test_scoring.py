@@ -296,7 +296,7 @@ def test_runs_that_cannot_be_scored_again(trained, capsys, monkeypatch, tmp_path
     (tmp_path / "bad" / "rollouts" / "step-000000-rank-00000.parquet").write_bytes(b"junk")
     for words, says in (([tmp_path / "none"], "does not exist"), ([tmp_path / "file"], "it is a file"),
                         ([tmp_path], "holds no rollouts"), ([tmp_path / "bad"], "skipped .*rank-00000.parquet"),
-                        ([trained, "--step", "9"], "no rollouts of these steps. It has steps 0 to 1"),
+                        ([trained, "--step", "9"], "no rollouts of the chosen steps. It has steps 0 to 1"),
                         ([trained, "--split", "test"], "no evaluations of split 'test'"),
                         (["a\0b"], "not a run folder")):
         code, out, err = call(capsys, monkeypatch, ["score", QUICKSTART, "--run", *words])

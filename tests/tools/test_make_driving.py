@@ -115,7 +115,7 @@ def test_a_row_is_kept_only_if_its_trajectory_is_safe():
         pytest.importorskip("shapely")
         row = {"trajectory": [[4 * t, 0.0, t] for t in makedriving.FUTURE], "ego_size": [5, 2], "obstacles": obstacles,
                "drivable": [[[-9, -road], [40, -road], [40, road], [-9, road]]]}
-        assert makedriving._true(row) is expected, (obstacles, road, expected)
+        assert makedriving._is_safe(row) is expected, (obstacles, road, expected)
 
 
 def test_places_and_scenes():

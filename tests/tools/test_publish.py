@@ -62,7 +62,7 @@ def test_steps_evaluations_and_pictures_of_the_run_alone(run, tmp_path):
     assert (made.rows, made.images, made.left_out) == (2, 2, {})
     made = export(run, tmp_path / "held", split="heldout")
     assert made.rows == 2 and pq.read_table(tmp_path / "held/data/heldout-00000-of-00001.parquet").num_rows == 2
-    with pytest.raises(RunError, match="has no rollouts of these steps"):
+    with pytest.raises(RunError, match="has no rollouts of the chosen steps"):
         export(run, tmp_path / "none", steps=range(7, 9))
     with pytest.raises(ConfigError, match="is not empty"):
         export(run, tmp_path / "late")

@@ -127,7 +127,7 @@ class OracleScore:
                                   "`vlrl tasks check`, and `vlrl data check` for the rows", id=self.sample.id)
 
     def reward(self, text: str, opened: str = "") -> float:
-        """The reward of any text, as the weighted sum of these reward parts; 0 if scoring fails.
+        """The reward of any text, as the weighted sum of the parts that `score` returns; 0 if scoring fails.
 
         opened: text that the chat template puts at the start of the answer; `text` may start with it."""
         try:
@@ -183,7 +183,7 @@ def original_pixels(task: Task) -> Iterator[None]:
 
 
 def _rounded(value: Any, field: str = "") -> Any:
-    """The row with boxes and points rounded to whole pixels, and way-points to centimetres."""
+    """A row, or a value in it, with boxes and points rounded to whole pixels, and way-points to centimetres."""
     if isinstance(value, Mapping):
         return {k: _rounded(v, k) if k in (*_IN_PIXELS, *_IN_METRES) else v for k, v in value.items()}
     if isinstance(value, list):

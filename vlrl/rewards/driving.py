@@ -62,15 +62,15 @@ def plan_format(text: str) -> float:
     return float(right and set(words[:speeds]) == set(plan["speed"]))
 
 
-def word_f1(given: Collection[str], truth: Collection[str]) -> float:
+def word_f1(answer: Collection[str], truth: Collection[str]) -> float:
     """The F1 score of two sets of words, in [0, 1]; 0 if either is empty."""
-    given, truth = set(given), set(truth)
-    return 2 * len(given & truth) / (len(given) + len(truth)) if given and truth else 0.0
+    answer, truth = set(answer), set(truth)
+    return 2 * len(answer & truth) / (len(answer) + len(truth)) if answer and truth else 0.0
 
 
-def subset_f1(given: Collection[str], truth: Collection[str]) -> float:
+def subset_f1(answer: Collection[str], truth: Collection[str]) -> float:
     """`word_f1` if every word of the answer is in the truth, else 0, so that naming more words never pays."""
-    return word_f1(given, truth) if set(given) <= set(truth) else 0.0
+    return word_f1(answer, truth) if set(answer) <= set(truth) else 0.0
 
 
 def mean_weight(words: Collection[str], weights: Mapping[str, float]) -> float:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 def combined(name: str, scores: Sequence[float], lam: float | None = None) -> float:
-    """Combines the scores with the function `name` in ENSEMBLES. Without `lam`, the value of the paper is used."""
+    """Combines the scores with the function `name` in ENSEMBLES; `lam` weighs the disagreement (None: as in the paper).
+    """
     return ENSEMBLES[name](scores) if lam is None else ENSEMBLES[name](scores, lam)
 
 
@@ -17,7 +18,7 @@ def mean(scores: Sequence[float], lam: float = 0.0) -> float:
 
 
 def worst(scores: Sequence[float], lam: float = 0.0) -> float:
-    """The smallest score (worst-case optimisation, 2310.02743)."""
+    """The smallest score (worst-case optimisation, 2310.02743); `lam` has no effect."""
     return min(scores)
 
 

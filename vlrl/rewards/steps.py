@@ -58,22 +58,22 @@ def screenspot_point(text: str) -> list[float] | None:
 # --- AndroidControl as OS-Atlas scores it -----------------------------------------------------------------------------
 
 
-def os_atlas_step(right: Action, given: Action | None) -> dict[str, float]:
+def os_atlas_step(truth: Action, answer: Action | None) -> dict[str, float]:
     """Scores one action as OS-Atlas evaluates AndroidControl (2410.23218, evaluation_unify.py). Returns 0 or 1 for
     `type` and for `step`. Points are integer thousandths; their signs are ignored.
 
     Texts and app names are compared by their first word, in square brackets as in the authors' answers: "milk" becomes
     `[milk]` and does not match "milk bread", whose first word is `[milk`. Any other argument must be equal."""
-    if given is None or _first(given["type"]) != _first(right["type"]):
+    if answer is None or _first(answer["type"]) != _first(truth["type"]):
         return {"type": 0.0, "step": 0.0}
-    wanted, said = (str(action.get("text") or "") for action in (right, given))
-    if right["type"] in CLICKS:
-        x, y = (int(abs(v)) for v in given["point"]) if given.get("point") else (-100, -100)
-        step = math.sqrt((x - right["point"][0]) ** 2 + (y - right["point"][1]) ** 2) <= _REACH * 1000
-    elif right["type"] in (*_TYPED, "open_app"):
+    wanted, said = (str(action.get("text") or "") for action in (truth, answer))
+    if truth["type"] in CLICKS:
+        x, y = (int(abs(v)) for v in answer["point"]) if answer.get("point") else (-100, -100)
+        step = math.sqrt((x - truth["point"][0]) ** 2 + (y - truth["point"][1]) ** 2) <= _REACH * 1000
+    elif truth["type"] in (*_TYPED, "open_app"):
         step = said == wanted or _first(f"[{said}]").lower() == _first(f"[{wanted}]").lower()
     else:
-        step = said == wanted and str(given["type"]) == str(right["type"])
+        step = said == wanted and str(answer["type"]) == str(truth["type"])
     return {"type": 1.0, "step": float(step)}
 
 
@@ -116,19 +116,19 @@ def _closes(body: str, at: int) -> bool:
     return not rest.strip() and "}" in next((line for line in body[at:].split("\n") if line.strip()), "")
 
 
-def gui_r1_step(right: Action, given: Action, size: Sequence[float]) -> dict[str, float]:
+def gui_r1_step(truth: Action, answer: Action, size: Sequence[float]) -> dict[str, float]:
     """Scores one action as GUI-R1 evaluates AndroidControl, GUI-Act and GUI-Odyssey (2504.10458, eval_omni.py). Returns
     0 or 1 for `type` and, if the correct action has a position or a text, for `step`. Points are in pixels of a
     screen of `size` (width, height).
 
     `step` is 1 for a position within 14 % of the screen size or a text with a word F1 of at least .5, even if the type
     is wrong. If both texts are single words, it is enough that one contains the other."""
-    scores = {"type": float(given["type"] == right["type"])}
-    if right["type"] in (*CLICKS, "moveto", "doubleclick", "rightclick"):
-        dx, dy = ((t - g) / side for t, g, side in zip(right["point"], given["point"], size, strict=True))
+    scores = {"type": float(answer["type"] == truth["type"])}
+    if truth["type"] in (*CLICKS, "moveto", "doubleclick", "rightclick"):
+        dx, dy = ((t - g) / side for t, g, side in zip(truth["point"], answer["point"], size, strict=True))
         return {**scores, "step": float(dx ** 2 + dy ** 2 < _REACH ** 2)}
-    if right["type"] in (*_TYPED, "open_app", "scroll", "select"):
-        return {**scores, "step": float(_word_f1(str(right.get("text") or ""), given["text"]) >= 0.5)}
+    if truth["type"] in (*_TYPED, "open_app", "scroll", "select"):
+        return {**scores, "step": float(_word_f1(str(truth.get("text") or ""), answer["text"]) >= 0.5)}
     return scores
 
 
@@ -143,7 +143,7 @@ def _word_f1(a: str, b: str) -> float:
 # --- GUI-Odyssey ------------------------------------------------------------------------------------------------------
 
 
-def odyssey_step(right: Action, given: Action | None, box: Place | None = None) -> dict[str, float]:
+def odyssey_step(truth: Action, answer: Action | None, box: Place | None = None) -> dict[str, float]:
     """Scores one action as GUI-Odyssey's own evaluation does (2406.08451, GUIOdyssey_action_matching.py). Returns 0 or
     1 for `type` and for `step` (the action matching score), and for `text` if the correct action types a text.
 
@@ -151,73 +151,73 @@ def odyssey_step(right: Action, given: Action | None, box: Place | None = None) 
     - A text is correct if one text contains the other (an empty one is always contained) or if their edit similarity is
     at least 0.5. Texts are cut at the first colon.
     - An answer with an unreadable position gets a `type` of 1, whatever its type is."""
-    if given is None:
+    if answer is None:
         return {"type": 0.0, "step": 0.0}
-    kind, wanted = str(given["type"]).strip(), str(right["type"]).strip()
-    if kind in CLICKS and not given.get("point"):
+    kind, wanted = str(answer["type"]).strip(), str(truth["type"]).strip()
+    if kind in CLICKS and not answer.get("point"):
         return {"type": 1.0, "step": 0.0}
     if kind != wanted:
         return {"type": 0.0, "step": 0.0}
-    text, said = (str(action.get("text") or "").partition(":")[0].strip() for action in (right, given))
+    text, said = (str(action.get("text") or "").partition(":")[0].strip() for action in (truth, answer))
     if wanted in CLICKS:
-        return {"type": 1.0, "step": float(_near(given["point"], right["point"], box))}
+        return {"type": 1.0, "step": float(_near(answer["point"], truth["point"], box))}
     if wanted in _TYPED:
         alike = said in text or text in said or Levenshtein.normalized_similarity(text, said[:_LONGEST]) >= 0.5
         return {"type": 1.0, "step": float(alike), "text": float(alike)}
     return {"type": 1.0, "step": float(wanted != "scroll" or text.lower() == said.lower())}
 
 
-def _near(point: Place, right: Place, box: Place | None) -> bool:
+def _near(point: Place, truth: Place, box: Place | None) -> bool:
     if box is not None and box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]:
         return True
-    dx, dy = point[0] / 1000 - right[0] / 1000, point[1] / 1000 - right[1] / 1000
+    dx, dy = point[0] / 1000 - truth[0] / 1000, point[1] / 1000 - truth[1] / 1000
     return math.sqrt(dx * dx + dy * dy) <= _REACH
 
 
 # --- GUI-Act ----------------------------------------------------------------------------------------------------------
 
 
-def squad_f1(given: str, truth: str) -> float:
+def squad_f1(answer: str, truth: str) -> float:
     """The F1 score of the words of two texts, in [0, 1], as in SQuAD (1606.05250): lower case, without punctuation and
     articles, repeated words counted. 1 if neither text has words, 0 if only one has."""
     a, b = (Counter(_ARTICLES.sub(" ", text[:_LONGEST].lower().translate(_PUNCTUATION)).split())
-            for text in (given, truth))
+            for text in (answer, truth))
     if not a or not b:
         return float(a == b)
     return 2 * (a & b).total() / (a.total() + b.total())
 
 
-def gui_act_step(right: Action, given: Action | None, elements: Sequence[Place] = ()) -> dict[str, float]:
+def gui_act_step(truth: Action, answer: Action | None, elements: Sequence[Place] = ()) -> dict[str, float]:
     """Scores one action as GUI-Act's own evaluation does (GUICourse, 2406.11317, eval_single_action.py). Returns 0 or 1
     for `type` and for `step` (the step success rate), and `score` in [0, 1]. Taps are fractions of the screen size
     with three digits; boxes are in pixels.
 
-    A click is correct if `element_of` maps the answered box to the element with the index `right["element"]`. A text is
+    A click is correct if `element_of` maps the answered box to the element with the index `truth["element"]`. A text is
     correct with an F1 above .5, a scroll or swipe with the correct direction. Action types that GUI-Act does not know
     are always wrong."""
-    if given is None or given["type"] != right["type"]:
+    if answer is None or answer["type"] != truth["type"]:
         return {"type": 0.0, "step": 0.0, "score": 0.0}
-    step, score = _act(right, given, elements)
+    step, score = _act(truth, answer, elements)
     return {"type": 1.0, "step": float(step), "score": score}
 
 
-def _act(right: Action, given: Action, elements: Sequence[Place]) -> tuple[bool, float]:
-    kind, said = right["type"], given.get("text")
-    text = squad_f1(str(said), str(right.get("text") or "")) if said is not None else 0.0
+def _act(truth: Action, answer: Action, elements: Sequence[Place]) -> tuple[bool, float]:
+    kind, said = truth["type"], answer.get("text")
+    text = squad_f1(str(said), str(truth.get("text") or "")) if said is not None else 0.0
     if kind == "tap":
-        if not given.get("point"):
+        if not answer.get("point"):
             return False, 0.0
-        away = math.sqrt(sum((a - b) ** 2 for a, b in zip(given["point"], right["point"], strict=True)))
+        away = math.sqrt(sum((a - b) ** 2 for a, b in zip(answer["point"], truth["point"], strict=True)))
         return away <= _REACH, 1 - away / _REACH if away <= _REACH else 0.0
     if kind in ("input", "answer"):
         return text > 0.5, text
     if kind in ("click", "hover", "select"):
-        if not given.get("box"):
+        if not answer.get("box"):
             return False, 0.0
-        same, overlap = element_of(given["box"], elements) == right["element"], iou(given["box"], right["box"])
+        same, overlap = element_of(answer["box"], elements) == truth["element"], iou(answer["box"], truth["box"])
         return (same, overlap) if kind != "select" else (same and text > 0.5, (text + overlap) / 2)
     if kind in ("scroll", "swipe"):
-        same = str(said or "") == str(right.get("text") or "")
+        same = str(said or "") == str(truth.get("text") or "")
         return same, float(same)
     known = kind in ("enter", "copy", "task_complete")
     return known, float(known)

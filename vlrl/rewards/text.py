@@ -57,8 +57,7 @@ def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") 
 
 
 def between(text: str, opening: str, closing: str, which: Literal["first", "last"] = "first") -> str | None:
-    """The text between the first or last pair of an opening and a closing delimiter. Pairs are matched as in
-    `extract_tag`."""
+    """The text between the first or last pair of delimiters, matched as in `extract_tag`; None if there is no pair."""
     content, at = None, 0
     while (start := text.find(opening, at)) >= 0:
         start += len(opening)

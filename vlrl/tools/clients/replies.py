@@ -28,7 +28,8 @@ _MILLION = 1e6
 
 @dataclass(eq=False)
 class Replies:
-    """The replies received so far, in memory and in the file `path`."""
+    """The replies received so far, in memory and in the file `path`, by place: (number of the row, index of the reply).
+    """
 
     path: Path
     replies: dict[Place, dict[str, Any]] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Replies:
             self.replies[number, answer] = line
 
     def reply(self, place: Place) -> ChatReply | None:
-        """The stored reply to a request; None if there is none."""
+        """The stored reply at a place; None if it is not stored yet."""
         line = self.replies.get(place)
         if line is None:
             return None
@@ -63,8 +64,8 @@ class Replies:
 
     def fill(self, server: Endpoint, wanted: Sequence[Place],
              requests: Callable[[Sequence[Place]], Sequence[Request]], progress: Progress, what: str) -> int:
-        """Requests those replies of `wanted` that are not stored yet, and stores each one when it arrives. Returns the
-        number of failed requests.
+        """Requests and stores the replies at the places `wanted` that are not stored yet. Returns the number of failed
+        requests.
 
         `requests(places)` makes the requests for a list of places; it may leave places out. The last two numbers in the
         key of each request must be its place."""

@@ -72,7 +72,7 @@ class DataReport:
 
 @dataclass
 class _Row(CheckedRow):
-    """A row being checked, with the record of the file that it was read from."""
+    """A row being checked, with the raw record that the row was made from."""
 
     given: Mapping[str, Any] | DataError = field(default_factory=dict)
     media: tuple[Media, ...] = ()

@@ -1,4 +1,4 @@
-"""Converts data files to canonical rows in a new file, and rewrites the media paths for it. Does not import torch."""
+"""Converts data files to canonical rows in a new file, with media paths that are valid there. Does not import torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UsableRow:
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """The folder that the row's media paths are relative to; None for the folder used for the other rows of the file.
+    """The folder that the row's media paths are relative to; None for the default (`root`, or the folder of the file).
     """
 
 
@@ -49,8 +49,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
     Media paths of the new rows are relative to `root` if given, else to the folder of `out`; paths of the old rows are
     relative to `root`, else to the folder of `path`. With a task, its `sample_from_row` decides which rows are usable.
     Media files may be missing. Embedded media (parquet, base64) are written to the folder `<out>_media`. `columns` maps
-    canonical fields to columns, e.g. {"image": "photo"}. `answer_type` is as in rows_in, `boxes` as in data.boxes.
-    `types` collects the answer types that are written, `remarks` the warnings about the file as a whole.
+    canonical fields to columns, e.g. {"image": "photo"}. `answer_type` replaces guessed answer types; `boxes` is as in
+    data.boxes. `types` collects the answer types that are written, `remarks` the warnings about the file as a whole.
 
     Raises DataError at the first bad row unless `keep_going`, for a row whose media would lie outside the new root, if
     no row is usable, and if `out` exists without `force`."""

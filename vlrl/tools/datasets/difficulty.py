@@ -69,7 +69,8 @@ def measure(runtime: EvalRuntime, scope: MeasurementScope, part: Path, known: Ma
     (limits.score_errors)."""
     samples = task_samples(runtime.task, scope.split) if samples is None else samples
     if len(samples) == 0:
-        raise ConfigError(f"task '{runtime.task.name}' has no samples in split '{scope.split}'")
+        raise ConfigError(f"task '{runtime.task.name}' has no samples in split '{scope.split}': choose another"
+                          " --split")
     count, size = min(scope.limit or len(samples), len(samples)), max(1, _TOGETHER // scope.answers)
     chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
     by_number: dict[int, MeasuredPrompt] = comm.on_main(lambda: open_part(part, known))

@@ -129,20 +129,20 @@ def _ngrams(own: Sequence[str]) -> set[tuple[str, ...]]:
     return {tuple(own[i:i + N]) for i in range(len(own) - N + 1)}
 
 
-def _grams(known: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str, ...], list[str]], set]:
+def _grams(train: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str, ...], list[str]], set]:
     """Returns n-gram -> ids of the training texts with it, and the set of n-grams that belong to templates."""
     ids_of: dict[tuple[str, ...], list[str]] = {}
-    for id, own, _ in known:
+    for id, own, _ in train:
         for gram in _ngrams(own):
             ids_of.setdefault(gram, []).append(id)
-    most = max(3, _COMMON * len(known))
+    most = max(3, _COMMON * len(train))
     return ids_of, {gram for gram, ids in ids_of.items() if len(ids) > most}
 
 
 def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]], common: set
               ) -> tuple[str, float] | None:
-    """The id of the training text that shares the most n-grams with a text, and the share of the text's n-grams that
-    occur in it."""
+    """Returns the id of the training text that shares the most n-grams with the words `own`, and the share of the
+    n-grams of `own` that occur in that text. N-grams in `common` are ignored. None if no n-gram is shared."""
     telling = _ngrams(own) - common
     counts = Counter(id for gram in telling for id in grams.get(gram, ()))
     if not counts:

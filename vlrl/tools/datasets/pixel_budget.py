@@ -119,11 +119,11 @@ def _of_processor(config: Config) -> Scale:
     return lambda size: _length(tiled(*(max(_STEP, round(side / _STEP) * _STEP) for side in size)), size)
 
 
-def _tiled_area(unit: Any, width: int, height: int) -> float:
-    """Number of pixels in the tiles that an image is cut into, without those of the thumbnail."""
+def _tiled_area(image_processor: Any, width: int, height: int) -> float:
+    """Number of pixels in the tiles that the image processor cuts an image into, without those of the thumbnail."""
     from PIL import Image
 
-    shape = unit(images=[Image.new("RGB", (width, height))], return_tensors="np")["pixel_values"].shape
+    shape = image_processor(images=[Image.new("RGB", (width, height))], return_tensors="np")["pixel_values"].shape
     tiles = int(shape[0] if len(shape) == 4 else shape[-4])
     return max(1, tiles - 1) * shape[-1] * shape[-2]
 

@@ -15,9 +15,9 @@ from vlrl.tools.datasets.convert import UsableRow
 from vlrl.types import Media
 
 
-def read_signatures(shown: Sequence[tuple[UsableRow, Media]], limits: LimitsSettings, progress: Progress,
+def read_signatures(items: Sequence[tuple[UsableRow, Media]], limits: LimitsSettings, progress: Progress,
                     windows: Sequence[Window] = WINDOWS) -> list[ImageSignature]:
-    """The signature of each image and video, in order. The signature of a video is only the hash of its bytes.
+    """The signature of each image and video in `items`, in order; for a video only the hash of its bytes.
 
     `windows` are the parts of an image that are hashed. Without windows, images are hashed by their bytes only, and a
     missing file has an empty hash. Raises DataError naming the row if a file cannot be read."""
@@ -37,9 +37,9 @@ def read_signatures(shown: Sequence[tuple[UsableRow, Media]], limits: LimitsSett
     signatures: list[ImageSignature] = []
     pool = ThreadPoolExecutor(4)
     try:
-        for signature in pool.map(read, shown):
+        for signature in pool.map(read, items):
             signatures.append(signature)
-            progress("reading media", len(signatures), len(shown))
+            progress("reading media", len(signatures), len(items))
     finally:  # Ctrl-C or a bad file: those in the queue are not waited for
         pool.shutdown(cancel_futures=True)
     return signatures

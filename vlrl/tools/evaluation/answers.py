@@ -125,7 +125,7 @@ def draw_answers(runtime: EvalRuntime, splits: Sequence[str], settings: Sequence
 
 
 def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
-    """Yields lists with one chunk of sample numbers per process, until no answer is missing.
+    """Yields lists with one chunk of sample numbers per process, until `file` has every answer of the evaluation `one`.
 
     The chunks are fixed by sample number. So neither a restart nor the number of processes changes which answers are
     generated in the same batch."""

@@ -50,8 +50,8 @@ def blank_media(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def other_media(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with the images and videos of another sample: the next one that has the same number of each kind, none
-    of them identical."""
+    """The sample with the media of the next sample that has as many images and videos in the same order, none of them
+    the same."""
     sample = _with_media(samples[number])
     for step in range(1, len(samples)):
         other = samples[(number + step) % len(samples)]

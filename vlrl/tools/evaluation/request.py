@@ -81,7 +81,7 @@ class EvalRequest:
 
     @property
     def is_grid(self) -> bool:
-        """Whether the options ask for more than one answer per sample from a local model at one setting."""
+        """Whether the options ask for anything but one answer per sample from a local model at one setting."""
         return bool(self.answers > 1 or self.seeds or len(self.temperatures) > 1 or self.top_ps or self.max_new_tokens
                     or self.each_wording or self.probes or self.endpoint or self.judge or (self.out and not self.lines))
 

@@ -100,7 +100,8 @@ def _subsets(n: int, k: int) -> np.ndarray:
 
 
 def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
-    """The most frequent ballot and its share of all answers, in [0, 1]; in a tie, the ballot that occurs first."""
+    """The most frequent ballot (in a tie, the first one) and its share of all answers in [0, 1]; (None, 0) without
+    ballots."""
     names = [b for b in ballots if b is not None]
     if not names:
         return None, 0.0
@@ -123,8 +124,8 @@ def region(places: Sequence[Sequence[float] | None], size: Sequence[float] | Non
     """GUI-RC's combined answer (2508.05615): the bounding box of the largest region that the highest number of answers
     cover.
 
-    A point votes for a square that extends `reach` pixels to each side. Boxes are clipped to an image of this `size`.
-    Returns None if no answer has a location."""
+    `places` are boxes, points or None. A point votes for a square that extends `reach` pixels to each side. Boxes are
+    clipped to an image of this `size`. Returns None if no answer has a location."""
     width, height = size or (math.inf, math.inf)
     boxes = []
     for at in places:

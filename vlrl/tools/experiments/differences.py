@@ -57,7 +57,7 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
 
 
 def spread(first: np.ndarray, second: np.ndarray) -> Spread:
-    """The variance components of mean(second) - mean(first), for scores [seeds, samples] of at least two samples.
+    """The variance components of mean(second) - mean(first), for scores [seeds i, samples j] of at least two samples.
 
     Samples: var_j(second_j - first_j) / samples. Seeds of a side: var_i(mean_i) / seeds, minus the noise that the first
     term already contains: the mean square of the residuals that neither seed nor sample explains, / (seeds * samples).

@@ -212,7 +212,7 @@ def _left_out(own: Sequence[Item], other: Sequence[Item], counted: set[int]) -> 
 
 
 VALUE_COLUMNS = ("reward", "correct", "parts", "metrics", "token_ids", "truncated")
-"""Columns of rollout files (vlrl.store.SCHEMA) from which these metrics are read."""
+"""Columns of rollout files (vlrl.store.SCHEMA) that `values` reads."""
 
 
 def values(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

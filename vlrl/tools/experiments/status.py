@@ -110,13 +110,13 @@ def read_status(path: Path, now: float | None = None) -> Status:
                   str(source["host"]) if source.get("host") else None)
 
 
-def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
+def _staged(stage_list: StageList, stages: Sequence[Status], now: float) -> Status:
     """The status of a run with stages, derived from the status of the last stage that has begun."""
     begun = [s for s in stages if s.state != "unknown" or s.step is not None or s.stages]
     last = begun[-1] if begun else None
-    owner = read_json(known.folder / "run.lock")
+    owner = read_json(stage_list.folder / "run.lock")
     lives = owner_lives(owner) if owner else False
-    finished = len(known.done) == len(known.stages)
+    finished = len(stage_list.done) == len(stage_list.stages)
     state = last.state if last and last.state != "unknown" else "starting"
     if finished:
         state = "finished"
@@ -126,14 +126,15 @@ def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
         state = "dead" if owner or state in ACTIVE else "interrupted"
     steps = [s.steps for s in stages if s.steps is not None]
     source = owner or {}
-    shown = last or Status(str(known.folder), state)
-    return replace(shown, path=str(known.folder), state=state, step=sum(s.step or 0 for s in stages),
+    shown = last or Status(str(stage_list.folder), state)
+    return replace(shown, path=str(stage_list.folder), state=state, step=sum(s.step or 0 for s in stages),
                    steps=sum(steps) if steps else None, pid=_integer(source.get("pid")) or shown.pid, stages=begun)
 
 
 def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool | None, age: float | None,
            longest: float | None) -> str:
-    """The state of a run, from its heartbeat and lock. `lives` is None if the lock is held on another host."""
+    """The state of a run, from its heartbeat `beat` and the `owner` of its lock. `lives`: whether the owner is running
+    (None if unknown). `age`: seconds since the heartbeat. `longest`: seconds of the longest recent step."""
     state = beat.get("state")
     state = state if state in ("running", "finished", "interrupted", "failed") else "unknown"
     if lives is False:

@@ -113,7 +113,7 @@ class SweepResult:
             f"one test seed cannot show a difference (best minus base {self.gain}): use more with --test-seeds")
 
     def profile(self) -> dict[str, list[float]]:
-        """The share of test scores above each hundredth of [0, 1], for "best" and "base"."""
+        """For "best" and "base": the share of test scores above each of the thresholds 0, 0.01, ..., 1."""
         return {name: performance_profile(_column(own), _TAUS).tolist() for name, own in self.tests.items()}
 
     def plain(self) -> dict[str, Any]:

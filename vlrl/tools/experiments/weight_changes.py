@@ -189,7 +189,8 @@ class _Adapter:
 
 
 def _tensors(folder: Path, stack: ExitStack) -> dict[str, tuple[Any, str]]:
-    """Tensor name, without the parts that differ between library versions -> (open file, name in that file)."""
+    """Tensor name without the parts that differ between library versions -> (file opened on `stack`, name in that
+    file)."""
     tensors: dict[str, tuple[Any, str]] = {}
     own: dict[str, tuple[Any, str]] = {}
     try:

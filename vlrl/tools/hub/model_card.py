@@ -78,8 +78,8 @@ class PublishedModel:
 
 
 def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
-    """The base model that `model.name` is derived from. If `name` is a checkpoint of a run on this machine, it is the
-    base model of that run, and so on; `through` collects the names of these runs."""
+    """The base model that the model `name` is derived from. If `name` is a checkpoint of a run on this machine, it is
+    the base model of that run, and so on; `through` collects the names of these runs."""
     if name.startswith("embedded/"):
         return Base(name, False, "apache-2.0", through)
     path = Path(name)
@@ -88,7 +88,7 @@ def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
         known = validated(folder) if folder and len(through) < 8 else None
         if folder and known:
             return base_of(known.model.name, (folder.resolve().name, *through))
-        return Base(path.resolve().name, False, _licence_beside(path), through)
+        return Base(path.resolve().name, False, _local_licence(path), through)
     return Base(name, bool(_HUB_NAME.fullmatch(name)), None, through)
 
 
@@ -318,8 +318,7 @@ def _unknowns(subject: PublishedModel, base: Base | None) -> str:
     return "## What is not known\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def _licence_beside(path: Path) -> str | None:
-    """The licence stated in the model card of a local model; None if there is none."""
+def _local_licence(path: Path) -> str | None:
     try:
         card = ModelCard((path / "README.md").read_text(encoding="utf-8"), ignore_metadata_errors=True)
     except (OSError, ValueError, yaml.YAMLError):

@@ -133,7 +133,7 @@ def _digest(path: Path | None) -> str:
 
 
 def _clean(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
-    """The path of a file without private words; for a JSON file with private words, its redacted content."""
+    """A file as it is published: its path or, for a JSON file with private words, its redacted content."""
     if path.suffix != ".json" or path.name in _VOCABULARY or path.name.endswith(".index.json"):
         return path
     try:

@@ -76,7 +76,7 @@ class ExportedRollouts:
     images: int = 0
     notes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-    """Description of a kind of data that was not exported -> count."""
+    """What was not exported, such as "videos" -> how often."""
 
     def miss(self, what: str) -> None:
         """Adds 1 to the count in `left_out`."""
@@ -93,7 +93,7 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
     wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
     if not wanted:
         what = f"evaluations of {split!r}" if split else "rollouts"
-        raise RunError(f"{run.path} has no {what} of these steps: choose other steps")
+        raise RunError(f"{run.path} has no {what} of the chosen steps: choose other steps")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: name a new folder with -o")
     (folder / "data").mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list
     failed = {f.rule.partition("/")[2]: f for f in findings if f.kind != "versions" and f.level not in ("ok", "info")}
 
     def revised(f: Finding) -> Finding:
-        """The finding, with level ok removed from a package whose own check fails."""
+        """The finding. For a package whose own check fails, the level ok becomes warning."""
         name = _USED_BY.get(f.rule.removeprefix("versions/"), "")
         if f.kind != "versions" or f.level != "ok" or name not in failed:
             return f

@@ -286,8 +286,8 @@ class Row:
 
 
 def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak: Peak) -> list[Row]:
-    """The rows of the table, with each phase before its nested phases. `seconds` and `spent` are totals over all steps
-    in `work`."""
+    """The rows of the table, with each phase before its nested phases. `seconds` (by phase) and `spent` (in total) are
+    summed over all steps in `work`."""
     seconds, steps = dict(seconds), len(work)
     generate = "rollout/generate"
     if generate in seconds:

@@ -98,7 +98,7 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
             if plan is None or key is None or have[key] >= wanted.get(key, 0) or scenario not in WHERE[plan.path]:
                 continue
             row = _row(driven, scenario, step, plan)
-            if not _true(row):
+            if not _is_safe(row):
                 continue
             have[key] += 1
             tries[key] = 0
@@ -189,7 +189,7 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
     return obstacles
 
 
-def _true(row: Mapping[str, Any]) -> bool:
+def _is_safe(row: Mapping[str, Any]) -> bool:
     """Whether the expert's waypoints avoid the obstacles of the row and stay on its drivable area. The check is that of
     the rewards."""
     from vlrl.rewards.driving import collides, footprints, leaves, sample_times

@@ -264,7 +264,6 @@ def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Screen
 
 
 def _context(browser: Any, scale: int) -> Any:
-    """A browser context with this scale factor and without network access."""
     context = browser.new_context(viewport={"width": _VIEW[0], "height": _VIEW[1]}, device_scale_factor=scale,
                                   locale="en-US", timezone_id="UTC", offline=True)
     context.route("**/*", lambda route: route.continue_() if urlsplit(route.request.url).scheme in ("file", "data")

@@ -62,7 +62,7 @@ def walk(task: Task, split: str, index: int | None = None, id: str | None = None
     with prints_aside():
         samples = task_samples(task, split)
     if not len(samples):
-        raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
+        raise ConfigError(f"task '{task.name}' has no samples in split '{split}': choose another --split")
     first = index or 0 if id is None else _index_of(samples, id)
     if not -len(samples) <= first < len(samples):
         raise ConfigError(f"--index {first}: split '{split}' has the samples 0 to {len(samples) - 1}")

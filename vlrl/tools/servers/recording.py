@@ -92,8 +92,8 @@ class RecordedEpisode:
         self.messages.append(Message("assistant", (("text", action.text),)))
 
     def observe(self, message: Message, shown: Prompt, closing: Sequence[int]) -> None:
-        """Appends a user message. If the last completion was truncated, its missing end token (`closing`) is appended
-        first."""
+        """Appends a user message; `shown` is its encoded form. If the last completion was truncated, its missing end
+        token (`closing`) is appended first."""
         n, c = len(shown), len(closing)
         start = len(self.written) + c
         context = self.context.followed_by(np.array(closing, np.int64))

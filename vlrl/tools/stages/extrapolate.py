@@ -105,7 +105,8 @@ def _places(path: Path) -> dict[str, Path]:
 
 
 def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[int, int, float]:
-    """Writes all files of model `b` to `out`, with extrapolated weights.
+    """Writes all files of the later model `b` to `out`, with extrapolated weights. `theirs` maps the name of each
+    weight to the file of the earlier model that holds it.
 
     Returns the number of tensors, the number of tensors that differ between the two models, and the squared distance
     between the models."""

@@ -94,7 +94,7 @@ def _open_stages(config: Config, stages: Sequence[tuple[StageEntry, Config]]) ->
     return StageList(folder.path, [(stage.name, stage.kind) for stage, _ in stages], done).write()
 
 
-def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
+def problems_of(config: Config, stage: StageEntry, stage_config: Config) -> list[str]:
     """Problems in the settings and data of a stage, found before any stage has started.
 
     Data rows that an earlier stage will write are not checked."""
@@ -102,8 +102,8 @@ def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
         return []
     try:
         if stage.kind == "rounds":
-            rounds.check(own)
-        return dryrun.problems_of(_settings(stage, own), rows=not _is_generated(config, own))
+            rounds.check(stage_config)
+        return dryrun.problems_of(_settings(stage, stage_config), rows=not _is_generated(config, stage_config))
     except VlrlError as error:
         return [str(error)]
 
@@ -124,33 +124,34 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
     return out
 
 
-def _settings(stage: StageEntry, own: Config) -> Config:
+def _settings(stage: StageEntry, stage_config: Config) -> Config:
     """The config that a stage runs with. For kind `sft`, it is the config converted to supervised training."""
-    return sft.supervised_config(own) if stage.kind == "sft" else own
+    return sft.supervised_config(stage_config) if stage.kind == "sft" else stage_config
 
 
-def _is_generated(config: Config, own: Config) -> bool:
+def _is_generated(config: Config, stage_config: Config) -> bool:
     """Whether the data rows of a stage are written by an earlier stage of the run."""
     inside = Path(config.run.dir).absolute()
-    return any(name and Path(name).absolute().is_relative_to(inside) for name in (own.data.train, own.data.solutions))
+    files = (stage_config.data.train, stage_config.data.solutions)
+    return any(name and Path(name).absolute().is_relative_to(inside) for name in files)
 
 
-def _with_initial_model(stage: StageEntry, own: Config, known: StageList, before: str) -> Config:
+def _with_initial_model(stage: StageEntry, stage_config: Config, known: StageList, before: str) -> Config:
     """The config of a stage with model.name set to the stage's initial weights (stage.begin). `before` is the model of
     the previous stage."""
     if stage.begin == "start":
-        return own
+        return stage_config
     name = before if stage.begin == "before" else str(known.done[stage.begin]["model"])
-    return own.model_copy(update={"model": own.model.model_copy(update={"name": name})})
+    return stage_config.model_copy(update={"model": stage_config.model.model_copy(update={"name": name})})
 
 
-def _is_finished(known: StageList, stage: StageEntry, own: Config) -> bool:
+def _is_finished(known: StageList, stage: StageEntry, stage_config: Config) -> bool:
     """Whether a stage is finished. Raises RunError if it was run with other settings."""
     result = known.done.get(stage.name)
     if result is None:
         return False
-    refuse_other_settings(RunFolder(Path(own.run.dir)), _settings(stage, own))
-    return bool(int(result.get("steps", 0)) >= own.steps and Path(str(result.get("model"))).is_dir())
+    refuse_other_settings(RunFolder(Path(stage_config.run.dir)), _settings(stage, stage_config))
+    return bool(int(result.get("steps", 0)) >= stage_config.steps and Path(str(result.get("model"))).is_dir())
 
 
 # --- the kinds --------------------------------------------------------------------------------------------------------
@@ -160,49 +161,48 @@ def _completed(session: Session) -> bool:
     return session.done >= session.config.steps
 
 
-def _rounds(own: Config, known: StageList, say: Say) -> bool:
-    comm.on_main(partial(_write_settings, own))
-    return rounds.train_rounds(own, say, _initial_model(known))
+def _rounds(stage_config: Config, known: StageList, say: Say) -> bool:
+    comm.on_main(partial(_write_settings, stage_config))
+    return rounds.train_rounds(stage_config, say, _initial_model(known))
 
 
-def _merge(own: Config, known: StageList, say: Say) -> bool:
+def _merge(stage_config: Config, known: StageList, say: Say) -> bool:
     """Writes the merged model share * other + (1 - share) * before, where `other` is the model merge.other and `before`
     the model of the previous stage."""
-    other = own.merge.other
+    other = stage_config.merge.other
     if other in known.done:
         folder = Path(str(known.done[other]["model"]))
     else:
         folder = Path(loading.resolve(_initial_model(known))) if other == "start" else Path(other)
 
     def write() -> None:
-        _write_settings(own)
-        out = Path(own.run.dir) / "model"
+        _write_settings(stage_config)
+        out = Path(stage_config.run.dir) / "model"
         if not folder.is_dir():
             raise ConfigError(f"merge.other={other}: {str(folder)!r} is not a folder on this machine: name the folder "
                               "of a model")
         if not out.is_dir():
-            extrapolate(folder, Path(loading.resolve(own.model.name)), out, -own.merge.share)
+            extrapolate(folder, Path(loading.resolve(stage_config.model.name)), out, -stage_config.merge.share)
 
     comm.on_main(write, "merging weights")
     return True
 
 
 def _initial_model(known: StageList) -> str:
-    """The initial model of the whole run (model.name)."""
     return str(yaml.safe_load(files.read_small(known.folder / "config.yaml"))["model"]["name"])
 
 
-def _write_settings(own: Config) -> None:
+def _write_settings(stage_config: Config) -> None:
     """Writes the settings of a stage that has no training run of its own. Raises RunError if the stage was started with
     other settings."""
-    folder = RunFolder(Path(own.run.dir))
+    folder = RunFolder(Path(stage_config.run.dir))
     if (folder.path / "config.yaml").exists():
         before = validate(yaml.safe_load(files.read_small(folder.path / "config.yaml")))
-        if changed := differences(before, own):
+        if changed := differences(before, stage_config):
             raise RunError(f"{folder.path} contains a stage that was started with other settings:\n  "
                            + "\n  ".join(changed) + "\nSet them back, choose another run.dir, or start over with "
                            "resume=never (the old run is moved to a folder next to it).")
-    folder.create(dump(own), own.seed)
+    folder.create(dump(stage_config), stage_config.seed)
 
 
 _RUN: dict[str, Callable[[Config, StageList, Say], bool]] = {
@@ -210,14 +210,14 @@ _RUN: dict[str, Callable[[Config, StageList, Say], bool]] = {
     "rl": lambda own, known, say: _completed(loop.train(own)), "rounds": _rounds, "merge": _merge}
 
 
-def _final_model(stage: StageEntry, own: Config) -> str:
+def _final_model(stage: StageEntry, stage_config: Config) -> str:
     """The folder with the weights that the next stage starts from. If the stage trained an adapter, it is merged into
     its base model first."""
-    folder = Path(own.run.dir)
+    folder = Path(stage_config.run.dir)
     if stage.kind == "merge":
         return str(folder / "model")
     if stage.kind == "rounds":
-        path = Path(rounds.last_model(own))
+        path = Path(rounds.last_model(stage_config))
     else:
         best = stage.hand_over == "best"
         weights = checkpoint.find(folder / "checkpoints" / "best" if best else folder).path

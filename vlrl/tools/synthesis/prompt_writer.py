@@ -109,16 +109,16 @@ def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, An
     templates are refused."""
     entries = last_object(text[-_LONGEST:])
     fields = _fields(task, parent)
-    if entries is None or not all(name in entries and _like(entries[name], parent[name]) for name in fields):
+    if entries is None or not all(name in entries and _same_type(entries[name], parent[name]) for name in fields):
         return None
     return {name: entries[name] for name in fields}
 
 
-def _like(value: Any, given: Any) -> bool:
+def _same_type(value: Any, given: Any) -> bool:
     """Whether a value has the same type as the parent's value: a string, a number, or a list of strings."""
     if isinstance(given, list):
         return (isinstance(value, list) and 0 < len(value) <= _MOST_OPTIONS
-                and all(isinstance(one, str) and _like(one, "") for one in value))
+                and all(isinstance(one, str) and _same_type(one, "") for one in value))
     if isinstance(given, str):
         return isinstance(value, str) and bool(value.strip()) and len(value) <= _LONGEST and sanitized(value) == value
     number = isinstance(value, (int, float)) and not isinstance(value, bool)

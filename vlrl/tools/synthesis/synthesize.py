@@ -217,8 +217,8 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
     rows, counts, more = comm.on_main(lambda: _candidates(config, search, files, location, known, progress, settings),
                                       "proposing candidates")
     if not rows:
-        raise DataError(f"none of {search.candidates:,} candidates is left to measure: "
-                        + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
+        raise DataError(f"none of {search.candidates:,} candidates is left to measure (" + ", ".join(
+            f"{name} {count:,}" for name, count in counts.items()) + "): use more --candidates")
     scope = difficulty.MeasurementScope(answers=answers, split="candidates")
     attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
     with open_runtime(chosen.config, chosen) as prepared:
@@ -233,7 +233,7 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
 def _candidates(config: Config, search: Search, files: SynthesisFiles, location: MediaLocation,
                 known: Mapping[str, Any], progress: Progress, settings: WriterSettings | None
                 ) -> tuple[list[Row], Counter[str], dict[str, Any]]:
-    """Returns (rows to measure, numbers of the candidates removed before by reason, results of servers)."""
+    """Returns (rows to measure, reason -> number of removed candidates, results of servers)."""
     task = make_task(config)
     writing = settings and PromptWriter(config=config, task=task, search=search, settings=settings, files=files.replies,
                                         location=location, known=known, progress=progress)

@@ -161,7 +161,7 @@ def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: st
     if not wanted:
         what = f"evaluations of split {split!r}" if split else "rollouts"
         known = f" It has steps {stored[0]} to {stored[-1]}." if stored else ""
-        there = " of these steps" if stored else ""
+        there = " of the chosen steps" if stored else ""
         skipped = "".join(f" {note}." for note in run.notes[:3])
         raise RunError(f"{run.path} holds no {what}{there}.{known}{skipped}")
     out = RewardComparison()

@@ -114,7 +114,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
         if slot < count:
             return make(stage, seed, index, rng)
         slot -= count
-    raise AssertionError("no kind of example for this slot")
+    raise AssertionError(f"the examples of stage {stage.name!r} add up to fewer than batch={stage.batch}")
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
@@ -189,7 +189,7 @@ def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 @functools.cache
 def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
-    """PLANS rows of simulated drives with their images. Raises ConfigError if highway-env is not installed."""
+    """Rows (as many as PLANS) and images of simulated drives. Raises ConfigError if highway-env is not installed."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers.driving import driving_rows

@@ -197,7 +197,6 @@ def idefics3(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def _smol_look(max_pixels: int | None, tile: int = 64) -> dict[str, Any]:
-    """The sizes for the image and video processor."""
     side = tile * max(1, math.isqrt(max_pixels or 0) // tile)
     return {"size": {"longest_edge": side}, "max_image_size": {"longest_edge": tile}}
 
