@@ -65,7 +65,7 @@ CASES = {
     "search": "rollout.branch.search.width=2 rollout.branch.search.depth=3 rollout.branch.search.hard=0.7 "
               "rollout.branch.tokens=60 algo.advantage=deepsearch rollout.stop=[e] curriculum.pass_at=0.4",
 }
-WORDS = ("steps=4", "save.every=2", "eval.samples=0", "log.samples_every=0", "rollout.group_size=3",
+WORDS = ("steps=5", "save.every=2", "eval.samples=0", "log.samples_every=0", "rollout.group_size=3",
          "rollout.prompts_per_step=4", "data.quarantine=true", "limits.rejected=0.6", "curriculum.pass_at=0.15")
 
 

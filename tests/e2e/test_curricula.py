@@ -41,13 +41,13 @@ def rollouts(path, second=False):
     return [r for r in RunFolder(path).rollouts().to_pylist() if (r["variant"] == "guided") == second]
 
 
-@pytest.mark.parametrize("case, at", [(case, 2 + i % 2) for i, case in enumerate(CASES)])
+@pytest.mark.parametrize("case, at", [(case, 2 + i % 3) for i, case in enumerate(CASES)])
 def test_a_killed_run_goes_on_exactly(folder, case, at):
     with pytest.raises(Killed):
         go(folder, case, "broken", at)
     go(folder, case, "broken")
     whole, broken = folder / f"{case}-whole", folder / f"{case}-broken"
-    assert weights(whole, 4) == weights(broken, 4) and metrics(whole) == metrics(broken)
+    assert weights(whole, 5) == weights(broken, 5) and metrics(whole) == metrics(broken)
     assert timeless(whole) == timeless(broken)
     assert pq.read_table(whole / "prompts.parquet").equals(pq.read_table(broken / "prompts.parquet"))
 
@@ -113,7 +113,7 @@ def test_failed_groups_are_asked_again(folder):
         assert all(f"Vowels, not 3 times {len(first['token_ids'])} tokens." in r["prompt"] for r in group)
         assert "Vowels" not in first["prompt"] and first["sample_id"] == group[0]["sample_id"]
     lines = metrics(folder / "guided-whole")
-    right = [sum(r["correct"] for key, group in second.items() for r in group if key[0] == step) for step in range(4)]
+    right = [sum(r["correct"] for key, group in second.items() for r in group if key[0] == step) for step in range(5)]
     assert sum(right) and [line.get("guided/attempts", 0) for line in lines] == right
     assert all(0 < line["guided/loss"] < 5 for line, n in zip(lines, right, strict=True) if n)
 
