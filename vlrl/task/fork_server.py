@@ -41,7 +41,7 @@ this process."""
 
 
 class ForkServerLost(ChildProcessError):
-    """The fork server has ended, so it cannot start a process."""
+    """Raised when the fork server has ended, so that no process can be started."""
 
 
 class ForkServer:

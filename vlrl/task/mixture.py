@@ -136,7 +136,7 @@ class Mixture(Task):
         return self._turns[split]
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """Calls `generate` of the task to which the training sample at this index belongs. Its knobs are called
+        """Calls `generate` of the task to which the training sample at this index belongs. The task's knobs are called
         `<label>/<knob>` in a mixture. If the task has no knobs, returns the training sample at this index."""
         label, own = self.samples("train").locate(index)
         if not self.tasks[label].knobs:

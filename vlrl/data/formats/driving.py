@@ -86,8 +86,8 @@ def _answer(record: Record) -> str:
 
 
 def _meta_actions(answer: str) -> list[str]:
-    """The meta-actions in an answer, in capitals. [] if the answer has other words too, unless it is written entirely
-    in capitals."""
+    """The meta-actions in an answer, in capitals. [] if the answer has other words too, unless the whole answer is in
+    capitals."""
     pieces = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]
     words = [_ALSO.get(w, w) for w in pieces if w] if len(answer) <= _LONGEST else []
     matches = [w in _VOCABULARY for w in words]

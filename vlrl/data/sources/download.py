@@ -134,8 +134,8 @@ class _Retry(Exception):
 
 
 def checked_url(url: str, policy: Policy) -> RemoteUrl:
-    """Returns the URL as a RemoteUrl if it is allowed; else raises DataError without user, password and query of the
-    URL."""
+    """Returns the URL as a RemoteUrl if it is allowed; else raises a DataError whose message omits user, password and
+    query."""
     _target(url, policy)
     return RemoteUrl(url, policy)
 

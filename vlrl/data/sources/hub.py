@@ -219,7 +219,7 @@ _SHARD = re.compile(r"(?:^|/)(\w[\w.]*?)-\d{5}-of-\d{5}[^/]*$")
 
 
 class NoSuchSplit(Exception):
-    """Raised when there is no split, or no configuration, of this name."""
+    """Raised when a data set has no split, or no configuration, of the given name."""
 
     def __init__(self, kind: str, given: str, known: Sequence[str]):
         super().__init__(given)

@@ -51,7 +51,8 @@ class AheadBatch(DrawBatch):
     policy_step: int
     """Number of completed training steps of the weights that sample this batch."""
     completions: CompletionsByKey = field(default_factory=dict)
-    """The completions that this process has generated so far. In a resumed run, also those of all other processes."""
+    """The completions that this process has generated so far; in a resumed run, also the completions of all other
+    processes."""
     work: Future[list[Group] | None] | None = None
     """The generation that runs in the thread, which also scores unless the main thread has to. None before generation
     begins, and for a batch restored from a checkpoint."""

@@ -49,7 +49,7 @@ def _rollout(encode: Encoder, accepted: AcceptedDraw, place: int, text: str, ste
 
 
 class PairSource(GroupSource):
-    """A group source for reward models: each group is a pair of given answers, of which one is better."""
+    """A group source for reward models: each group is a better and a worse given answer to one prompt."""
 
     generates = False
 

@@ -186,7 +186,7 @@ def at_most(sampling: Sampling, tokens: int) -> Sampling:
 
 
 def point_of(config: Config) -> Bound:
-    """The rule that rollout.branch.at names, with its options. Raises ConfigError if it is unknown."""
+    """The rule that rollout.branch.at names, with the rule's options. Raises ConfigError for an unknown rule."""
     return bind("rollout.branch.at", branch_of(config).at, POINTS, skip=4)
 
 
