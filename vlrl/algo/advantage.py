@@ -30,8 +30,8 @@ def dr_grpo(s: Scores) -> torch.Tensor:
 
 def rloo(s: Scores, normalize: bool = False, eps: NonNegative = 1e-4) -> torch.Tensor:
     """The reward minus the mean of the group's other completions, i.e. n / (n - 1) * (reward - mean) in a group of n.
-    RLOO (arXiv 2402.14740); for TRL's version set algo.kl_in=reward. normalize: then (A - mean) / (std + eps) of the
-    advantages A over the whole step."""
+    RLOO (arXiv 2402.14740); for TRL's version set algo.kl_in=reward. normalize: return (A - mean) / (std + eps) of
+    these advantages A over the whole step."""
     n = grouped.count(s.rewards, s.group)
     values = centred(s) * (n / (n - 1))
     if normalize:

@@ -30,7 +30,7 @@ def state_of(owner: object, names: Iterable[str]) -> dict[str, Any]:
 
 
 def restore(owner: object, state: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Sets the named attributes from a state. Each value is converted to the type that the attribute has now."""
+    """Sets attributes of `owner` from a state. Each value is converted to the type that the attribute has now."""
     for name in names:
         before, value = getattr(owner, name), state[name]
         if isinstance(before, np.ndarray):

@@ -37,7 +37,7 @@ class StopRules:
     def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
              ) -> torch.Tensor | None:
         """Returns the ids [rows] that are forced at positions `t` [rows], -1 for rows that sample. None if all rows
-        sample. `tokens` [R, N] are all tokens so far."""
+        sample. `live`: [rows] rows that have not ended. `tokens` [R, N] are all tokens so far."""
         if not self._budgets:
             return None
         for row in rows[live & (self._budget[rows] == t)].tolist():

@@ -93,7 +93,7 @@ class LiveEpisode:
         return not self.error
 
     def request(self, most: int) -> Request:
-        """The request for the next action of this episode, which may have at most `most` tokens in total."""
+        """The request for the next action. `most`: token limit of the episode."""
         turn = sum(t.role == "assistant" for t in self.turns)
         key = (ACTION, *self.base_request.key, self.index, turn)
         sampling = sampling_up_to(self.base_request, most - len(self.written))
@@ -120,9 +120,9 @@ class LiveEpisode:
         self.turns[-1] = replace(self.turns[-1], error=reason, seconds=self.episode.seconds)
 
     def observe(self, text: str, shown: Prompt, closing: list[int], ended: str) -> None:
-        """Appends an observation as a turn. Its tokens are added only if the episode continues. closing: the tokens
-        that close the action's turn if the action was truncated. ended: the reason why the episode has ended; "" = it
-        continues."""
+        """Appends an observation as a turn. Its tokens (`shown`) are added only if the episode continues. closing: the
+        tokens that close the action's turn if the action was truncated. ended: the reason why the episode has ended;
+        "" = it continues."""
         self.ended = ended
         if closing and not ended:  # the action was truncated: close its turn
             self._append(self.whole.followed_by(np.array(closing)), np.zeros(1, np.float32), np.zeros(1, bool))

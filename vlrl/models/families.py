@@ -261,8 +261,8 @@ def unknown_family_notice(family: Family) -> str:
 
 
 def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
-    """Describes how many trainable parameters each part of the model has, e.g. "language 1,200 and merger 30". With an
-    adapter, the adapter's parameters are counted."""
+    """Describes how many trainable parameters each part of the model has, e.g. "language 1,200 and merger 30". `named`
+    are (name, parameter). With an adapter, the adapter's parameters are counted."""
     counts: dict[str, int] = {}
     for name, parameter in named:
         part = family.part_of(name)

@@ -40,7 +40,7 @@ class Piece:
     shown: tuple[Prompt | None, ...] = ()
     """For each completion, its tokens with their media (Completion.shown); () if no completion has observations."""
     units: tuple[int, ...] = ()
-    """For each completion, the number of its unit. Completions of one unit are never separated. () = one unit each."""
+    """For each completion, the number of its unit, e.g. its episode. A unit is never split. () = one unit each."""
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -171,7 +171,7 @@ def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cos
 
 def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> list[list[Piece]]:
     """Adds idle micro-batches until there are `count`, and idle media to micro-batches without media if `idle` has
-    media.
+    media. `parts` are the pieces of each micro-batch.
 
     Sharded ranks (FSDP) gather and reduce together in every pass. So all need the same number of micro-batches, and
     none may skip the vision tower while another rank uses it. The idle prompt has no completion. Every weight gets a

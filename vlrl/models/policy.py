@@ -110,8 +110,8 @@ class Policy:
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
-        """The micro-batches. Under FSDP, idle micro-batches are added so that all ranks have the same number
-        (packing.with_idle)."""
+        """The micro-batches `parts` (pieces of each). Under FSDP, idle micro-batches are added so that all ranks have
+        the same number (packing.with_idle)."""
         return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
 
     def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:
@@ -140,7 +140,7 @@ class Policy:
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
                  more: Mapping[str, Statistic] | None = None, states: bool = False, second: Any = None) -> TokenStats:
-        """TokenStats (log-probability, entropy, further statistics) of every completion token, under this policy or
+        """TokenStats (log-probability, entropy, `more` statistics) of every completion token, under this policy or
         under `model`. `states`: whether to return the inputs of the output layer too. `second`: a second model, for
         statistics that compare two models."""
         engine = shards.engine_of(self.shards)

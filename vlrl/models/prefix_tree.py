@@ -63,8 +63,8 @@ class _Grower:
         self.places = [np.zeros(len(answer), np.int64) for answer in answers]
 
     def grow(self, members: list[int], depth: int, at: int) -> int:
-        """Adds nodes for the members' tokens after their first `depth` tokens, which are equal. Returns the next free
-        position. The new nodes start at position `at`."""
+        """Adds nodes at position `at` for the completions `members`, beginning after their first `depth` tokens, which
+        are equal. Returns the next free position."""
         alike: dict[Any, list[int]] = {}
         for m in members:
             begins = self.answers[m][depth:depth + self.shortest]

@@ -1,9 +1,8 @@
-"""The expected mismatch between sampler and trainer on the same tokens, by dtype and engine; used by
-alerts.mismatch and limits.mismatch.
+"""The expected mismatch between sampler and trainer on the same tokens, by dtype and engine: the limit for alerts.
 
 `mismatch/kl` is the mean over tokens of exp(g) - g - 1, where g = trainer log-probability - sampler log-probability.
-`mismatch/gap_max` is the largest |g|. Differences from rounding are below these limits. Different weights, images,
-positions or temperatures exceed them."""
+`mismatch/gap_max` is the largest |g|. Differences from rounding stay below the limits in this module. Different
+weights, images, positions or temperatures exceed the limits."""
 
 from __future__ import annotations
 

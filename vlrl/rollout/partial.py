@@ -112,7 +112,8 @@ def last_part(completion: Completion) -> Completion:
 
 
 def check(config: Config, task: Task, requires: frozenset[str], generates: bool) -> None:
-    """Raises ConfigError if this run cannot use rollout.step_tokens. requires: the inputs that the algorithm needs."""
+    """Raises ConfigError if this run cannot use rollout.step_tokens. requires: the inputs that the algorithm needs.
+    generates: whether the policy samples the completions."""
     tokens = config.rollout.step_tokens
     problem, remedy = "", "leave rollout.step_tokens out"
     if not generates:

@@ -93,7 +93,7 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
                                   "task.parts")
             if str(settings.get("combine", "")).startswith("max:"):  # the larger of both counts
                 return {**own, **weights}
-            return {**own, **weights, **_in_its_place(own, cls.outcome_for(settings), extras)}
+            return {**own, **weights, **_replaced_weights(own, cls.outcome_for(settings), extras)}
 
         @classmethod
         def outcome_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
@@ -125,7 +125,7 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
     return Mixed
 
 
-def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
+def _replaced_weights(own: Mapping[str, Weight], outcome: Mapping[str, float],
                   extras: Sequence[ExtraPart]) -> dict[str, Weight]:
     """The weights to change because some of `extras` replace the task's outcome parts. The outcome parts get 0, and
     their weight is divided equally among the replacements. A weight schedule is kept if one part replaces one part.

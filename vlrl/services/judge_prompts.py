@@ -48,8 +48,8 @@ def reference(task: Task, sample: Sample) -> str:
 
 
 def verdict_prompt(question: str, right: str, answer: str, wording: int = 0, criterion: str = "") -> str:
-    """A prompt that asks whether an answer is correct (reply fields VERDICT). right: the reference answer. criterion:
-    further instructions from the config."""
+    """A prompt that asks whether an answer is correct (reply fields VERDICT). right: the reference answer. wording:
+    index of the instruction's wording. criterion: further instructions from the config."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     return _joined(_TASKS[wording], criterion, _RULE, f"Question:\n{quoted('question', question)}", *known,
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))

@@ -50,10 +50,10 @@ class Likelihoods:
         self._decode = TokenTexts(reference.policy).decode
         self._read: dict[str, list[int]] = {}
 
-    def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
-        """Returns for each group of `visits` {service: {key of a text: [t] float32 log-probabilities}}; see
-        services.Logprobs. The prompt of each completion is the one used in training. A collective call."""
-        rows, requested = self._rows(visits, step)
+    def __call__(self, groups: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
+        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs. The
+        prompt of each completion is the one used in training. A collective call."""
+        rows, requested = self._rows(groups, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
         values = self.reader.stacked([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
         known = {(r.group, r.key): v[r.start:r.end] for r, v in zip(rows, values, strict=True)}
@@ -68,21 +68,21 @@ class Likelihoods:
         texts, tokens = comm.total(texts, tokens)
         return {"logprobs/texts": texts, "logprobs/tokens": tokens, "logprobs/policy_step": float(step)}
 
-    def _rows(self, visits: Sequence[UnscoredGroup], step: int) -> tuple[list[_Row], list[dict[str, list[Key]]]]:
+    def _rows(self, groups: Sequence[UnscoredGroup], step: int) -> tuple[list[_Row], list[dict[str, list[Key]]]]:
         rows: dict[tuple[int, Key], _Row] = {}
         requested: list[dict[str, list[Key]]] = []
-        for i, visit in enumerate(visits):
-            requested.append(self._requested_keys(visit, step))
+        for i, group in enumerate(groups):
+            requested.append(self._requested_keys(group, step))
             for key in (key for keys in requested[-1].values() for key in keys):
                 if (i, key) not in rows:
-                    rows[i, key] = self._row(i, key, visit)
+                    rows[i, key] = self._row(i, key, group)
         return [*rows.values()], requested
 
-    def _requested_keys(self, visit: UnscoredGroup, step: int) -> dict[str, list[Key]]:
+    def _requested_keys(self, group: UnscoredGroup, step: int) -> dict[str, list[Key]]:
         """The keys of the texts that the task requests for a group, by service. An exception in the task's code ends
         the run, because no text of the model may cause one."""
-        task, sample = self.task.of(visit.sample), with_image_size(visit.sample, visit.prompt)
-        answers = [answer_of(c, visit.prompt, step, name) for name, c in visit.members]
+        task, sample = self.task.of(group.sample), with_image_size(group.sample, group.prompt)
+        answers = [answer_of(c, group.prompt, step, name) for name, c in group.members]
         if not answers:
             return {}
         needed = [name for name in self.services if name in task.needs]
@@ -95,25 +95,25 @@ class Likelihoods:
             raise TaskError(f"task '{task.name}': readings failed for sample '{sample.id}': {type(error).__name__}: "
                             f"{error}") from error
 
-    def _row(self, group: int, key: Key, visit: UnscoredGroup) -> _Row:
+    def _row(self, i: int, key: Key, group: UnscoredGroup) -> _Row:
         place, text = key
-        whole = None if place is None else visit.members[place][1]
+        whole = None if place is None else group.members[place][1]
         if text is not None:
-            completion, (start, end) = self._instead(whole, text, visit)
+            completion, (start, end) = self._instead(whole, text, group)
         else:
             assert whole is not None
             start, end = answer_span(self._written(whole), self._decode)
             completion = whole if whole.episode_id else replace(whole, tokens=whole.tokens[:end])
-        return _Row(group, key, visit.prompt, completion, start, end)
+        return _Row(i, key, group.prompt, completion, start, end)
 
-    def _instead(self, whole: Completion | None, text: str, visit: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
+    def _instead(self, whole: Completion | None, text: str, group: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
         """Replaces the answer in a completion: the tokens up to the last <answer> tag, followed by `text`. Also returns
         the token range of the text."""
         if whole is not None and whole.episode_id:
-            raise TaskError(f"sample '{visit.sample.id}': a Reading that replaces the answer by a text is not "
+            raise TaskError(f"sample '{group.sample.id}': a Reading that replaces the answer by a text is not "
                             "possible for an episode")
         tokens = np.zeros(0, np.int64) if whole is None else self._written(whole)
-        before = completion_for(_OPEN, visit.prompt.opened) if whole is None else self._decode(tokens)
+        before = completion_for(_OPEN, group.prompt.opened) if whole is None else self._decode(tokens)
         begin = before.rfind(_OPEN) + len(_OPEN)
         if begin < len(_OPEN) or not text:
             return unsampled_completion(tokens[:0]), (0, 0)

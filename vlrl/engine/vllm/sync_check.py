@@ -149,9 +149,9 @@ def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float
     return count, sorted(out, key=lambda entry: entry[1] / entry[2] if entry[2] else math.inf, reverse=True)
 
 
-def describe_differences(stale: Sequence[tuple[str, float, float]]) -> str:
+def describe_differences(differences: Sequence[tuple[str, float, float]]) -> str:
     """Describes the tensors that differ, for an error message."""
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
-                      for name, gap, size in stale[:3])
-    more = len(stale) - 3
+                      for name, gap, size in differences[:3])
+    more = len(differences) - 3
     return f"{shown} and {more} more" if more > 0 else shown
