@@ -84,8 +84,8 @@ class Objective:
 
     def __call__(self, x: LossInputs, kl_coef: float = 0.0) -> tuple[torch.Tensor, Metrics]:
         """Returns this micro-batch's share of the loss, and metrics. The loss is the sum of the shares over
-        micro-batches and processes. Metrics are sums over the trained tokens, and per token [N] "clipped" and "ratio"
-        of the policy term."""
+        micro-batches and processes. Metrics are sums over the trained tokens; only "clipped" and "ratio" of the
+        policy term are per token [N]."""
         per_token, metrics = self.term(_of(x, "loss"))
         factors = [w(_of(x, f"weights.{i}")) for i, w in enumerate(self.weights)]
         if self.correction:

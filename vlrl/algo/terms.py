@@ -37,7 +37,7 @@ def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta
 
 
 def clip_metrics(ratio: torch.Tensor, inert: torch.Tensor) -> Metrics:
-    """Metrics per token [N]: "clipped" (whether a bound applies, counted in clip_frac) and "ratio"."""
+    """Metrics per token [N]: "ratio", and "clipped" (`inert`: whether a bound applies, counted in clip_frac)."""
     return {"clipped": inert, "ratio": ratio.detach()}
 
 

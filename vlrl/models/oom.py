@@ -2,7 +2,7 @@
 
 An optimizer step trains on the same tokens however they are cut into micro-batches. So a micro-batch that does not fit
 is halved and the run continues. If a backward pass fails, its partial gradients cannot be separated from those of
-earlier micro-batches. Then the optimizer step restarts without gradients."""
+earlier micro-batches. Then the gradients are cleared and the optimizer step restarts."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class _Grower:
 
 
 def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
-    """Up to which token two completions, whose first n ids are equal, also agree in positions and media."""
+    """The number of first tokens that two completions share, with positions and media, given n equal ids."""
     if a is None or b is None or not (_rows_known(a) and _rows_known(b)):
         return 0
     n = _first_true((a.positions[:, :n] != b.positions[:, :n]).any(0))

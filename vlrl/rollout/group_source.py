@@ -113,7 +113,7 @@ class GroupSource:
         return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Passes the policy's weights to the engine before a step. now: whether an evaluation uses the engine too."""
+        """Gives the policy's weights to the engine, if the step or (`now`) an evaluation samples with the engine."""
         if self.generates or now:
             self.engine.sync(policy, step)
 

@@ -65,7 +65,7 @@ class ReplyCache:
             return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
 
     def add(self, reply: StoredReply) -> None:
-        """Adds a reply. A text is written immediately, a failure by `settle`. Raises RunError if the disk is full."""
+        """Adds a reply. Text is written at once, a failure by `settle`. Raises RunError if the disk is full."""
         with self._lock:
             if reply.text is None:
                 self._failures[reply.key, reply.split, reply.step] = reply
