@@ -25,7 +25,7 @@ class EvalPoints(NamedTuple):
 
 
 def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[EvalPoints] = ()) -> Html:
-    """A plot of one metric over the steps: raw values, a bold moving average, and evaluations with intervals."""
+    """A plot of a metric over the steps: raw values, a bold moving average, evaluations (`dots`) with intervals."""
     points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     every = [*points, *((x, v) for d in dots for x, *ys in d.points for v in ys if v is not None)]
     if not every:

@@ -161,8 +161,7 @@ POINTING = Recipe(
 _OWN_KIND = {"curr_reft_binary": (r"^\W*(?:is|are|was|were|do|does|did|can|could|has|have|will)\b", "yes or no"),
              "curr_reft_choice": (r"\b(?:which|what|who|select|choose)\b", "options"),
              "counting": (r"\bhow many\b|\bcount\b|\bnumber of\b", "a number")}
-"""Recipe -> (pattern of the questions that the recipe can score by the row's boxes alone, the kind of answer that it
-asks for)."""
+"""Recipe -> (pattern of the questions that the recipe can score by the row's boxes alone, what the recipe asks for)."""
 
 
 def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,8 @@
 """Drawn scenes with details that cannot be seen until they are enlarged: each of a few shapes carries a plate.
 
-A scene is a pure function of its arguments. It is painted with sides of `size * DETAIL` pixels. The overview that the
-prompt shows has sides of `size` pixels, `1 / BLUR` of the detail, and blank plates, so it reveals nothing about the
-answer.
+A scene is a pure function of its arguments. It is painted with sides of `size * DETAIL` pixels. The prompt shows an
+overview with sides of `size` pixels, averaged blocks of BLUR x BLUR pixels and blank plates, so the overview reveals
+nothing about the answer.
 
     full, row = scene(0, "train", 7, size=64, kind="digit")
     first = overview(scene(0, "train", 7, size=64, kind="digit", blank=True)[0])

@@ -314,7 +314,7 @@ class Rollout:
     """False if algo.batch leaves the rollout out of the update. In `Group.aside`, True if a method trains on the
     rollout."""
     moved: bool = False
-    """Whether a method has moved the rollout into or out of the group after its reward was counted."""
+    """Whether a method has moved the rollout into the group, or out of the group, after its reward was counted."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """In an evaluation, the result of Task.metrics for the answer."""
 

@@ -29,7 +29,7 @@ def split(text: str) -> list[str]:
 
 
 def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
-    """Lets a person play episodes of one sample. Returns True to go on to the next sample, or False to quit."""
+    """Lets a person play episodes begun by `start` on one sample. Returns True to go on to the next, False to quit."""
     episode = _begin(start, title)
     try:
         while True:
