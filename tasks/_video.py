@@ -21,7 +21,7 @@ from . import _video_tracks as tracks
 from ._shared import think_answer
 
 TYPED = tuple(STRICT)
-"""The answer types that these recipes can score."""
+"""The answer types that the recipes of this module can score."""
 _SHOWN = 1000
 Accuracy = Callable[[Any, Sample, Answer], float]
 
