@@ -131,7 +131,7 @@ def as_dict(episode: PlayedEpisode, place: int, split: str) -> dict[str, Any]:
 
 
 _LOCATED = {"box", "boxes", "points"}
-"""Fields of a row that show that its answer is a location."""
+"""Fields of a row whose presence means that the answer is a location."""
 _COMMANDS = (":next", ":oracle", ":again", ":quit", ":help")
 
 

@@ -24,7 +24,7 @@ def printable(text: object, most: int = 2000) -> str:
 
 
 def formatted(value: float | None, form: str = ".3f", without: str = "none") -> str:
-    """Formats a number; returns `without` for None."""
+    """Formats a number by the Python format specification `form`; returns `without` for None."""
     return without if value is None else format(value, form)
 
 

@@ -55,7 +55,7 @@ class SaveSettings(Settings):
 
 
 class StoreSettings(Settings):
-    """What is stored of each rollout."""
+    """Which data of each rollout the run stores."""
 
     media: Literal["copy", "link", "none"] = Field(default="copy", description="How media are stored in the run "
                                                    "folder: copy = as copies, link = as links, none = not at all.")

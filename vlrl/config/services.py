@@ -80,7 +80,7 @@ FOLLOWS = {"start": "frozen", "ema": "ema"}
 
 
 class ServicesSettings(Settings):
-    """Models that compute rewards, in addition to the policy."""
+    """Models, other than the policy, that compute rewards."""
 
     reference: Literal["", "start", "ema"] = Field(
         default="", description="Model of services.reference_logprobs: start = the initial model of the run, ema = a "

@@ -21,7 +21,7 @@ from vlrl.training.minibatch import make_minibatch, split
 from vlrl.types import Group, Sample
 
 _CHUNK = 64
-"""Number of answers per pass, over all ranks."""
+"""Number of answers in one pass of the model, over all ranks."""
 
 
 def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
