@@ -36,11 +36,11 @@ Attention of the shared row [prompt | completion 1 | ... | completion G]
   Log-probabilities and gradients of shared and padded rows agree within 1e-5 of each tensor's maximum.
 - A group that is too large is cut into pieces, each with a copy of the prompt. Padding exists only inside the
   attention, where runs of tokens whose lengths differ by less than a quarter are batched. Only the implementation
-  `masked` has masks, one for each such bucket.
+  `masked` uses masks, one for each such batch.
 
 Ranks
 - An optimizer step holds the same groups for any number of ranks: all groups are sorted by id and cut into slices
-  (cost.optimizer_steps). The rank that trains on a group writes it to the run folder. After
-  scoring, a group may move to another rank, but never to another optimizer step.
+  (cost.optimizer_steps). The rank that trains on a group writes it to the run folder. After scoring, a
+  group may move to another rank, but never to another optimizer step.
 - Under FSDP all ranks run the same number of micro-batches, and if one of these has media, all have: packing.with_idle
   adds micro-batches that hold a prompt without completions."""

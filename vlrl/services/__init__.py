@@ -7,7 +7,7 @@ task/services.py.
     reward_model      the service `services.reward_model`
     likelihoods       the services `policy_logprobs` and `reference_logprobs`
     extra_parts       the reward parts of `task.parts`; judged_parts, compared_parts and scored_parts implement them
-    service_set       the services of a run, and their view for one group
-    missing           tasks with reward parts whose service the run does not have
+    service_set       the services of a run, and access to them for one group
+    missing           removes reward parts whose service the run does not have
     judge_server      starts a vLLM server for the judge
-    served_teacher    the teacher of algo.distillation on a server"""
+    served_teacher    log-probabilities of the teacher of algo.distillation, from a server"""

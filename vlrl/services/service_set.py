@@ -1,4 +1,4 @@
-"""The services of a run, their view for one group, and their metrics."""
+"""The services of a run, access to them for one group, and their metrics."""
 
 from __future__ import annotations
 
