@@ -10,8 +10,8 @@
 - A setting that the chosen engine does not have is an error. `engine=vllm` on the command line also drops the settings
   that only the previous engine has, so this one override switches engines.
 - An engine reports finished requests by `done` while it decodes the remaining requests. Results never depend on these
-  reports. The automatic batch size is computed from the device's total memory, never from the free memory, because the last
-  bits of the logits depend on the batch shape.
+  reports. The automatic batch size is computed from the device's total memory, never from the free memory, because the
+  last bits of the logits depend on the batch shape.
 - During generation, the rows of a group share one copy of their prompt's keys and values (cache.SharedRows). If a model
   does not support this, or has layers with special caches, each row gets its own copy (CopiedRows).
 - vllm_server uses HTTP routes that vlrl adds to vLLM, protected by a key (vllm/server.py explains why)."""

@@ -36,7 +36,7 @@ def chromium_program(named: str = "") -> str | None:
 
 
 def browser_start_error(program: str | None, error: Exception, setting: str) -> ConfigError:
-    """The error to raise if the browser cannot be started. setting: the setting of its path, named in the message."""
+    """The error to raise if the browser cannot be started. setting: name of the setting with the path of `program`."""
     return ConfigError(f"{program or 'Chromium'} cannot be started: {str(error).splitlines()[0][:200]}. Install it "
                        "(apt-get install chromium, or `playwright install chromium`), or name its program with "
                        f"{setting}")

@@ -256,7 +256,7 @@ def problems(path: Path, full: bool = True) -> list[str]:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Returns all checkpoints, complete or not, newest first, also older ones that a killed save had renamed."""
+    """Returns all checkpoints, complete or not, newest first, including those that a killed save renamed."""
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
     return sorted(paths + aside, key=step_of, reverse=True)
