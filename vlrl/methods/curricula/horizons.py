@@ -43,8 +43,8 @@ class Success(Saved):
         return self.turns
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Records the pass rates of a step's groups of episodes, and raises the turn limit if their mean reaches `at`.
-        """
+        """Records the pass rates of a step's groups of episodes, and raises the turn limit once the last `window`
+        groups reach `at`."""
         mine = [o.pass_rate for o in outcomes if o.draw.max_turns == self.turns]
         self.recent.extend(rate for rate in mine if rate == rate)
         if len(self.recent) == self.recent.maxlen and float(np.mean(self.recent)) >= self.at:
