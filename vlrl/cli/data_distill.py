@@ -39,12 +39,12 @@ def distill(config: ConfigPath, request: DistillRequest, settings: Words = None,
     if not tool.goes_on(places):
         refuse_existing(out, request.force)
     server = Server.from_request(request, request.endpoint, request.model, request.key_env)
-    settings = tool.DistillSettings(answers=request.answers, rows=request.rows, temperature=request.temperature,
-                                 choose=Named(name=request.choose), least=request.least, price_in=request.price_in,
-                                 price_out=request.price_out)
-    tool.check(loaded, settings, places)
+    job = tool.DistillSettings(answers=request.answers, rows=request.rows, temperature=request.temperature,
+                               choose=Named(name=request.choose), least=request.least, price_in=request.price_in,
+                               price_out=request.price_out)
+    tool.check(loaded, job, places)
     with prints_aside(), progress_bars(lines=True) as progress:
-        summary = tool.distill_answers(loaded, server, settings, places, progress)
+        summary = tool.distill_answers(loaded, server, job, places, progress)
     follow = f"vlrl sft {shlex.quote(config)} data.solutions={shlex.quote(str(out))}"
     if as_json:
         emit({"file": str(out), "drawn": str(places.drawn), "about": str(places.about), **summary, "next": follow})

@@ -33,7 +33,7 @@ class Launcher:
 
     def end_if_it_hangs(self) -> None:
         """Starts a guard process that kills the launcher if it does not end soon after this process. Returns at once.
-        Does nothing if the launcher may still restart its ranks, because it continues when the network is back."""
+        Does nothing if the launcher may still restart its ranks: it continues when the network is back."""
         if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
             return
         with suppress(OSError):

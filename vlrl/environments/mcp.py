@@ -89,7 +89,7 @@ class McpSession:
             raise
 
     def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
-        """Returns the schemas of the server's tools for chat templates; only of the `allowed` tools if any are named.
+        """Returns the schemas of the server's tools for chat templates; only of the `allowed` tools if there are any.
         Raises ProtocolError for an invalid response or a missing tool."""
         offered, cursor = [], None
         for _ in range(_MOST_TOOLS):

@@ -1,4 +1,4 @@
-"""The prompts for a judge, and the images and turns of episodes that the judge sees.
+"""The prompts for a judge, and the images and turns of episodes that are shown to it.
 
     question, images = judge_view(task, sample, [answer])
     Question(verdict_prompt(question, reference(task, sample), answer.final), images, VERDICT)
