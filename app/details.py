@@ -68,9 +68,9 @@ class RolloutView:
     policy_step: int | None
     completion: str
     token_ids: np.ndarray
-    """[T] int32."""
+    """[T] int32: the tokens of the answer."""
     loss_mask: np.ndarray | None
-    """[T] bool."""
+    """[T] bool: whether the token counts in the loss."""
     logprobs: np.ndarray | None
     """[T] float32, log-probabilities of the sampler.
     `trainer_logprobs`, `entropies` and `ratio` are [T] float32, too."""

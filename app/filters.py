@@ -62,7 +62,7 @@ def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = No
 
 
 def list_query(where: Mapping[str, str]) -> dict[str, str]:
-    """The URL parameters that determine the list, for links that open a group or answer next to the same list."""
+    """The URL parameters that determine the list of groups, for links that open a group and keep the list as it is."""
     filters = {k: v for k, v in where.items() if k not in _OPENED or k == "run"}
     if "group" in where and where.get("in") == "all":
         filters.pop("run", None)
@@ -70,7 +70,7 @@ def list_query(where: Mapping[str, str]) -> dict[str, str]:
 
 
 def open_query(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) -> dict[str, Any]:
-    """The URL parameters that open a group, or one of its answers, next to the unchanged list."""
+    """The URL parameters that open a group, or one of its answers, and keep the list of groups as it is."""
     filters = list_query(where)
     target = {**filters, "page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
               "group": key.group}

@@ -237,7 +237,7 @@ class Progress:
 
 
 class JobStopped(Exception):
-    """Raised inside a job that was asked to stop, to end its work."""
+    """Raised inside a job that was asked to stop, so that the work of the job ends."""
 
 
 class Job:

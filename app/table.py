@@ -303,8 +303,8 @@ def _read_light(path: Path) -> pa.Table:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Merges successive batches into lists of up to a limit of rows or bytes. The size is limited because texts are not
-    truncated yet, and even a small file may hold long ones."""
+    """Merges successive batches into lists, each up to a limit of rows and bytes. The size is limited because texts are
+    not truncated yet, and even a small file may hold long ones."""
     some, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         some, rows, size = [*some, batch], rows + batch.num_rows, size + batch.nbytes

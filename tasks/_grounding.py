@@ -345,7 +345,7 @@ def _corners(text: str) -> list[float] | None:
 
 
 def _perception(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Perception-R1: squared IoU; with several objects or boxes, the mean over the best assignment of boxes."""
+    """Perception-R1: the squared IoU; with several objects or boxes, its mean over the best assignment of boxes."""
     wanted, boxes = truths(task, sample), _read_marked(task, sample, answer)
     squared = [[iou(d["box"], t["box"]) ** 2 for t in wanted] for d in boxes]
     if not wanted:
