@@ -167,7 +167,8 @@ class OracleScore:
 
 
 def answer_of(text: str, opened: str = "") -> Answer:
-    """Converts a text to the Answer that the training loop would pass to a task."""
+    """Converts a text to the Answer that the training loop would pass to a task; `opened` is as in
+    `OracleScore.reward`."""
     return parse_answer(text, n_tokens=max(1, len(text) // 4), opened=opened)
 
 

@@ -34,7 +34,7 @@ def file_keys(media: Media) -> list[Key]:
 
 
 def unread_file(key: Key, **facts: object) -> MediaFile:
-    """The description of a file without reading it: only its name, path and selected part."""
+    """The description of a file without reading it: its name, path, selected part and the fields `facts`."""
     path, _, start, end = key
     return MediaFile(name=path.name, path=str(path), start=start, end=end, **facts)  # pyright: ignore
 

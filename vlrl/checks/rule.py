@@ -101,7 +101,7 @@ class Rule:
     start: Level | None = None  # level at the start of a run, if it differs from `level`
 
     def finding(self, found: str | Finding, at_start: bool, where: str, id: str) -> Finding:
-        """Converts a message of this rule about the row or sample `id` to a Finding."""
+        """Converts a message of this rule about the row or sample `id` at `where` to a Finding."""
         found = Finding(message=found.removeprefix(f"row {id!r}: ")) if isinstance(found, str) else found
         level = found.level if found.level != "error" else (at_start and self.start) or self.level
         return replace(found, rule=self.name, level=level, where=where, id=id)

@@ -267,7 +267,7 @@ written; `tolerant` returns more lenient functions."""
 
 
 def tolerant(kind: str, options: Sequence[str] = (), labels: Sequence[str] = (), tolerance: float = 0.0) -> Scorer:
-    """The scoring function of an answer type, for answers in free wording.
+    """The scoring function of the answer type `kind`, for answers in free wording.
 
     The function accepts an option by its letter or text, a number among words, and a label from a closed list
     regardless of case and punctuation. The other types are scored as in `STRICT`."""

@@ -59,9 +59,9 @@ def target_speed(limit: float, gap: float, near: float = 4.0, far: float = 24.0)
 def shaped(speed: float, wanted: float, limit: float, off_centre: float, turned: float, ended: bool) -> float:
     """A shaped reward for one decision, at most 1, similar to rewards before CaRL (Roach, 2108.08265).
 
-    1 - |speed - wanted| / limit, minus half the distance from the lane centre in metres (at most 1), minus the angle
-    between vehicle and lane in radians (at most 1). If a collision or leaving the road ended the episode, the reward is
-    -1 - speed / limit."""
+    1 - |speed - wanted| / limit (`wanted` is the target speed), minus half the distance from the lane centre in metres
+    (at most 1), minus the angle between vehicle and lane in radians (at most 1). If a collision or leaving the road
+    ended the episode, the reward is -1 - speed / limit."""
     if ended:
         return -1 - speed / limit
     return 1 - abs(speed - wanted) / limit - 0.5 * min(1.0, abs(off_centre)) - min(1.0, abs(turned))

@@ -97,8 +97,8 @@ def best_grounding(span: Span, truth: Sequence[Span]) -> tuple[float, float]:
 
 
 def read_spans(text: str, most: int = MOST) -> list[list[float]]:
-    """All spans in a text, in any notation and in order of appearance. The two ends are returned in the order in which
-    they are written, so a span may be invalid.
+    """The first `most` spans in a text, in any notation and in order of appearance. The two ends are returned in the
+    order in which they are written, so a span may be invalid.
 
     A time is in seconds ("12.5", "12.5s", "12.5 seconds") or in clock notation ("1:02", "00:01:02.5"). The two times
     are joined by to, and, until, a dash or a comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3,

@@ -157,12 +157,12 @@ def _errors(row: CheckedRow) -> list[Finding]:
 
 
 def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None,
-          **counted: Any) -> list[_Row]:
+          **options: Any) -> list[_Row]:
     """The rows of all files. An unreadable file counts as a single bad row, unless it is the only file."""
     files, rows = [file for path in paths for file in files_of(path)], []
     for file in files:
         try:
-            rows += [_row(file, where, row, root) for where, row in rows_in(file, format, root, columns, **counted)]
+            rows += [_row(file, where, row, root) for where, row in rows_in(file, format, root, columns, **options)]
         except DataError as error:
             if len(files) == 1:
                 raise

@@ -35,8 +35,7 @@ class UsableRow:
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """The folder that the row's media paths are relative to; None for the default (`root`, or the folder of the file).
-    """
+    """The folder that the row's media paths are relative to; None for the default (`root`, or the file's folder)."""
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,

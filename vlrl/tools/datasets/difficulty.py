@@ -141,7 +141,7 @@ def _record(number: int, group: Group) -> MeasuredPrompt:
 
 def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]:
     """Reads the results in the temporary file of a measurement: prompt index -> result. If the file is missing, it is
-    created with the facts.
+    created with the facts `known`.
 
     Raises ConfigError if the facts in the file differ, or if it is not such a file."""
     lines = resume_lines(part, known, "a measurement", "file")
@@ -164,11 +164,11 @@ def _append(part: Path, shares: Sequence[Sequence[MeasuredPrompt]]) -> None:
 
 def write(files: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measurements: Sequence[MeasuredPrompt],
           known: Mapping[str, Any]) -> tuple[Summary, bool]:
-    """Writes the rows with the measured columns, the facts with the summary, and the plot, each atomically; then
-    deletes the temporary file of the measurement.
+    """Writes the rows with the measured columns, the facts `known` with the summary, and the plot, each atomically;
+    then deletes the temporary file of the measurement.
 
-    Returns (summary, joined). `joined` is True if the file contains the rows of the data file, and False if it only
-    contains ids with the measured columns. Raises DataError if no prompt could be measured."""
+    Returns (summary, joined). `joined` is True if the written rows are those of the data file, and False if they only
+    have ids and the measured columns. Raises DataError if no prompt could be measured."""
     numbers = summary(measurements, known["answers"])
     if not numbers.measured:
         raise DataError(f"no prompt could be measured; reason for the first, {measurements[0].id!r}: "

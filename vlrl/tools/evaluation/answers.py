@@ -84,8 +84,7 @@ class _Pass:
 
 
 def sample_for_setting(task: Task, setting: EvalSetting, samples: Sequence[Sample], number: int) -> Sample:
-    """Sample number `number` with the probe and the prompt template of a setting applied. An environment is not reset
-    yet."""
+    """Sample number `number` with the probe and prompt template of a setting; its environment is not reset yet."""
     sample = probe(setting.probe, samples, number) if setting.probe else samples[number]
     if setting.wording is None:
         return sample

@@ -119,8 +119,8 @@ def facts(config: Config, chosen: ModelChoice | None, server: Server | None, set
 
 
 def folder_of(config: Config, known: dict[str, Any]) -> Path:
-    """The default folder of an evaluation. Its name contains a hash of the facts, so that the same command finds the
-    folder again."""
+    """The default folder of an evaluation. Its name contains a hash of the facts `known`, so that the same command
+    finds the folder again."""
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     return Path(f"{config.run.dir or 'runs/model'}-eval") / digest[:10]
 

@@ -87,8 +87,7 @@ class ReasoningJudge:
     def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress) -> list[Row]:
         """The rows, each with its `verdicts` added: a list of booleans, which is empty for a wrong answer.
 
-        Raises ConfigError if the server rejects the key or the model, and TrainingError if it does not answer any
-        request."""
+        Raises ConfigError if the server rejects the key or the model, TrainingError if it answers no request."""
         right = [i for i, row in enumerate(rows) if row.get("correct")]
         verdicts: dict[int, list[bool]] = {}
         for start in range(0, len(right), _TOGETHER):

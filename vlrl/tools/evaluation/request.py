@@ -75,8 +75,7 @@ class EvalRequest:
 
     @property
     def lines(self) -> Path | None:
-        """The value of --out if it names a .jsonl file, which is only possible with one answer at one setting; else
-        None."""
+        """The value of --out if it names a .jsonl file (only possible with one answer at one setting); else None."""
         return self.out if self.out is not None and self.out.suffix == ".jsonl" else None
 
     @property

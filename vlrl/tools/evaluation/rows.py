@@ -56,8 +56,7 @@ def prompt_hash(text: str, media: Sequence[str]) -> str:
 
 
 def cluster_hash(media: Sequence[str], content: str) -> str:
-    """A hash that is equal for all questions about the same media; a question without media has its own hash, from its
-    content."""
+    """A hash that is equal for all questions about the same media; without media it is a hash of the content."""
     return _hash(list(media)) if media else content
 
 

@@ -89,7 +89,7 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
 
 
 def most_frequent(points: list[Forms], most: int = 6) -> list[str]:
-    """The forms with the largest share at any step, the largest first."""
+    """The `most` forms with the largest share at any step, the largest first."""
     best: Counter[str] = Counter()
     for point in points:
         for name in point.forms:

@@ -153,7 +153,8 @@ class Sequential:
 
     def _maxima(self, group: tuple[str, ...], alone: bool) -> np.ndarray:
         """[blocks, permutations]: for each block the largest |sum of differences between means| of any two algorithms
-        in a group. Permutation 0 has the true labels. `alone`: the group is the only one of its hypothesis."""
+        in a group. Permutation 0 has the true labels. `alone`: the group is a pair and the only group of its
+        hypothesis."""
         scores = [np.concatenate(block) for block in zip(*(self._scores[name] for name in group), strict=True)]
         if alone and math.comb(2 * self.n, self.n) ** len(scores) <= self.resamples:
             means = [self._means(values, at) for values, at in

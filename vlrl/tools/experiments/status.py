@@ -111,7 +111,8 @@ def read_status(path: Path, now: float | None = None) -> Status:
 
 
 def _staged(stage_list: StageList, stages: Sequence[Status], now: float) -> Status:
-    """The status of a run with stages, derived from the status of the last stage that has begun."""
+    """The status of a run with stages: its state, the sums of steps, and for the rest the status of the last begun
+    stage."""
     begun = [s for s in stages if s.state != "unknown" or s.step is not None or s.stages]
     last = begun[-1] if begun else None
     owner = read_json(stage_list.folder / "run.lock")

@@ -160,8 +160,6 @@ class _Weights:
 
 
 class _Adapter:
-    """A LoRA adapter: two factors for each weight that it changes."""
-
     def __init__(self, folder: Path, stack: ExitStack):
         self.settings: dict[str, Any] = read_json(folder / _ADAPTER) or {}
         self.base = str(self.settings.get("base_model_name_or_path") or "")

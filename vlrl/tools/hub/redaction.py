@@ -121,8 +121,8 @@ class PrivateWords:
 
 
 def _form(word: str, what: str) -> re.Pattern[str]:
-    """The pattern that finds a private word. A name or path is only found as a complete word, a secret also inside
-    other words."""
+    """The pattern that finds a private word, described by `what`. A name or path is only found as a complete word, a
+    secret also inside other words."""
     if what.startswith(_VALUE):
         return re.compile(re.escape(word))
     return re.compile(r"(?<!\w)" + re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else ""))

@@ -79,7 +79,7 @@ class ExportedRollouts:
     """What was not exported, such as "videos" -> how often."""
 
     def miss(self, what: str) -> None:
-        """Adds 1 to the count in `left_out`."""
+        """Adds 1 to the count of `what` in `left_out`."""
         self.left_out[what] = self.left_out.get(what, 0) + 1
 
 

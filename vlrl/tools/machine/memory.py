@@ -66,8 +66,7 @@ class Memory:
     activations: int  # values of a micro-batch that are kept for the backward pass
     block: int  # intermediate values and gradients of the block that is being computed
     logits: int
-    """Logits of a chunk of answer tokens, copies of these logits, and the chunk's gradient of a trained output layer.
-    """
+    """Logits of a chunk of answer tokens, their copies, and the chunk's gradient of a trained output layer."""
     step: int  # temporary float32 copy of the trained weights inside AdamW, on CUDA
     cache: int  # KV cache of the completions being generated
     prefill: int
@@ -218,8 +217,7 @@ def _dtype(config: Config, device: str) -> torch.dtype:
 
 @functools.lru_cache(maxsize=4)
 def _built(kind: Any, text: str) -> Any:
-    """The model of a transformers config, without weights. The result is cached, because one model often gets many
-    estimates."""
+    """The model of a transformers config without weights, cached because one model often gets many estimates."""
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):

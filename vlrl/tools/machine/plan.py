@@ -138,8 +138,7 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
 
 
 def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
-    """Raises ConfigError for settings that a run would refuse at its start, because of the sharding or because of vLLM.
-    """
+    """Raises ConfigError for settings that a run would refuse at its start because of the sharding or of vLLM."""
     if sharded:
         launch.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads

@@ -97,8 +97,7 @@ def seconds(rng: random.Random) -> int:
 
 
 def span(rng: random.Random, length: int, shortest: int = 1) -> tuple[int, int]:
-    """A random span (start, end) in whole seconds that covers at most half of the clip. All such spans are equally
-    likely."""
+    """A random span (start, end) in whole seconds of at most half the clip; all such spans are equally likely."""
     return rng.choice([(a, b) for a, b in _spans(length) if b - a >= shortest])
 
 
@@ -207,8 +206,7 @@ def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question when a shape moves. In every second clip, another shape moves at a different time.
-    """
+    """Makes a clip with the question when a shape moves. In every second clip, another shape moves at another time."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -235,8 +233,7 @@ def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question where a shape is in each of eight frames. The shape moves along two line segments.
-    """
+    """Makes a clip with the question where a shape is in each of eight frames. It moves along two line segments."""
     frames = max(seconds(rng) * clock.fps, BOXES)
     hero, *others = place_actors(rng, 1 + turn % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]

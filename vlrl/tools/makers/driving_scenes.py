@@ -60,8 +60,8 @@ class Drive:
 
 
 def scene(scenario: str, seed: str, aim: Aim) -> Scene:
-    """Generates a scene in which the expert is likely, but not certain, to carry out the intended plan. The result
-    depends only on the arguments."""
+    """Generates a scene in which the expert is likely, but not certain, to carry out the intended plan `aim`. The
+    result depends only on the arguments."""
     rng = random.Random(seed)
     road = empty_road(scenario, rng.getrandbits(64))
     return SCENARIOS[scenario](road, rng, aim)
@@ -149,8 +149,7 @@ def _neighbours(road: Road, own: Lane, others: Iterable[int], at: float, limit: 
 
 
 def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on three straight lanes. The expert overtakes slower traffic if a neighbouring lane is free.
-    """
+    """Places the vehicles on three straight lanes. The expert overtakes slower traffic if there is a free lane."""
     limit, lane, at = rng.choice((10.0, 12.0, 14.0, 16.0)), rng.randrange(3), rng.uniform(100, 900)
     ego, at = _ego(road, ("0", "1", lane), at, limit, aim, rng)
     _lead(road, ego, ("0", "1", lane), at, limit, aim, rng)

@@ -47,8 +47,7 @@ def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: 
 
 
 def check_output(out: Path, samples: int, force: bool) -> None:
-    """Raises ConfigError for an invalid number of rows, DataError if the folder is not empty (unless `force` is set).
-    """
+    """Raises ConfigError for an invalid number of rows, DataError if the folder is not empty (without `force`)."""
     if samples < 1:
         raise ConfigError(f"--samples {samples} must be at least 1")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):

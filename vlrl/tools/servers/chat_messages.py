@@ -49,13 +49,13 @@ class Message:
         return [{"type": "text", "text": value} if kind == "text" else {"type": "image"} for kind, value in self.parts]
 
 
-def read(given: Any, access: MediaAccess, root: Path) -> list[Message]:
+def read(messages: Any, access: MediaAccess, root: Path) -> list[Message]:
     """Parses the messages of a request. `access` says from which hosts images may be downloaded; no local file is read.
 
     Raises RequestError naming the invalid message."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(messages, list) or not messages:
         raise RequestError(400, "messages must be a list of one or more messages")
-    return [_message(one, f"messages[{i}]", access, root) for i, one in enumerate(given)]
+    return [_message(one, f"messages[{i}]", access, root) for i, one in enumerate(messages)]
 
 
 def _message(given: Any, place: str, access: MediaAccess, root: Path) -> Message:

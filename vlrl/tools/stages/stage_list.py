@@ -33,9 +33,9 @@ class StageList:
         """The folders of the stages. Symbolic links are excluded, because they could point anywhere."""
         return [place for name, _ in self.stages if not (place := self.folder / name).is_symlink()]
 
-    def finished(self, name: str, **left: Any) -> StageList:
+    def finished(self, name: str, **result: Any) -> StageList:
         """Marks a stage as finished with a result (`steps`, `model`), and writes the file."""
-        return StageList(self.folder, self.stages, {**self.done, name: left}).write()
+        return StageList(self.folder, self.stages, {**self.done, name: result}).write()
 
     def write(self) -> StageList:
         """Writes stages.json atomically."""

@@ -114,15 +114,15 @@ def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, An
     return {name: entries[name] for name in fields}
 
 
-def _same_type(value: Any, given: Any) -> bool:
+def _same_type(value: Any, parent_value: Any) -> bool:
     """Whether a value has the same type as the parent's value: a string, a number, or a list of strings."""
-    if isinstance(given, list):
+    if isinstance(parent_value, list):
         return (isinstance(value, list) and 0 < len(value) <= _MOST_OPTIONS
                 and all(isinstance(one, str) and _same_type(one, "") for one in value))
-    if isinstance(given, str):
+    if isinstance(parent_value, str):
         return isinstance(value, str) and bool(value.strip()) and len(value) <= _LONGEST and sanitized(value) == value
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and isinstance(given, (int, float)) and abs(value) < float("inf")
+    return number and isinstance(parent_value, (int, float)) and abs(value) < float("inf")
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------

@@ -76,15 +76,15 @@ def _path(sample: Sample, media: Media, location: MediaLocation) -> Any:
     return name
 
 
-def _written(given: Any, location: MediaLocation) -> Path:
+def _written(image: Any, location: MediaLocation) -> Path:
     """Writes an image to a file named by a hash of the image; returns the path."""
-    if isinstance(given, Image.Image):
+    if isinstance(image, Image.Image):
         buffer = io.BytesIO()
-        as_rgb(given).save(buffer, "PNG")
-        given = buffer.getvalue()
-    data = getattr(given, "data", given)
+        as_rgb(image).save(buffer, "PNG")
+        image = buffer.getvalue()
+    data = getattr(image, "data", image)
     if not isinstance(data, bytes):
-        raise TypeError(f"it is {type(given).__name__}")
+        raise TypeError(f"it is {type(image).__name__}")
     file = location.folder / f"{hashlib.sha256(data).hexdigest()[:16]}{suffix_of(data[:16])}"
     if not file.exists():
         with replacing(file, sync=False) as temporary:

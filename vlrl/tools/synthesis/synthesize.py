@@ -114,7 +114,7 @@ def propose_all(explore: Explore, search: Search, part: Path, known: Mapping[str
              progress: Progress) -> list[Candidate]:
     """All candidates in order. Candidates that are stored in the file `part` are not proposed again.
 
-    Raises ConfigError if the task cannot propose prompts, or if `part` belongs to another search."""
+    Raises ConfigError if the task cannot propose prompts, or if `part` was written with other facts than `known`."""
     lines = resume_lines(part, known, "a search", "file")
     have = {line["candidate"]["number"]: Candidate(**line["candidate"]) for line in lines if "candidate" in line}
     what = "varying failed prompts" if search.parents else "exploring"

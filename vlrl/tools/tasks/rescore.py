@@ -101,8 +101,7 @@ class RewardComparison:
     """Heap of (change, -number, group) with the groups whose ranking changed most; see `top`."""
 
     def add(self, group: RescoredGroup, keep: int) -> None:
-        """Adds one group to the counts. The group itself is kept if its ranking is among the `keep` that changed most.
-        """
+        """Adds one group to the counts, and keeps the group if its ranking is among the `keep` that changed most."""
         self.rollouts, self.groups = self.rollouts + len(group.old), self.groups + 1
         self.changed += sum(a != b for a, b in zip(group.old, group.new, strict=True))
         errors = [e for e in group.errors if e]
@@ -233,8 +232,7 @@ def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[
 
 
 def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
-    """Returns the sample rebuilt from a stored row, and whether the stored prompt contains one of the task's templates.
-    """
+    """Returns the sample rebuilt from a stored row, and whether the stored prompt contains a template of the task."""
     try:
         fields = dict(json.loads(row["sample"]))
     except (ValueError, TypeError, RecursionError):

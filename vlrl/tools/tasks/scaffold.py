@@ -89,8 +89,7 @@ def _name_problem(name: str) -> str | None:
 
 
 def _installed(name: str) -> bool:
-    """Whether a package of this name is installed. Files in the working directory and next to task files do not count.
-    """
+    """Whether a package of this name is installed, not counting the working directory and folders of task files."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

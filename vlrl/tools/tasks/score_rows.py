@@ -151,11 +151,11 @@ def _watched(task: Task, sample: Sample) -> Iterator[None]:
         raise watched.error
 
 
-def _convert_once(task: Task, given: Convention, sample: Sample) -> None:
+def _convert_once(task: Task, convention: Convention, sample: Sample) -> None:
     """Converts a box once if the model answers in processed pixels, because the completions of the row may not contain
     any box."""
     try:
-        if given.used(sample) == "processed":
+        if convention.used(sample) == "processed":
             task.oracle(sample)
             task.cheats(sample)
     except (Exception, SystemExit):  # the coordinates have stored the conversion error

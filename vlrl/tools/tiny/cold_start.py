@@ -67,8 +67,7 @@ class Stage:
     clips: int = 0  # number of drawn clips in a batch, of the kinds in CLIPS, each generated anew
     plans: int = 0  # number of moments of simulated drives in a batch, out of PLANS moments
     jitter: int = 0
-    """Each side of a box is moved by a random distance of up to this many thousandths of the image, to imitate careless
-    annotators."""
+    """Each side of a box is moved randomly by up to this many thousandths of the image, as careless annotators do."""
     loose: int = 0
     """Each side of a box is moved outwards by this many thousandths of the image, to imitate annotators who draw large
     boxes."""
@@ -105,8 +104,8 @@ def stages(clips: bool = True) -> list[Stage]:
 
 
 def example(stage: Stage, seed: int, index: int) -> Example:
-    """Example ``index`` of ``stage.steps * stage.batch``: depends only on the arguments, so examples may be made in any
-    order."""
+    """Example ``index`` of ``stage.steps * stage.batch``. It depends only on the arguments, so any order is possible.
+    """
     rng = random.Random(f"cold-start/{stage.name}/{seed}/{index}")
     slot = index % stage.batch
     for count, make in ((stage.boxes, _box_example), (stage.digits, _digit_example), (stage.thoughts, _thought_example),
@@ -118,8 +117,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A scene and its box in 0..1000. Coordinates are rounded to tens, because a finer last digit is noise that slows
-    learning."""
+    """A scene and its box in 0..1000, rounded to tens, because a finer last digit is noise that slows learning."""
     from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)

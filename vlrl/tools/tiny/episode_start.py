@@ -135,8 +135,7 @@ _CALLS = """{% for call in message['tool_calls'] or () %}<tool_call>{"name": "{{
 
 
 def base(out: Path, seed: int) -> None:
-    """Writes the embedded model with TOKENS added, and a chat template that shows the name and arguments of each tool.
-    """
+    """Writes the embedded model with TOKENS added, and a chat template with the name and arguments of each tool."""
     import torch
     from tokenizers import AddedToken
     from transformers import AutoModelForImageTextToText, AutoProcessor

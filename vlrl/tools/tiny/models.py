@@ -45,8 +45,7 @@ THOUGHTS = (("closed ring", "round and empty", "oval, nothing inside"),
 
 
 def corpus() -> Iterator[str]:
-    """Text on which the tokenizer is trained. It is similar to the project's own prompts and answers; no file is read.
-    """
+    """Text on which the tokenizer is trained, similar to the project's own prompts and answers; no file is read."""
     colours = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
     shapes = ("circle", "square", "triangle", "box", "button", "car", "person", "dog", "sign", "line", "object")
     for colour, shape in itertools.product(colours, shapes):
