@@ -64,7 +64,7 @@ def measure(runtime: EvalRuntime, scope: MeasurementScope, part: Path, known: Ma
 
     Prompts whose results are in the file `part` are not answered again. `samples` replace the samples of the task's
     split. `known` are the facts (see `facts`). Each process answers its share, and all processes return the same
-    results. Prompts that are too long are left out, and with data.quarantine also those with bad data. Raises
+    results. Prompts that are too long are left out, and with data.quarantine also prompts with bad data. Raises
     ConfigError if the split is empty or `part` belongs to another measurement, TrainingError if scoring fails too often
     (limits.score_errors)."""
     samples = task_samples(runtime.task, scope.split) if samples is None else samples

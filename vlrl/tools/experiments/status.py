@@ -52,8 +52,8 @@ class Status:
     pid: int | None = None
     host: str | None = None
     stages: Sequence[Status] = ()
-    """The stages that have begun, if the run has stages. The numbers of this status are then those of all stages
-    together, or of the last stage."""
+    """The stages that have begun, if the run has stages. The other fields then describe all stages together, or the
+    last stage."""
 
 
 def find_runs(path: Path) -> list[Path]:

@@ -40,7 +40,7 @@ WHERE = {"STRAIGHT": ("highway", "merge", "exit", "intersection", "roundabout"),
          "LEFT_CHANGE": ("highway", "merge"), "RIGHT_CHANGE": ("highway", "exit")}
 """Path of a plan (its second word) -> the scenarios in which plans with this path are generated."""
 FUTURE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
-"""Times in seconds of the waypoints and of the known obstacle positions, counted from the image."""
+"""Times of the waypoints and obstacle positions in a row, in seconds after the image."""
 PAST = 0.5  # seconds between two successive earlier images in a row
 _PATH_OF = {"Turn left.": "LEFT_TURN", "Turn right.": "RIGHT_TURN", "Merge left.": "LEFT_CHANGE",
             "Take the exit.": "RIGHT_CHANGE", "Take the next exit.": "RIGHT_TURN",

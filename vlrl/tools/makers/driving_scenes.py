@@ -173,7 +173,7 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on three lanes that widen to four, of which the fourth leaves the road."""
+    """Places the vehicles on three lanes that widen to four; the fourth lane leaves the road."""
     limit, wants = rng.choice((10.0, 12.0, 14.0)), rng.random() < 0.8
     wide = rng.random() < 0.8
     at = rng.uniform(2, 45) if wide else rng.uniform(340, 375)

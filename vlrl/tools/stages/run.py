@@ -167,8 +167,8 @@ def _rounds(stage_config: Config, known: StageList, say: Say) -> bool:
 
 
 def _merge(stage_config: Config, known: StageList, say: Say) -> bool:
-    """Writes the merged model share * other + (1 - share) * before, where `other` is the model merge.other and `before`
-    the model of the previous stage."""
+    """Writes the merged model share * other + (1 - share) * before, where share is merge.share, `other` the model
+    merge.other and `before` the model of the previous stage."""
     other = stage_config.merge.other
     if other in known.done:
         folder = Path(str(known.done[other]["model"]))
