@@ -78,9 +78,9 @@ def similar_images(train: Sequence[ImageSignature], heldout: Sequence[ImageSigna
                    progress: Progress = no_progress) -> list[NearDuplicate]:
     """Finds held-out images that are also in train, at most one match for each.
 
-    Kinds: `same` = equal bytes; `look` = a correlation of at least 0.95 between the full images; `crop` = such a
-    correlation between a part of one image and the full other image. Only pairs whose hashes differ in at most 14 of 64
-    bits are correlated."""
+    `kind` of a match: `same` = equal bytes; `look` = a correlation of at least 0.95 between the full images; `crop` =
+    such a correlation between a part of one image and the full other image. Only pairs whose hashes differ in at most
+    14 of 64 bits are correlated."""
     same = {one.sha256: one.id for one in reversed(train)}
     hashed = [one for one in train if one.hashes is not None]
     own_hashes = [one.hashes for one in hashed if one.hashes is not None]

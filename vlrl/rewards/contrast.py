@@ -36,8 +36,8 @@ def speed_term(speed: float, clear: float, target: float) -> float:
 
 
 def linear_falloff(value: float, most: float) -> float:
-    """1 at a value of 0, falling linearly to 0 at `most` > 0 and beyond. VLM-RL uses it for the distance, the angle,
-    and the standard deviation of the distance."""
+    """1 at a value of 0, falling linearly to 0 at `most` > 0 and beyond. VLM-RL uses it for the distance from the lane
+    centre, the angle to the lane, and the standard deviation of the distance."""
     return max(0.0, 1 - abs(value) / most)
 
 

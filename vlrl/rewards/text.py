@@ -118,7 +118,7 @@ def scored_text(text: str, opened: str = "") -> str:
 
     A block that the prompt both opened and closed, such as an empty <think></think>, is left out in two cases: if the
     completion starts with a block of the same name, which replaces it, and if the completion starts with neither a tag
-    nor a box, so that it does not follow this format."""
+    nor a box, so that it does not consist of blocks."""
     if not opened or closing_tag(opened):
         return opened + text
     blocks = [match[0] for match in _OPENING.finditer(opened)]

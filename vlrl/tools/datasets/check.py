@@ -88,7 +88,7 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     """Reads every row through `task.sample_from_row`, and reports every problem. Without a task, only the canonical
     fields are checked.
 
-    For a folder, all row files in it are read, see `files_of`. Held-out rows are compared with those of train; a row is
+    For a folder, all row files in it are read, see `files_of`. Held-out rows are compared with training rows; a row is
     held out if the file name (val, test, heldout ...) or its `split` says so. For a custom task, the task decides what
     its fields may hold.
 

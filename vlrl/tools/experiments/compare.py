@@ -181,7 +181,7 @@ def _read_items(one: Side, split: str) -> list[Item]:
 def _match_samples(evaluated: Sequence[list[Item]], names: Sequence[str]
                    ) -> tuple[list[tuple[Item, ...]], int, list[str]]:
     """Returns three values: the samples that all runs contain, in the order of the first run; the number of other
-    samples; notes on why these were not matched."""
+    samples; notes on why the other samples were not matched."""
     first, *others = evaluated
     pairings: list[Pairing] = [pair(first, other) for other in others]
     partners = [{id(one): other for one, other in pairing.pairs} for pairing in pairings]

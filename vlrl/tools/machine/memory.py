@@ -195,7 +195,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
 
 
 def table(memory: Memory) -> list[str]:
-    """The items in GiB with their sums, as lines of text."""
+    """The items of an estimate in GiB with their sums, as lines of text."""
     parts = (("always", memory.resident, _RESIDENT), ("generation", memory.generation, _GENERATION),
              ("training", memory.training, _TRAINING))
     lines = []

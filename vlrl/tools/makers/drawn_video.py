@@ -64,7 +64,7 @@ class Actor:
 
 
 def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int, int]) -> np.ndarray:
-    """Draws the shapes in one frame [size, size, 3], with antialiased edges."""
+    """Draws the shapes in one frame [size, size, 3] on a background of the colour `ground`, with antialiased edges."""
     image = Image.new("RGB", (size * _DETAIL, size * _DETAIL), ground)
     pen = ImageDraw.Draw(image)
     for actor in actors:

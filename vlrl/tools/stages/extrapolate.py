@@ -131,8 +131,8 @@ def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[in
 
 
 def _beyond(old: torch.Tensor, new: torch.Tensor, k: float) -> tuple[torch.Tensor, float]:
-    """new + k (new - old), computed in float32 and cast to the dtype of `new`, and the squared distance between the two
-    tensors."""
+    """Returns (new + k (new - old), computed in float32 and cast to the dtype of `new`; squared distance between the
+    tensors)."""
     if not new.is_floating_point():
         return new, 0.0
     step = new.float() - old.float()
