@@ -97,7 +97,8 @@ def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool
 
 
 def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) -> None:
-    """Writes the file RECORD, which describes an export, into the exported folder."""
+    """Writes the file RECORD, which describes an export of `source` with the options `request`, into the exported
+    folder."""
     sizes = {name: (exported.folder / name).stat().st_size for name in exported.files}
     known = {**asdict(exported), "source": exported.source.name, "folder": ""}
     content = {"of": _digest(checkpoint.find(source).path), "asked": dict(request), "sizes": sizes, "exported": known}

@@ -79,7 +79,7 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
 def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: int = 128
                  ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
     """Yields `count` rows, each with its images (path -> PNG). Scene n is generated from (seed, split, n), for the plan
-    that so far has the fewest of its rows in relation to its share."""
+    that is furthest below its share of the rows so far."""
     from vlrl.tools.makers.driving_scenes import drive, scene
 
     wanted, have, tries = quotas(count), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
