@@ -165,8 +165,8 @@ def test_only_what_is_open_and_being_written_is_closed(parts):
 
 def test_settings_that_cannot_work_are_named(parts):
     for rollout, says in (
-            ({"thinking_budget": 512}, r"thinking_budget=512 is not below rollout\.max_new_tokens=512.*lower it"),
-            ({"thinking_end": "enough"}, r"thinking_end='enough' does not contain </think>.*add it"),
+            ({"thinking_budget": 512}, r"thinking_budget=512 is not below rollout\.max_new_tokens=512.*lower"),
+            ({"thinking_end": "enough"}, r"thinking_end='enough' does not contain </think>.*add </think>"),
             ({"stop": [""]}, r"rollout\.stop")):
         with pytest.raises(ConfigError, match=says):
             validate({"task": "x", "model": {"name": "x"}, "rollout": rollout})

@@ -231,7 +231,7 @@ def test_a_sample_that_is_gone_leaves_its_group_out():
 
 def test_settings_that_cannot_work_are_named():
     for rollout, says in (
-            ({"step_tokens": 512}, r"step_tokens=512 is not below rollout\.max_new_tokens=512.*lower it"),
+            ({"step_tokens": 512}, r"step_tokens=512 is not below rollout\.max_new_tokens=512.*lower"),
             ({"step_tokens": 8, "forget": {"lr": 1e-3}}, r"step_tokens=8 .*rollout\.forget\.lr=0\.001.*default"),
             ({"step_tokens": 0}, r"rollout\.step_tokens")):
         with pytest.raises(ConfigError, match=says):
