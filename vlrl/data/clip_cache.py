@@ -42,7 +42,7 @@ class ClipCache:
         return digest
 
     def clip(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """Returns the clip cached under `key`, or calls `read()` to decode the clip, and caches the result.
+        """Returns the clip that is cached under `key`. If there is none, decodes the clip with `read()` and caches it.
         If another thread is decoding the same clip, waits for the result of that thread. Raises the errors of `read()`.
         """
         if not self._room:

@@ -37,8 +37,8 @@ class Convention(Coordinates):
     """Converts between original pixels and one coordinate convention. The field `coordinates` of a row overrides the
     convention for that row.
 
-    Both methods take a box (4 numbers) or a point (2 numbers) and need the row's `width` and `height` in original
-    pixels. They raise DataError naming the row if it has no size or names an unknown convention."""
+    `to_original` and `from_original` take a box (4 numbers) or a point (2 numbers). They raise DataError naming the row
+    if the row has no `width` and `height` in original pixels, or names an unknown convention."""
 
     def __init__(self, convention: str):
         self.convention = convention
@@ -80,8 +80,8 @@ def make(convention: str) -> Coordinates:
 
 
 def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
-    """Yields (number, the image's width or height in original pixels, the upper end of the convention's range on this
-    axis) for each number of a box or point."""
+    """Yields (number, size, full) for each number of a box or point. `size` is the image's width or height in original
+    pixels. `full` is the coordinate of the image's right or lower edge in the convention."""
     original = _size(sample, "width", sample.get("width")), _size(sample, "height", sample.get("height"))
     if convention == "processed":
         sides = sample.get("processed_size")

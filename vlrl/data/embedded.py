@@ -136,8 +136,8 @@ def media_item(value: Any, row: str = "") -> Any:
     """Converts one image or video value of a row to EmbeddedMedia (if the row holds its content), or to its path or
     URL.
 
-    Accepts bytes, base64, pixel values, a path, or an object with 'bytes' or 'path'. Raises DataError for an object
-    with neither of them, and for malformed content."""
+    Accepts bytes, base64, pixel values, a path, or an object with 'bytes' or 'path'. Raises DataError for any other
+    object, and for malformed content."""
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path") or value.get("url")
         if not data and not path:

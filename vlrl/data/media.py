@@ -40,7 +40,8 @@ _READING = threading.Lock()
 _DRAWN = "drawn image"
 _KINDS = Table({"video": "vlrl.data.video.sampling:load_video", "edited": "vlrl.data.media_edits:apply_edits",
                 "urls": "vlrl.data.sources.download:Policy"})
-"""Loaders of videos, edited media and URLs; the modules are imported only when a row needs them."""
+"""Functions that load videos, apply edits and download URLs, by kind. Their modules are imported only when a row needs
+them."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
@@ -205,7 +206,8 @@ def _refuse_url(path: str) -> None:
 
 
 def guard_read(path: Path | str, read: Any) -> Any:
-    """Returns the result of `read()`; any error of the system or a decoder becomes a DataError about the file `path`.
+    """Returns the result of `read()`, which reads the file `path`. An error of the system or of a decoder becomes a
+    DataError.
 
     If `path` is a string, the error message starts with that string."""
     name = path if isinstance(path, str) else f"media file {path}"

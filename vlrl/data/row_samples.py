@@ -113,8 +113,8 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
 
 
 def repeated_id(first: dict[str, str], id: str, where: str) -> str:
-    """Returns an error message if `first` (id -> location of a row) already has an id; else adds the id with the
-    location `where` and returns ""."""
+    """Returns an error message if a row with this id is already in `first`, which maps ids to the locations of their
+    rows. Else adds the id with its location `where`, and returns ""."""
     if id in first:
         return f"id {id!r} is already used in {first[id]}: ids must be unique"
     first[id] = where
@@ -125,7 +125,8 @@ def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
     """Yields an error message for each box with swapped corners, and for each box or point outside an image of `size`
     (width, height).
 
-    Values that are not lists of numbers are left to the task. If the size is unknown, only the corners are checked."""
+    Values that are not lists of numbers are skipped, because the task checks them. If the size is unknown, only the
+    corners are checked."""
     boxes = [*(entry.get("box") for entry in _listed(row, "boxes") if isinstance(entry, dict)), row.get("box")]
     for box in boxes:
         if _numbers(box, 4):

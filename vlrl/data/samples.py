@@ -59,8 +59,7 @@ class SampleSequence(Sequence[Sample]):
         raise NotImplementedError
 
     def where(self, index: int) -> str | None:
-        """Returns file and line of the row at an index; None if code generates the samples, so that no sample has to be
-        generated."""
+        """Returns file and line of the row at an index; None if code generates the samples. Does not make a sample."""
         return None
 
     def fingerprint_rows(self) -> Sequence[int]:
@@ -145,7 +144,8 @@ def readable(samples: Sequence[Sample], index: int) -> Sample | None:
 
 
 def parts_of(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
-    """Returns the samples of each task of a mixture; for a single task, a list with `samples` as its only entry."""
+    """Returns a list with the samples of each task of a mixture; for a single task, a list with `samples` as its only
+    entry."""
     return [*samples.parts.values()] if isinstance(samples, SampleSequence) and samples.parts else [samples]
 
 

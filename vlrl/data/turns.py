@@ -56,10 +56,11 @@ def check_turns(row: Record, kinds: Sequence[str]) -> None:
 
 
 def _check_marks(row: Record, media_kinds: Sequence[str], in_turns: Sequence[str]) -> None:
-    """Checks the placeholders of a row: `in_turns` are those in turns, which stand for the first media. The question
-    must have one for each further medium, or none.
+    """Raises DataError if the placeholders of a row do not match its media. `in_turns` are the placeholders in turns,
+    which stand for the first media.
 
-    The prompt of a question without placeholders shows these media first."""
+    The question must have one placeholder for each further image or video, or none. In a question without placeholders,
+    the prompt shows these media first."""
     marks = marks_of(row)
     in_question, rest = len(marks) - len(in_turns), len(media_kinds) - len(in_turns)
     if rest < 0 or in_question not in (0, rest):

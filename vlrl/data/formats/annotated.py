@@ -88,8 +88,8 @@ def _regions(record: Record) -> list[Record]:
 
 
 def _joined(results: Sequence[Record]) -> list[Record]:
-    """Merges the results of one region: Label Studio stores position, label and text of a region as separate results.
-    """
+    """Merges the results of each region into one, because Label Studio stores the position, label and text of a region
+    as separate results."""
     regions: dict[Any, Record] = {}
     for n, result in enumerate(results):
         key = result["id"] if isinstance(result.get("id"), str) else n
@@ -157,7 +157,7 @@ ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INS
 
 
 def is_table(record: Record) -> bool:
-    """Whether a record names an image and has a box, or columns for one, but no question."""
+    """Whether a record names an image, has a box or empty columns for a box, and has no question."""
     empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES, *_CENTRES))
     known = has(record, *IMAGE) and not has(record, "question", "answer")
     return known and (empty or _box_fields(record) is not None)
@@ -200,8 +200,8 @@ def _box_fields(record: Record) -> tuple[str, ...] | None:
 
 
 def _half_empty(record: Record) -> tuple[str, ...] | None:
-    """The four column names of a box in which some columns are empty and some are not (an error); None if there is no
-    such box."""
+    """Returns the names of the four columns of a box of which some are empty and some filled, which is an error; else
+    None."""
     return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
                  and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 

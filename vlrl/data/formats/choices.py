@@ -168,8 +168,8 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
 def letter_at(value: Any, options: Sequence[str]) -> str:
     """Returns the letter of the correct option. `value` is the content of one of the fields INDICES.
 
-    An integer is always an index counted from 0, even if an option has that text. Any other value is read by
-    `option_letter`."""
+    An integer is always read as an index counted from 0, even if an option consists of this number. Any other value is
+    read by `option_letter`."""
     index = number(value)
     return option_letter(value if index is None or index != int(index) or not 0 <= index < len(options)
                   else chr(ord("A") + int(index)), options)

@@ -30,7 +30,8 @@ LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts"
 _REPLIES = {"prompt": "completion", "input": "output"}
 """Maps each field that holds only a prompt to the field with the reply."""
 _TURN_KEYS = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
-"""Maps fields that may also hold other lists to keys; in a list of turns, every turn has one of these keys."""
+"""Maps a field that need not hold turns to keys. The field holds turns if each object of its list has one of these
+keys."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
 """Every field from which a conversation may be read."""
@@ -126,16 +127,18 @@ def _turns_of_fields(record: Record) -> list[Row]:
 
 
 def read_reply(turns: Any) -> Conversation:
-    """Reads a response that is written as a list of turns: only the assistant's turns, or the entire conversation."""
+    """Returns the Conversation of a response that is written as a list of turns: only the assistant's turns, or the
+    entire conversation."""
     first = turns[0] if isinstance(turns, list) and turns else None
     who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
     return read_turns(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
 
 
 def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -> Conversation:
-    """Reads a list of turns: the last turn of the assistant is the answer, the user's turn before it the question.
+    """Returns a list of turns as a Conversation. The last turn of the assistant is the answer, and the user's turn
+    before it is the question.
 
-    Everything before the question is context. With `prompt`, the list must end with the question and has no answer.
+    The turns before the question become `turns`. With `prompt`, the list must end with the question and has no answer.
     `before` is the role of the turn that precedes the list, if any.
 
     Raises DataError for unknown roles, turns that are empty or out of order, and content that is not text, image or
@@ -170,8 +173,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
 
 
 def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """The media paths that `_turn` has collected in `named`; {} if the content parts have no paths, because fields of
-    the record name the media."""
+    """Returns the media paths that `_turn` has collected in `named`, by kind. Returns {} if the content parts have no
+    paths, because then fields of the record name the media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
         raise DataError("some images or videos of its conversation have a path and some have none: give all a path")

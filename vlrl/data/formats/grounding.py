@@ -122,7 +122,8 @@ def target(words: str) -> dict[str, str]:
 
 
 def _boxes_said(answer: str, method: str) -> list[Row] | None:
-    """Returns the boxes of an answer; [] for an empty detection; None if the answer does not consist of boxes."""
+    """Returns the boxes of an answer; [] for an empty detection; None if the answer does not consist of boxes.
+    `method`, the record's accu_reward_method, decides whether "None" is an empty detection."""
     if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
         return []
     parsed = unpacked(_FENCE.sub(r"\1", answer))
@@ -238,8 +239,8 @@ def _sentence(value: Any) -> str:
 
 
 def lisa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of LISA / ReasonSeg (2308.00692), which is one file per image, to one row per text. The box
-    encloses all polygons labelled `target`, in original pixels."""
+    """Converts a record of LISA / ReasonSeg (2308.00692), which is the file of one image, to one row per text. The
+    row's box encloses all polygons labelled `target`, in original pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
         if not isinstance(shape, Mapping):
@@ -285,8 +286,8 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _rows_by_text(row: dict[str, Any]) -> list[Row]:
-    """Splits the row of an image into one row per text of its boxes; returns it unchanged if the boxes have no texts.
-    """
+    """Splits the row of an image into one row per text of its boxes. If the boxes have no texts, returns the unchanged
+    row."""
     texts = {name: [b for b in row["boxes"] if name in b.get("texts", ())]
             for b in row["boxes"] for name in b.get("texts", ())}
     if not texts:
@@ -339,7 +340,8 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:
-    """The texts that describe an annotation. With MDETR's tokens_positive they are spans of the image's caption."""
+    """Returns the texts that describe an annotation. If it has MDETR's `tokens_positive`, the text is cut from the
+    caption of its image, which is one of `images`."""
     given = pick(entry, *COCO_TEXTS)
     if given is not None:
         return [_sentence(one) for one in (given if isinstance(given, list) else [given])]

@@ -50,11 +50,11 @@ def screenspot(record: Record, source: RecordSource) -> list[Row]:
 
 
 def corners_or_sides(rows: Placed) -> Placed:
-    """Corrects the boxes of a ScreenSpot file that has them as [x1, y1, x2, y2] in pixels, as some copies do. Rows of
+    """Corrects the boxes of a ScreenSpot file whose bboxes are [x1, y1, x2, y2] in pixels, as in some copies. Rows of
     all other files stay unchanged.
 
-    Boxes are taken as corners if every bbox can be read as corners, and either the file has at least _ENOUGH bboxes or
-    one bbox does not fit into its image as [x, y, width, height]."""
+    Bboxes are taken as corners if all of them can be read as corners, and either the file has at least _ENOUGH bboxes
+    or one bbox does not fit into its image as [x, y, width, height]."""
     boxes = [None if isinstance(row, DataError) else row.get("meta", {}).get("bbox") for _, _, row in rows]
     pixels = [(b, row) for b, (_, _, row) in zip(boxes, rows, strict=True) if b and not isinstance(row, DataError)]
     corners = all(b[2] > b[0] and b[3] > b[1] and _inside(b, row) for b, row in pixels)
@@ -87,8 +87,8 @@ def _element(record: Record, source: RecordSource, corners: bool) -> list[Row]:
 
 
 def _platform(record: Record, row: Record) -> str | None:
-    """Returns mobile, desktop or web, from the source of the image or the beginning of its file name; other sources
-    unchanged."""
+    """Returns mobile, desktop or web, as given by the record's data source or the beginning of the image's file name.
+    Returns the name of an unknown data source unchanged, and None if there is none."""
     named = str(pick(record, "data_source", "platform") or "").lower()
     start = re.match(r"(?:.*/)?([a-z]+)_", str(row.get("image")))
     return _PLATFORMS.get(named) or (_PLATFORMS.get(start[1]) if start else None) or named or None
@@ -106,8 +106,9 @@ def is_unlabelled(record: Record) -> bool:
 
 
 def unlabelled(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO). Other fields stay
-    unchanged. Raises DataError if a field seems to hold the answer, because the answer would be lost."""
+    """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO). The record's
+    other fields are kept. Raises DataError if one of them seems to hold the answer, because the answer would be
+    lost."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
         raise DataError(f"it has an instruction, but no box or action in a field with a known name; {field}="
                         f"{short(record[field])} seems to be the answer: map it with --columns (data.columns) "
@@ -205,8 +206,8 @@ def android_episode(record: Record, source: RecordSource) -> list[Row]:
 
 
 def gui_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of GUI-R1 (2504.10458): `gt_bbox` is a box or a point as fractions of the image. Negative
-    numbers mean that the step has neither."""
+    """Converts a record of GUI-R1 (2504.10458): `gt_bbox` is a box or a point as fractions of the image. A `gt_bbox`
+    with a negative number means that the step has no position."""
     row = base_fields(record, source)
     action: dict[str, Any] = {"type": text(record, "gt_action").lower()}
     where = numbers(record["gt_bbox"], (2, 4), "gt_bbox") if has(record, "gt_bbox") else []

@@ -100,8 +100,8 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
 
 
 def one_or_two(rows: Placed) -> Placed:
-    """Rejects all rows of a file if the answer of one row is 0, because 1 then need not mean the first response. Such a
-    file counts responses from 0, or its answer says whether the first response is better."""
+    """Rejects all rows of a file if the answer of one row is 0. The file then either counts responses from 0, or its
+    answers say whether the first response is better, so that an answer 1 is ambiguous too."""
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
         return rows
     return [(n, where, row if isinstance(row, DataError) else _FromZero(

@@ -82,7 +82,8 @@ def problem_text(record: Record, source: RecordSource) -> list[Row]:
 
 
 def is_mathvista(record: Record) -> bool:
-    """Whether a record has a question_type and an answer in the fields of MathVista or OlympiadBench."""
+    """Whether a record has a `question_type`, a question, and an answer in a field of MathVista (`answer`, beside
+    `pid`) or OlympiadBench (`final_answer`)."""
     known = has(record, "question_type") and has(record, "question")
     return known and (("pid" in record and has(record, "answer")) or has(record, "final_answer"))
 
@@ -248,7 +249,8 @@ def _ground_truth(record: Record) -> Any:
 
 
 def final_answer(answer: Any) -> str:
-    """Returns the final answer of a worked solution. From any other answer only removes the <answer> tags."""
+    """Returns the final answer of a worked solution. Of any other answer, returns the text without the <answer> tags.
+    """
     said = str(answer)
     if "<answer>" not in said.lower():
         matches = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])

@@ -44,8 +44,8 @@ def system_prompt(record: Record, conversation: Conversation | None) -> dict[str
 
 
 def context_turns(conversation: Conversation | None, media: Record) -> dict[str, Any]:
-    """Returns {"turns": ...} with the turns before the question, for rows without a field `question`; {} without such
-    turns."""
+    """Returns {"turns": ...} with the conversation's turns before the question; {} if there are none. For formats that
+    do not read the question with `question_fields`; `media` are the media fields of the row."""
     if not conversation or not conversation.turns:
         return {}
     return {"turns": question_fields(conversation.question, media, (), conversation.turns)["turns"]}
@@ -112,8 +112,8 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
 
 
 def _placed(texts: Sequence[str], media_kinds: Sequence[str]) -> list[str]:
-    """The texts with one placeholder per entry of `media_kinds` ("image" or "video"). If there is a single text that
-    begins with all placeholders, the text without them."""
+    """Returns the texts with exactly one placeholder for each entry of `media_kinds` ("image" or "video"). If there is
+    only one text, and all its placeholders are at its beginning, returns it without placeholders."""
     marks = [mark[1] for text in texts for mark in _MARK.finditer(text)]
     first = _LEADING.match(texts[0])
     leading = [mark[1] for mark in _MARK.finditer(first[0])] if first else []

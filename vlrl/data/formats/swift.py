@@ -21,16 +21,17 @@ from vlrl.types import Record
 
 _MARK = re.compile(r"<(bbox|ref-object)>")
 _FULL = {"real": 1.0, "none": 1.0, "norm1": 1.0, "norm1000": 1000.0}
-"""Maps bbox_type to the coordinate of the right and lower edges; 1 for pixels, which are not scaled."""
+"""Maps bbox_type to the coordinate of the right and lower edges of the image; 1 also for pixels, which are not scaled.
+"""
 
 
 @dataclass(frozen=True)
 class GroundingMarks:
-    """The unit of the boxes in an answer whose placeholders were filled, and the points among these boxes."""
+    """What `fill_marks` has found out about the boxes of an answer: their unit, and which of them are points."""
 
     full: float
-    """Coordinate of the right and lower edges: 1000 for norm1000, 1 for norm1; also 1 for pixels, which are not scaled.
-    """
+    """Coordinate of the image's right and lower edges: 1000 for norm1000; 1 for norm1 and for pixels, which are not
+    scaled."""
     shares: bool
     points: tuple[list[float], ...] = ()
 

@@ -82,9 +82,9 @@ def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: 
     """Returns `video_start` and `video_end` of a record whose clip is only a part of the video file; {} if the file is
     the clip.
 
-    `length` is the length of the clip in the record; `measured(video)` returns the length of the file. A file as long
-    as the clip has already been cut. A missing file counts as already cut if its name ends in both times
-    (`..._00:00:39:000_00:01:24:700.mp4`, as in InternVid)."""
+    `length` is the length of the clip that the record states, if any; `measured(video)` returns the length of the file.
+    If both lengths are equal, the file is the clip. If the file is missing, it is taken to be the clip if its name ends
+    in both times (`..._00:00:39:000_00:01:24:700.mp4`, as in InternVid)."""
     given = [pick(record, *names) for names in (("video_start", "start"), ("video_end", "end"))]
     if None in given:  # from there to the end of the file, or from its beginning
         return {name: seconds(v, name) for name, v in zip(("video_start", "video_end"), given, strict=True)

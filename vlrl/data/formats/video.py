@@ -89,7 +89,8 @@ def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
 
     For training rows, three of `negative_answers` are selected; selection and order are random but fixed by the row's
     id. Validation rows keep choice_a to choice_d in order. Media files are expected as in the release, in
-    `videos/<video_source>/` and `images/<video_source>/`. `category` is the level of the benchmark."""
+    `videos/<video_source>/` and `images/<video_source>/`. The row's `category` is the record's `task_level` or `level`.
+    """
     id = record_id(record, source, "sample_id")
     draw = random.Random(f"vlrl/seed_bench_r1/{id}")
     golden = pick(record, *INDICES)
@@ -202,7 +203,7 @@ def is_next_gqa(record: Record) -> bool:
 
 def next_gqa(record: Record, source: RecordSource) -> list[Row]:
     """Converts a question of NExT-GQA (2309.01327) with options and `glue`, the intervals of the video that show the
-    answer. VideoChat-R1 (2504.06958) has both in `solution`."""
+    answer. In VideoChat-R1 (2504.06958), `solution` holds the answer and `glue`."""
     solution = _glued(record) or {"answer": pick(record, "answer"), "glue": record.get("glue")}
     options, glue = options_of(record), pick(solution, "glue")
     question = text(record, "question", "problem")
@@ -222,7 +223,8 @@ def _glued(record: Record) -> Record | None:
 
 
 def is_videochat_span(record: Record) -> bool:
-    """Whether a record is VideoChat-R1's temporal grounding: a `problem` and a `solution` [start, end]."""
+    """Whether a record has the fields of temporal grounding in VideoChat-R1: a video, a `problem`, and a `solution`
+    [start, end]."""
     solution = pick(record, "solution")
     return has(record, *VIDEO) and has(record, "problem") and isinstance(solution, list) and len(solution) == 2 and all(
         number(v) is not None for v in solution)
@@ -238,9 +240,9 @@ def got10k(record: Record, source: RecordSource) -> list[Row]:
     """Converts a tracked object of GOT-10k (1810.11981): `gt` has one box per frame as fractions of the image, for
     frames spread evenly over the sequence.
 
-    GOT-10k's own annotations have `boxes_xywh`, [x, y, width, height] in pixels of every frame; evenly spread frames
-    are selected from them. If the folder of frames exists the row shows these frames, else it names the folder as its
-    `video`. If no frame gives the image's size, boxes stay fractions of an image of 1 x 1."""
+    In GOT-10k's own annotations, `boxes_xywh` has [x, y, width, height] in pixels for every frame of the sequence;
+    evenly spread frames are selected. If the folder of frames exists, the row shows these frames; else the row's
+    `video` is the path of the folder. If no frame gives the image's size, boxes stay fractions of an image of 1 x 1."""
     folder = source.path(text(record, "path", *VIDEO)).rstrip("/")
     frames, boxes = source.frames(folder), _boxes(record)
     several = len(frames) if frames else len(boxes)

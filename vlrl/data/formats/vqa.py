@@ -66,7 +66,8 @@ def statement(record: Record, source: RecordSource) -> list[Row]:
 def hallusion(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of HallusionBench (2310.14566); `gt_answer` is 1 for yes and 0 for no.
 
-    The row's id joins category, subcategory, set, figure and question, because the numbers restart in each."""
+    The row's id joins the category, subcategory, set, figure and question, because none of these numbers is unique in
+    the file."""
     parts = ("category", "subcategory", "set_id", "figure_id", "question_id")
     id = "-".join(str(record[name]) for name in parts if has(record, name))
     image = record.get("filename")
@@ -79,7 +80,7 @@ def hallusion(record: Record, source: RecordSource) -> list[Row]:
 def natural_bench(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of NaturalBench (2410.14669) to four rows: two questions about each of two images.
 
-    Their common `group_key` keeps the four rows in one split."""
+    All four rows have the same `group_key`, which keeps them in one split."""
     id = pick(record, "Index")
     id = source.id if id is None else id
     return _question_rows(record, source, [

@@ -33,7 +33,7 @@ _MORE = {"integer_number": "number", "decimal_number": "number", "numeric": "num
 """Maps names of answer types in TabMWP, MathVista, OlympiadBench and VQAv2 to answer_type."""
 _STATED_BY = ("answer_type", "ans_type", "problem_type", "question_type", "ques_type")
 _OPEN = ("free-form", "free_form", "open", "open-ended", "free_text")
-"""Words for "no options", which do not state an answer type. Only in `problem_type` (Video-R1) do they state one."""
+"""Words for "no options". They do not state an answer type, except in the field `problem_type` (Video-R1)."""
 _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 _LONGEST_MATH = 200
 _ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)

@@ -21,21 +21,21 @@ _THOUSAND = 1000.5
 _FAR = 800.0
 """If the largest coordinate is below this, the coordinates are not suspected of being in the range 0 to 1000."""
 _CHANCE = 0.05
-"""Coordinates of at most 1000 are suspected to be in the range 0 to 1000 if boxes in pixels would stay below 1000 by
-chance with less than this probability."""
+"""Coordinates of at most 1000 are suspected to be in the range 0 to 1000 if boxes in pixels would all stay below 1000
+by chance with less than this probability."""
 _COMMON = 0.3
-"""In computing that probability, the size of a box counts at most as this fraction of the image side, because larger
-boxes are rare."""
+"""When the probability for _CHANCE is computed, the size of a box counts at most as this fraction of the image side,
+because larger boxes are rare."""
 _OUTSIDE = 0.1
 """Coordinates are suspected too if more than this fraction of the boxes lie outside their images."""
 
 
 def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
     """Returns a canonical row whose boxes and points are converted to [x1, y1, x2, y2] or [x, y] in pixels. `form` is
-    the format that they have, a value of data.boxes.
+    their present format, a value of data.boxes.
 
-    If `form` is norm1 or xywh-norm1, values above 1 are unchanged, because they are already pixels. Raises DataError if
-    the image size is unknown."""
+    If `form` is norm1 or xywh-norm1, boxes and points with a number above 1 are taken as pixels and not scaled. Raises
+    DataError if the image size is unknown."""
     if form in ("auto", "pixels"):
         return row
     sides, full = form.startswith("xywh"), _FULL.get(form.rpartition("-")[2])
@@ -63,14 +63,14 @@ def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
 
 
 class BoxDoubt(NamedTuple):
-    """A suspicion that the boxes of many rows are not corners in pixels; the message says which format they seem to
-    have."""
+    """A suspicion that the boxes of many rows are not corners in pixels. The message names the format that the boxes
+    seem to have."""
 
     message: str
     row: int
     """Index of the first row that supports the suspicion."""
     sure: bool
-    """True if the boxes cannot be corners in pixels, False if it is only probable."""
+    """Whether the boxes cannot be corners in pixels. False if corners in pixels are possible but improbable."""
 
 
 def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:

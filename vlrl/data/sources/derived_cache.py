@@ -45,8 +45,8 @@ def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path
 
 @contextlib.contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """Context manager that holds a lock, so that only one process creates a file; without a lock if the file system has
-    none."""
+    """Context manager that holds a file lock, so that only one process creates a cached file at a time. If the file
+    system has no locks, the block runs without one."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

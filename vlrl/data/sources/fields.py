@@ -73,7 +73,8 @@ class RecordSource:
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
 
     def video(self, value: Any) -> Any:
-        """Returns the path of the video with this path or id; an id gets the suffix of the existing file, else .mp4."""
+        """Returns the path of a video. `value` is a path or an id; an id gets the suffix of the existing file, else
+        .mp4."""
         path = self.path(value)
         if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
             return path
@@ -147,7 +148,7 @@ def has(record: Record, *names: str) -> bool:
 
 
 def text(record: Record, *names: str) -> str:
-    """Returns the string in the first of the fields `names` that has one. Raises DataError if none has."""
+    """Returns the first non-empty string among the values of the fields `names`. Raises DataError if there is none."""
     value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
     if value is None:
         given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)

@@ -104,8 +104,8 @@ def pin(names: Iterable[str], run: Path, cache: Path, resumed: bool) -> None:
 
 
 def pinned(text: str, run: str | Path) -> str:
-    """Returns a Hub name with the commit that the run folder `run` has stored for it as the revision; any other string
-    unchanged."""
+    """Returns a Hub name whose revision is replaced by the commit that is stored in the run folder `run`. Returns any
+    other string unchanged."""
     name = parse_hub_name(text) if run else None
     commit = (read_json(Path(run) / PINS) or {}).get(text) if name else None
     return str(replace(name, revision=commit)) if name and isinstance(commit, str) else text
@@ -302,8 +302,8 @@ def _fits(parts: Sequence[str], globs: Sequence[str]) -> bool:
 
 
 def _globs(pattern: str) -> list[str]:
-    """Splits a pattern into its parts. A pattern that is long or has many "**" could take forever and matches nothing.
-    """
+    """Splits a glob pattern at "/". A pattern that is long or has many "**" could take forever to match, and is
+    replaced by one that matches nothing."""
     parts = pattern.removeprefix("./").rstrip("/").split("/")
     return parts if len(pattern) < 500 and parts.count("**") <= 3 else [""]
 
@@ -337,7 +337,8 @@ def _selection(chosen: Sequence[str], files: Sequence[str]) -> Selection:
 
 
 def _image_folder(chosen: Sequence[str]) -> str:
-    """The folder of images: the only folder named after the split, or "." for the entire repository."""
+    """Returns the folder of a split's images, which are the files `chosen`: the only folder that is named after the
+    split, or "." for the entire repository."""
     folders = {"/".join(parts[:i + 1]) for file in chosen for parts in [file.split("/")[:-1]]
                for i, part in enumerate(parts)
                if (split := _split_in_path(f"{part}/x")) and split == _split_in_path(file)}

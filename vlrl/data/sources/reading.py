@@ -26,7 +26,7 @@ from vlrl.types import Row
 log = logging.getLogger(__name__)
 
 Placed = list[tuple[int, str, Row | DataError]]
-"""Rows of a file as (number, location, row or error). All rows of one record share its location."""
+"""Rows of a file as (index of the row, location, row or error). All rows of one record have the same location."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
 """A line of a table must have at least one of these canonical fields."""
 
@@ -45,9 +45,9 @@ class Format:
     several: bool = False
     """Whether one record may give more than one row."""
     refuse: Callable[[Mapping[str, Any]], None] | None = None
-    """Raises DataError for a record that can be read in two ways.
+    """Raises DataError for a record that can be read in two ways; None for most formats.
 
-    Only formats for any question and answer have this function; they also accept records that a more specific format
+    Only formats for any question and answer have this function. They also accept records that a more specific format
     would recognise."""
 
     @property
@@ -158,8 +158,8 @@ def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
 
 def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSource, sure: bool = False
             ) -> Sequence[Row | DataError]:
-    """Converts a record to rows. `name` is the format of most records of the file; a record that is in another format
-    becomes an error, unless `sure`."""
+    """Converts a record to rows. `name` is the format of most records of the file. A record that is in another format
+    becomes an error; with `sure`, it is read in the format `name` all the same."""
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical_rows(record, name, source)
     known, own = format_named(name), recognised_format(record)

@@ -28,8 +28,8 @@ _BOOKKEEPING = re.compile(
 
 
 def is_bookkeeping(name: str, value: Any) -> bool:
-    """Whether a column obviously has no content: its value is a number or flag, or its name means an id, a path, a date
-    etc."""
+    """Whether a column is not worth reporting as unused: its value is a number or flag, or its name means an id, a
+    path, a date or the like."""
     return isinstance(value, (int, float)) or bool(_BOOKKEEPING.search(name))
 
 
