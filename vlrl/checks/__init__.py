@@ -11,8 +11,8 @@ To add a rule, write a function and one line of `table.RULES` (`tasks.TASK_RULES
 canonical fields of the row, and `row.files` describes its media files (at the start of a run only from their headers).
 Rules of fields go to fields.py, rules of media to media.py.
 - **file**: `find(rows: Sequence[CheckedRow], context)` yields `(n, message)` for faults that only show over many rows;
-the finding belongs to rows[n]. At the start of a run `rows` is a part of the file, so a rule counts shares and does not
-compare neighbours.
+the finding belongs to rows[n]. At the start of a run, `rows` is only a part of the file. So a rule must count
+proportions instead of rows, and must not compare neighbouring rows.
 - **task**: `find(samples: TaskSamples)` yields `Finding(message=..., id=id of the sample)`; function and line go to
 tasks.py.
 

@@ -105,7 +105,7 @@ def without_tag(text: str, tag: str) -> str:
 
 
 class OracleScore:
-    """The perfect answer's value of each reward part that `score` returns, and the maximum of each part.
+    """Scores a perfect answer. `parts` maps each reward part that `score` returns to its value.
 
     Reward parts of `score_group`, which compare answers or use services, are left out."""
 
@@ -115,7 +115,8 @@ class OracleScore:
         self.parts = self._scored(answer_of(text))
 
     def problems(self, text: str, rounding: float) -> Iterator[Finding]:
-        """Yields a finding that lists the reward parts if the perfect answer earns less than the maximum reward."""
+        """Yields a finding that lists the reward parts if the perfect answer `text` earns less than the maximum reward,
+        by more than the share `rounding` of the maximum."""
         best = {name: (self.weights[name] > 0) * self.task.best_parts.get(name, 1.0) for name in self.parts}
         most = self._combine(best)
         known = {name: best[name] if value * self.weights[name] < max(self.weights[name], 0)
@@ -137,8 +138,8 @@ class OracleScore:
             return 0.0
 
     def _maximum_unknown(self, name: str, text: str) -> bool:
-        """Whether the maximum of a part may differ from 1, because the part depends on the length of the answer or can
-        be negative."""
+        """Whether the maximum of the reward part `name` may differ from 1, because its value depends on the length of
+        the perfect answer `text` or can be negative."""
         values = {self._part(name, replace(answer_of(text), n_tokens=n)) for n in _LENGTHS}
         junk = [value for one in _JUNK if (value := self._part(name, answer_of(one))) is not None]
         return len(values) > 1 or min(junk, default=0.0) < min(0.0, self.parts[name])
@@ -184,7 +185,8 @@ def original_pixels(task: Task) -> Iterator[None]:
 
 
 def _rounded(value: Any, field: str = "") -> Any:
-    """A row, or a value in it, with boxes and points rounded to whole pixels, and way-points to centimetres."""
+    """Returns a row, or the value of the row's `field`, with boxes and points rounded to whole pixels, and way-points
+    to centimetres."""
     if isinstance(value, Mapping):
         return {k: _rounded(v, k) if k in (*_IN_PIXELS, *_IN_METRES) else v for k, v in value.items()}
     if isinstance(value, list):

@@ -19,7 +19,7 @@ _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category",
 _LEAKS = {"row": ("what it asks", "held-out data must not be trained on: remove it from one of the two"),
           "group": ("group_key={}", "all rows of a group must be in the same split"),
           "media": ("its image or video", "`vlrl data split` keeps them in the same split")}
-"""Kind of leak -> (what is in both splits, how to fix it)."""
+"""Maps each kind of leak (see `_leak_keys`) to what both splits contain, and how to fix it."""
 
 
 def split_of(path: Path, split: object) -> str | None:
@@ -99,7 +99,8 @@ def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[
 
 
 def _leak_keys(row: CheckedRow) -> Iterator[tuple[str, str]]:
-    """Yields (kind, value) pairs of a row that must not occur in both train and held-out rows."""
+    """Yields (kind, value) for everything in a row that must not occur in both train and held-out rows: the question
+    with its media (kind "row"), the group_key ("group"), and the content or path of each media file ("media")."""
     question: dict[str, Any] = {name: value for name, value in row.row.items() if name not in _NOT_ASKED}
     if question and len(row.media_ids) >= len(row.sample.media if row.sample else ()):  # all its media are known
         yield "row", repr((row.media_ids, sorted(question.items(), key=lambda item: item[0])))

@@ -58,8 +58,8 @@ _COSINES = np.cos(np.pi * np.arange(8)[:, None] * (np.arange(_GRID) + 0.5) / _GR
 
 
 def image_signature(id: str, sha256: str, image: Image.Image, windows: Sequence[Window] = WINDOWS) -> ImageSignature:
-    """The signature of an image, with one hash for each of `windows`. If only the first of WINDOWS (the full image) is
-    hashed, crops are not recognised."""
+    """Returns the signature of an image with the given id and hash of its file, with one perceptual hash for each of
+    `windows`. If `windows` has only the full image, crops are not recognised."""
     grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float32)
     return ImageSignature(id, sha256, grey, None if grey.std() < _FLAT else _hashes(_sampled(grey, np.array(windows))))
 
@@ -76,7 +76,7 @@ def _hashes(values: np.ndarray) -> np.ndarray:
 
 def similar_images(train: Sequence[ImageSignature], heldout: Sequence[ImageSignature],
                    progress: Progress = no_progress) -> list[NearDuplicate]:
-    """Finds held-out images that are also in train, at most one match for each.
+    """Returns the held-out images that also occur in train, with at most one match for each.
 
     `kind` of a match: `same` = equal bytes; `look` = a correlation of at least 0.95 between the full images; `crop` =
     such a correlation between a part of one image and the full other image. Only pairs whose hashes differ in at most
@@ -116,8 +116,8 @@ def _alike(own: ImageSignature, train: Sequence[ImageSignature], known: np.ndarr
 
 
 def _correlation(part: np.ndarray, whole: np.ndarray, window: Window) -> tuple[float, Window]:
-    """The largest correlation of `whole` with a window of `part` near the given window, and the window at which it
-    occurs."""
+    """Returns the largest correlation of the image `whole` with a window of the image `part`, and that window. Only
+    windows near `window` are tried."""
     wanted = _centred(_sampled(whole, np.array([[0.0, 0.0, 1.0, 1.0]])))[0]
     best, at = -1.0, np.array(window)
     for step in (0.06, 0.03, 0.015, 0.0075):

@@ -34,18 +34,19 @@ def file_keys(media: Media) -> list[Key]:
 
 
 def unread_file(key: Key, **facts: object) -> MediaFile:
-    """The description of a file without reading it: its name, path, selected part and the fields `facts`."""
+    """Returns the description of a file that is not read: its name, path and selected part, and the values `facts` of
+    other fields."""
     path, _, start, end = key
     return MediaFile(name=path.name, path=str(path), start=start, end=end, **facts)  # pyright: ignore
 
 
 def check_exists(key: Key) -> MediaFile:
-    """The description of a file after checking only that it exists."""
+    """Returns the description of a file of which only the existence is checked."""
     return unread_file(key, problem=missing_file(key[0]) if isinstance(key[0], Path) else "")
 
 
 def read_media(key: Key, limits: LimitsSettings, signature: bool = False) -> MediaFile:
-    """Reads an image, or some frames of a video, and describes the file. With `signature`, the description includes
+    """Reads an image, or some frames of a video, and returns the description of the file. With `signature`, it includes
     the signature by which images are compared."""
     path, kind, start, end = key
     try:

@@ -45,9 +45,9 @@ def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = 
     """Checks the training samples of a task (of each task of a mixture) and the held-out samples before a run; returns
     the warnings.
 
-    `scored=False` skips the rules of rewards, for supervised fine-tuning. Errors become warnings with
-    `run.checks=warn`. Errors in rows also become warnings if `goes_on` is set, because the run is resumed. With
-    `data.quarantine`, so do errors that only concern some of the samples.
+    `scored=False` skips the rules of rewards, for supervised fine-tuning. With `run.checks=warn`, all errors become
+    warnings. With `goes_on`, which means that a run is resumed, errors in rows become warnings. With `data.quarantine`,
+    errors that only concern some of the samples become warnings.
 
     Raises TaskError listing the errors that stop the run."""
     findings: list[Finding] = []
@@ -126,8 +126,8 @@ def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
 
 
 def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterator[tuple[Task, list[Sample]]]:
-    """Yields each task with its samples among the first samples of the split. A mixture begins with one sample of each
-    task."""
+    """Yields each task with its samples among the first samples of the split. (A mixture begins with one sample of each
+    task.) With `quarantine`, samples that cannot be read are skipped."""
     firsts: dict[int, tuple[Task, list[Sample]]] = {}
     for i in range(min(len(samples), FIRST * len(task.members))):
         try:
@@ -168,8 +168,8 @@ def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Con
 
 def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, refusal: Callable[[Size], str]
           ) -> Iterator[CheckedRow]:
-    """Yields the checked rows of a split. For samples in memory, also yields the rows that only serve for comparison
-    with others."""
+    """Yields rows of a split: the checked rows and, if the samples are in memory, unchecked rows for the comparison
+    with other rows. `refusal` returns why the model's processor refuses an image of a size."""
     count = len(samples)
     others = min(count, OTHERS) if count and where(samples, 0) is not None else 0
     checked = {*range(min(count, FIRST * len(task.members))), *random.Random(config.seed).sample(range(count), others)}

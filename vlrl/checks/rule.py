@@ -79,8 +79,8 @@ class Context:
 
     @property
     def canonical(self) -> bool:
-        """Whether the fields have the meanings documented in docs/data.md, which need not hold for a user's own task.
-        """
+        """Whether the fields of rows have the meanings documented in docs/data.md. False for a user's own task, whose
+        fields may have other meanings."""
         return self.task is None or type(self.task).__module__.partition(".")[0] == "vlrl"
 
 
@@ -101,7 +101,8 @@ class Rule:
     start: Level | None = None  # level at the start of a run, if it differs from `level`
 
     def finding(self, found: str | Finding, at_start: bool, where: str, id: str) -> Finding:
-        """Converts a message of this rule about the row or sample `id` at `where` to a Finding."""
+        """Converts a message that this rule has found about the row or sample `id` at `where` to a Finding. `at_start`
+        selects the rule's level for the start of a run."""
         found = Finding(message=found.removeprefix(f"row {id!r}: ")) if isinstance(found, str) else found
         level = found.level if found.level != "error" else (at_start and self.start) or self.level
         return replace(found, rule=self.name, level=level, where=where, id=id)

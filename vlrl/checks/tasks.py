@@ -60,7 +60,7 @@ class PromptedSample:
 
 @dataclass(frozen=True)
 class Trial:
-    """One answer to one sample, scored twice to detect scores that change."""
+    """One answer to a sample with its two scores. It is scored twice to detect scores that change."""
 
     prompted: PromptedSample
     text: str
@@ -238,7 +238,8 @@ def _range(samples: TaskSamples) -> Iterator[Finding]:
 
 
 def range_problem(task: Task, name: str, value: Any) -> str:
-    """Why the value of a reward part is out of range; "" if it is in range, None or not finite."""
+    """Returns why `value`, the value of the reward part `name`, is out of range; "" if it is in range, None or not
+    finite."""
     if value is None or not math.isfinite(value):
         return ""
     best = task.best_parts.get(name)

@@ -23,8 +23,8 @@ def unshown_columns(sample: Sample, canonical: Collection[str], media_fields: Co
                     ) -> list[str]:
     """Returns the columns of a sample's row that hold or name media which the sample does not show.
 
-    Searches the media fields and all columns that are not canonical; other canonical fields, such as `meta`, may hold
-    anything. Returns [] if the task drew or edited the sample's media, because their origin is then unknown."""
+    Searches the `media_fields` and all columns that are not in `canonical`; other canonical fields, such as `meta`, may
+    hold anything. Returns [] if the task drew or edited the sample's media, because their origin is then unknown."""
     shown = [source for media in sample.media for source in sources_of(media)]
     if not all(isinstance(source, (str, os.PathLike, EmbeddedMedia)) for source in shown):
         return []
@@ -59,7 +59,9 @@ def unshown_advice(column: str, media_fields: Collection[str]) -> str:
 
 
 def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
-    """Yields the path, URL or hash of each image or video in a value of a row, also from nested lists and objects."""
+    """Yields the path, URL or hash of each image or video in a value of a row, also from nested lists and objects. A
+    path without the suffix of a media file counts only if the column is called like a media column and the file
+    exists under `root`."""
     if isinstance(value, Mapping):
         for key in ("bytes", "path", "url"):
             yield from media_names(column, value.get(key), root)

@@ -111,7 +111,8 @@ def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dic
 
 
 def _value(text: str, kind: Mapping[str, Any]) -> Any:
-    """Converts a text to the type of a schema field. Of several types the first that fits is used; string is last."""
+    """Converts a text to the type of a schema field, or to one of the field's allowed values. If the field has several
+    types, the first that fits is used; string is tried last."""
     allowed, wanted = kind.get("enum"), kind.get("type") or "string"
     if isinstance(allowed, list):
         if text in map(str, allowed):

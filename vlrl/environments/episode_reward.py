@@ -18,13 +18,13 @@ class EpisodeReward:
 
     - `return`: the environment's reward. The turns add up to the return of the episode.
     - `success`: 1 in the turn in which the episode becomes a success, else 0.
-    - `progress`: the increase of the share of the task that is done. The turns add up to the final share (BALROG, arXiv
-      2411.13543).
+    - `progress`: the increase of the fraction of the task that is done. The turns add up to the final fraction
+      (BALROG, arXiv 2411.13543).
     - `illegal`: 1 for an invalid action, else 0.
 
-    parts: names of the parts to compute. goal: an episode is a success if it ends with at least this return. None = as
-    the environment reports (`success` or `is_success`); if it reports neither, whether the episode ended with a
-    positive reward."""
+    parts: names of the parts to compute. goal: an episode is a success if it ends with at least this return. If it is
+    None, the environment's `success` or `is_success` decides; if the environment reports neither, an episode is a
+    success if it ends with a positive reward."""
 
     def __init__(self, parts: Collection[str], goal: float | None):
         self.parts, self.goal = checked_names(parts, "parts"), goal
@@ -35,8 +35,9 @@ class EpisodeReward:
         return self._named({"return": 0.0, "success": 0.0, "progress": 0.0, "illegal": 1.0})
 
     def step(self, reward: Any, ended: bool, info: Mapping[str, Any]) -> dict[str, float]:
-        """The reward parts of a turn. Raises ProtocolError if the reward is not a number. ended: whether the
-        environment ended the episode, as opposed to a time limit."""
+        """The reward parts of a turn. Raises ProtocolError if a value of the environment is not a number. ended:
+        whether the environment ended the episode, as opposed to a time limit. info: may state the success and the
+        progress."""
         value = number(reward, "reward")
         self.total += value
         before, had = self.progress, self.succeeded
@@ -62,8 +63,8 @@ class EpisodeReward:
 
 
 def number(value: Any, what: str) -> float:
-    """Converts a value, also of a numpy type, to a finite float. None counts as 0. Raises ProtocolError if that is
-    impossible."""
+    """Converts a value, also of a numpy type, to a finite float. None counts as 0. Raises ProtocolError for any other
+    value; `what` names the value in the message."""
     result, problem = finite_number(value)
     if problem:
         raise ProtocolError(f"the environment's {what} is {str(value)[:60]!r}, not a finite number")
@@ -71,7 +72,8 @@ def number(value: Any, what: str) -> float:
 
 
 def truth(value: Any, what: str) -> bool:
-    """Converts a value to a bool. None counts as false. Raises ProtocolError for any string, even "true"."""
+    """Converts a value to a bool. None counts as false. Raises ProtocolError for any string, even "true"; `what` names
+    the value in the message."""
     result = False if value is None else truth_value(value)
     if result is None:
         raise ProtocolError(f"the environment's {what} is {str(value)[:60]!r}, expected true or false")

@@ -56,7 +56,8 @@ class EpisodeEngine:
         self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
 
     def over(self, engine: Engine) -> EpisodeEngine:
-        """Returns a player that samples from `engine` and shares the environments, which the original player closes."""
+        """Returns a copy of this engine that samples from `engine`. The copy shares the environments of the original,
+        which closes them."""
         other = copy.copy(self)
         other.engine = engine
         return other
@@ -69,7 +70,8 @@ class EpisodeEngine:
         self.engine.close()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns the `request.n` completions of each request. With an environment these are whole episodes."""
+        """Returns the `request.n` completions of each request; they are whole episodes if the sample has an
+        environment. done: see Engine.generate; it is only called if no sample has an environment."""
         acting = {i: r.sample for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None}
         if not acting:
             return self.engine.generate(requests, done)
@@ -84,8 +86,8 @@ class EpisodeEngine:
         return [out[i] for i in range(len(requests))]
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Returns recorded completions after replaying the actions of recorded episodes in their environments. If an
-        environment responds differently than in the record, the episode gets an error."""
+        """Returns the recorded completions of each request, after replaying the actions of recorded episodes in their
+        environments. If an environment responds differently than in the recorded episode, the episode gets an error."""
         acting = [i for i, r in enumerate(requests)
                   if r.sample is not None and r.sample.opening is not None and not r.sample.reset_error]
         engine = _Recorded({requests[i].key: recorded[i] for i in acting})
@@ -185,7 +187,8 @@ class EpisodeEngine:
         return not ended
 
     def _shown(self, step: Step, name: str) -> tuple[Step, Prompt]:
-        """Returns a step and its encoded observation. A tool result that cannot be encoded becomes an error message."""
+        """Returns a step and its encoded observation. A tool result that cannot be encoded becomes an error message.
+        `name` names the sample in errors."""
         try:
             return step, self.encode.observation(step.observation, name)
         except DataError:
@@ -205,8 +208,8 @@ class EpisodeEngine:
 
 
 class _Recorded:
-    """An engine that returns the actions of recorded episodes instead of sampling. episodes: the episodes of each
-    group, by the key of its request."""
+    """An engine that does not sample, but returns the actions of recorded episodes. episodes: the episodes of each
+    group, by the key of the group's request."""
 
     def __init__(self, episodes: Mapping[tuple[int, ...], Sequence[Completion]]):
         self.episodes = episodes

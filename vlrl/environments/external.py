@@ -25,7 +25,7 @@ from vlrl.types import Observation, Sample, Step
 
 _SHARE = 0.75
 """The time limit of a call to a server, as a share of environment.step_s or reset_s. The call must end before the
-worker process would be killed, because then the other episodes of this process would have to be replayed."""
+worker process is killed, because a killed process must replay all of its other episodes."""
 Make = Callable[..., Environment]
 
 

@@ -39,8 +39,8 @@ class GymEnvironment(Environment):
         numbers.
     act: a function (text, space) -> action that replaces the default conversion of the text, and raises ValueError for
         an invalid action; or its address `path/file.py:function`.
-    show: image = only the frame; text = the observation as text; both = both; auto = the frame, and the strings in the
-        observation. With image or auto, an observation that has neither is written as text.
+    show: image = only the frame; text = the observation as text; both = the frame and the text; auto = the frame, and
+        the strings in the observation. With image or auto, an observation that has neither is written as text.
     goal, parts: see EpisodeReward. arguments: further arguments of `gymnasium.make`."""
 
     def __init__(self, name: str, *, actions: Sequence[str] = (), act: str | Callable[[str, Any], Any] | None = None,

@@ -106,11 +106,12 @@ class Environments:
         return replace(sample, opening=observation, environment_seed=seed)
 
     def reset(self, episodes: Sequence[HostedEpisode]) -> list[Observation | EnvironmentFailure | None]:
-        """Resets the environments of episodes, and returns their first observations; None without an environment."""
+        """Resets the environments of episodes. Returns for each episode the first observation or the failure; None for
+        an episode without an environment."""
         return [call.result() for call in [self.begin_reset(e) for e in episodes]]
 
     def step(self, episodes: Sequence[HostedEpisode], actions: Sequence[str]) -> list[Step | EnvironmentFailure]:
-        """Runs one action in the environment of each episode, and returns the resulting steps."""
+        """Runs one action in the environment of each episode. Returns for each episode the step or the failure."""
         return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
     def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
@@ -128,7 +129,7 @@ class Environments:
         return self._begin(episode, lambda: self._step(episode, action))
 
     def close_episodes(self, episodes: Sequence[HostedEpisode]) -> list[EnvironmentFailure | None]:
-        """Closes the environments of episodes. Logs and returns failures, None for environments without failure."""
+        """Closes the environments of episodes. Returns for each episode the failure, which is also logged, or None."""
         calls = [self._begin(e, partial(self._ask, e, "close", None, self.settings.step_s)) for e in episodes]
         replies = [call.result() for call in calls]
         for episode, reply in zip(episodes, replies, strict=True):
@@ -200,8 +201,8 @@ class Environments:
         return None
 
     def _ask(self, episode: HostedEpisode, call: str, given: Any, seconds: float) -> Any:
-        """Sends a call with arguments `given` to the episode's process. Returns the reply; None if the process does not
-        know the episode."""
+        """Sends a call with the arguments `given` to the episode's process. Returns the reply; None if the process does
+        not know the episode; an EnvironmentFailure if there is no reply within `seconds`."""
         place = episode.number % len(self._workers)
         worker = self._workers[place]
         if worker is None:  # no worker processes on this system: in this process, without a time limit

@@ -17,7 +17,7 @@ from vlrl.types import Completion, LoadedMedia, Observation, Prompt, Step, Turn
 
 @dataclass(eq=False)
 class LiveEpisode:
-    """A running episode."""
+    """The state of an episode that is being played: its tokens, observations and turns so far, and why it ended."""
 
     base_request: Request
     index: int
@@ -120,9 +120,9 @@ class LiveEpisode:
         self.turns[-1] = replace(self.turns[-1], error=reason, seconds=self.episode.seconds)
 
     def observe(self, text: str, shown: Prompt, closing: list[int], ended: str) -> None:
-        """Appends an observation as a turn. Its tokens (`shown`) are added only if the episode continues. closing: the
-        tokens that close the action's turn if the action was truncated. ended: the reason why the episode has ended;
-        "" = it continues."""
+        """Appends an observation with this text as a turn. Its tokens (`shown`) are added only if the episode
+        continues. closing: the tokens that close the action's turn if the action was truncated. ended: the reason
+        why the episode has ended; "" = it continues."""
         self.ended = ended
         if closing and not ended:  # the action was truncated: close its turn
             self._append(self.whole.followed_by(np.array(closing)), np.zeros(1, np.float32), np.zeros(1, bool))
@@ -180,7 +180,8 @@ def group_members(request: Request) -> list[tuple[int, Completion | None]]:
 
 
 def never_begun(request: Request, index: int, error: str) -> Completion:
-    """The empty completion of an episode whose environment could not be reset."""
+    """Returns the empty completion of the episode `index` of a request if its environment could not be reset, with the
+    error of the reset."""
     return Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
                       text="", finish_reason="stop", episode_id=_episode_id(request, index), error=error)
 

@@ -62,7 +62,8 @@ class McpTool(Tool):
 
 
 class McpSession:
-    """A session with one server. address: a command or URL. No other address is requested."""
+    """A session with one server. address: a command or URL; nothing else is contacted. until, in all methods: the
+    deadline."""
 
     def __init__(self, address: str, environment: Collection[str] = (), folder: str | None = None):
         self.address, self._environment, self._folder = address, environment, folder
@@ -89,8 +90,8 @@ class McpSession:
             raise
 
     def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
-        """Returns the schemas of the server's tools for chat templates; only of the `allowed` tools if there are any.
-        Raises ProtocolError for an invalid response or a missing tool."""
+        """Returns the schemas of the server's tools for chat templates. If `allowed` names tools, returns only their
+        schemas. Raises ProtocolError for an invalid response or a missing tool."""
         offered, cursor = [], None
         for _ in range(_MOST_TOOLS):
             page = self._request(until, self._client.list_tools, cursor=cursor)
@@ -324,15 +325,16 @@ class McpEnvironment(ToolEnvironment):
         return shown
 
 
-def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, Any]:
-    """Combines the rewards of several calls: rewards are added, `done` and success are true if any call reports them.
-    For other fields the last value is used. Raises ProtocolError for an invalid value."""
-    done = payment.get("done", False)
+def _added(before: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the fields `last` of a call's result to those of the action's earlier calls. Rewards are added; `done` and
+    success are true if any call reports them; of other fields the last value is used. Raises ProtocolError for an
+    invalid value."""
+    done = last.get("done", False)
     if not isinstance(done, bool):
         raise ProtocolError(f"the server's done is {str(done)[:60]!r}, expected true or false")
-    both = {**before, **payment, "done": bool(before.get("done")) or done,
-            "reward": number(before.get("reward"), "reward") + number(payment["reward"], "reward")}
-    return both | {name: before.get(name) or payment.get(name) for name in SUCCEEDED if name in both}
+    both = {**before, **last, "done": bool(before.get("done")) or done,
+            "reward": number(before.get("reward"), "reward") + number(last["reward"], "reward")}
+    return both | {name: before.get(name) or last.get(name) for name in SUCCEEDED if name in both}
 
 
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
@@ -381,8 +383,8 @@ def _untitled(schema: Any) -> Any:
 
 
 def content(blocks: Sequence[Any]) -> Observation:
-    """Converts the content of a tool's result to an Observation with text and images. Links are shown as text and not
-    fetched. Raises ProtocolError for invalid content."""
+    """Converts the content blocks of a tool's result to an Observation with text and images. Links are shown as text
+    and not fetched. Raises ProtocolError for invalid content."""
     texts, media = [], []
     if len(blocks) > _MOST_CONTENT:
         raise ProtocolError(f"the tool's result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")

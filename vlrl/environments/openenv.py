@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServerFull(ProtocolError):
-    """The server has reached its maximum number of sessions."""
+    """Raised when a server has reached its maximum number of sessions."""
 
 
 class OpenEnv(Environment):
@@ -129,8 +129,9 @@ class OpenEnv(Environment):
         return shown
 
     def _connect(self, full: Mapping[str, ServerFull], until: Deadline) -> None:
-        """Opens a session on the first server that accepts one. Raises ProtocolError if no server accepts a session in
-        time. full: servers to skip, because they have no free session."""
+        """Opens a session on the first server that accepts one. Raises ProtocolError if no server accepts a session
+        before the deadline `until`. full: servers without a free session, which are skipped, and the errors they
+        reported."""
         from websockets.exceptions import WebSocketException
 
         self.close()
@@ -178,8 +179,8 @@ class OpenEnv(Environment):
 
 
 def _session(url: str, until: Deadline) -> Any:
-    """Opens a WebSocket that connects only to this address. It uses no proxy and cannot follow redirects, which would
-    need another socket."""
+    """Opens a WebSocket to the server at `url`, before the deadline `until`. It uses no proxy and cannot follow
+    redirects, because a redirect would need another socket."""
     from websockets.sync.client import connect
 
     parts = urlsplit(url)

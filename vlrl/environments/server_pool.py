@@ -50,7 +50,7 @@ class _Server:
 
 
 class ServerPool:
-    """The servers known to a process. healthy: checks the health of the server at an address."""
+    """The servers known to a process. healthy: a function that returns whether the server at an address is healthy."""
 
     def __init__(self, addresses: Sequence[str], healthy: Callable[[str], bool],
                  clock: Callable[[], float] = time.monotonic):
@@ -60,7 +60,7 @@ class ServerPool:
 
     def candidates(self) -> Iterator[str]:
         """Yields the addresses of the servers in the order in which they should be tried. Servers that did not respond
-        come last, and only if their pause is over and they are healthy. If none responded, pauses are ignored."""
+        come last, and only if their pause is over and they are healthy. If no server responded, pauses are ignored."""
         servers = sorted(self._servers.values(), key=lambda s: (s.sessions, s.place))
         yield from (s.address for s in servers if not s.pause)
         out = [s for s in servers if s.pause]

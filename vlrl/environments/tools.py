@@ -218,8 +218,8 @@ def _error_observation(error: str) -> Observation:
 
 
 def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Step:
-    """Replaces each tool result for which `read` raises DataError by an error message. A model must not be able to end
-    an episode by making a tool return something unreadable."""
+    """Returns the step with an error message in place of each tool result for which `read` raises DataError. A model
+    must not be able to end an episode by making a tool return something unreadable."""
     results, calls = list(step.observation.results), list(step.info.get("calls", ()))
     for i, result in enumerate(results):
         try:

@@ -130,7 +130,8 @@ def checked_names(value: Any, what: str) -> tuple[str, ...]:
 
 
 def checked_variables(value: Any, what: str) -> tuple[str, ...]:
-    """Returns names of environment variables. Raises ConfigError for a variable that is not set."""
+    """Returns the names of environment variables in `value`. Raises ConfigError for a variable that is not set; `what`
+    is the argument's name for the message."""
     variable_names = checked_names(value, what)
     missing = next((name for name in variable_names if name not in os.environ), None)
     if missing is not None:

@@ -14,10 +14,10 @@ from vlrl.types import Group
 
 
 def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
-    """The field `measured` of a line of eval.jsonl: `rows`, `pictures` and the settings `eval.*`.
+    """Returns the field `measured` of a line of eval.jsonl: `rows`, `pictures` and the settings `eval.*`.
 
-    `rows` and `pictures` are hexadecimal checksums of the samples of all processes and of their media. A collective:
-    every process passes its own groups."""
+    `rows` and `pictures` are hexadecimal checksums of the samples of all processes and of their media. All processes
+    must call this function together, each with its own groups."""
     own = [(g.sample.id, row_sum(g.sample.id, g.sample.row), [m.sha256 for m in g.prompt.media]) for g in groups]
     samples = sorted(sample for part in comm.gather(own) for sample in part)
     settings = {f"eval.{name}": value for name, value in config.eval.model_dump(mode="json").items()}
@@ -26,7 +26,8 @@ def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 
 def changed_basis(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the values that differ between the basis `now` and the basis of the split's last line in eval.jsonl.
+    """Returns the names of the values that differ between the basis `now` and that of the split's last line in
+    eval.jsonl. `before` are the lines of the file.
 
     If eval.samples changed, only settings are named, because the rows then differ anyway."""
     known = (line["measured"] for line in reversed(before) if line.get("split") == split and "measured" in line)

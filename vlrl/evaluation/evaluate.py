@@ -33,8 +33,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
              progress: Progress = no_progress,
              likelihoods: Likelihoods | None = None, score: Score = score_all,
              services: RunServices | None = None) -> tuple[dict[str, Any], list[Group]]:
-    """Evaluates the policy on a split. Returns the line for eval.jsonl, and this process's groups, each with a single
-    answer.
+    """Evaluates the policy on a split. Returns the line for eval.jsonl, and the groups of this process, each with a
+    single answer.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Decoding is greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
@@ -42,8 +42,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     counts episodes whose environment failed, at the reset or later. Prompt variants are not used. For a mixture,
     samples of all tasks are taken in turn.
 
-    likelihoods: computes log-probabilities for tasks that ask for them; without it, the reward parts that need them are
-    left out. services: the services in `services.*`."""
+    prefetch: encodes the prompts. likelihoods: computes log-probabilities for tasks that ask for them; None leaves out
+    the reward parts that need log-probabilities. score: scores the answers. services: the services in `services.*`."""
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
     groups, rejected = comm.together(lambda: _draw_answers(task, prefetch, engine, config, split, step, mine, progress,
                                                            likelihoods, score, services))
@@ -60,8 +60,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 def _draw_answers(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], progress: Progress,
             likelihoods: Likelihoods | None, score: Score, services: RunServices | None) -> tuple[list[Group], int]:
-    """Generates and scores one answer to each of the (number, sample) pairs; returns the groups of one answer, and the
-    number of rejected samples."""
+    """Generates and scores one answer to each of the (number, sample) pairs. Returns the groups, each with one answer,
+    and the number of rejected samples."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
@@ -104,7 +104,8 @@ def _with_metrics(task: Task, group: Group) -> Group:
 
 
 def _record(group: Group) -> dict[str, Any]:
-    """The record of a sample for Task.summarize. An episode that failed at its reset has no length."""
+    """Returns the record of a sample for Task.summarize. If the episode failed at its reset, length, truncated and
+    turns are None."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     written: dict[str, Any] = dict.fromkeys(("length", "truncated", "turns"))
     if completion.begun:

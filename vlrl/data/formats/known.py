@@ -30,7 +30,7 @@ def _is_list(record: Record, *names: str) -> bool:
 
 
 def _lists(record: Record, name: str, *keys: str) -> bool:
-    """Whether a field holds a list of objects whose first object has all of `keys`."""
+    """Whether the field `name` holds a list of objects whose first object has all of `keys`."""
     entries = pick(record, name)
     first = entries[0] if isinstance(entries, list) and entries else None
     return isinstance(first, Mapping) and {*keys} <= first.keys()

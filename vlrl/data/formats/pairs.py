@@ -122,8 +122,8 @@ def _pair(record: Record) -> list[Any]:
 
 
 def _better(verdict: Any, pair: list[str]) -> int:
-    """The number of the better response, 1 or 2. `verdict` is a number, a letter, a name such as "Output1", or the text
-    of the better response."""
+    """Returns the number of the better response, 1 or 2. `verdict` is a number, a letter, a name such as "Output1", or
+    the text of one of the two responses in `pair`."""
     if isinstance(verdict, list) and len(verdict) == 1:
         verdict = verdict[0]
     if number(verdict) in (1, 2):

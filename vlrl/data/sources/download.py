@@ -104,7 +104,8 @@ class Policy:
         return checked_url(url, self)
 
     def allows(self, scheme: str, host: str, port: int) -> bool:
-        """Whether a host may be contacted; entries have the form `host`, `*.host`, `host:port` or `http://host`."""
+        """Whether the entries of data.urls allow contacting a host. An entry has the form `host`, `*.host`, `host:port`
+        or `http://host`."""
         if self.hosts is None:
             return scheme == "https" and (port == 443 or self.guard.any_port)
         return any(self._matches(parse_entry(entry), scheme, host, port) for entry in self.hosts)
@@ -141,7 +142,9 @@ def checked_url(url: str, policy: Policy) -> RemoteUrl:
 
 
 def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
-    """Returns the local file with the content of a URL; downloads it unless it is cached and its hash is still correct.
+    """Returns the local file with the content of a URL. Downloads at most `most_bytes` within `seconds`, unless the
+    file is cached and its hash is still correct.
+
     Raises DataError naming the URL, and RunError if the cache cannot be written."""
     cache = remote.policy.cache
     entry = cache / "urls" / f"{hashlib.sha256(remote.url.encode('utf-8', 'surrogatepass')).hexdigest()}.json"

@@ -54,8 +54,8 @@ def row_spans(path: Path) -> np.ndarray:
 
 
 def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, Any] | DataError]:
-    """Returns (name, record) of the row in a byte range of an open shard; for an invalid row the record is a DataError.
-    """
+    """Returns (name, record) of the row in the bytes `begin` to `end` of a shard, which is open as the descriptor
+    `file`. For an invalid row, the record is a DataError."""
     key, record, suffixes = "", {}, set[str]()
     try:
         for member in _members(path, file, begin, end):
@@ -73,8 +73,8 @@ def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, 
 
 
 def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
-    """Adds a member to the record: an image, a video, the fields of a JSON object, or a text whose field is the name
-    before `.txt`."""
+    """Adds the content `data` of one member to the record: an image, a video, the fields of a JSON object, or a text.
+    The name of a text's field is the part of `suffix` before `.txt`."""
     field, _, kind = suffix.rpartition(".")
     if f".{kind}" in IMAGE_SUFFIXES:
         several = [*record.pop("images", []), *([record.pop("image")] if "image" in record else []), data]

@@ -89,7 +89,8 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
 
 def decode(path: Path, sampling: VideoSampling, start: float | None, end: float | None,
            check: Callable[[tuple[int, int], int], None]) -> SampledClip:
-    """Decodes the frames of a file that `choose` selects, with decord if it is installed and reliable, else with PyAV.
+    """Decodes the frames of a file that `choose` selects between `start` and `end`, with decord if it is installed and
+    reliable, else with PyAV.
 
     Only the selected frames are held in memory. `check(size, number of frames)` runs before decoding and may raise an
     error. Raises DataError naming the file."""
