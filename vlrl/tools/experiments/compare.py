@@ -27,7 +27,8 @@ _READ = (*COLUMNS, *VALUE_COLUMNS, "step", "completion")
 
 @dataclass(frozen=True)
 class Side:
-    """An evaluation of the run in `folder`, after `step` completed steps."""
+    """One evaluation of the run in `folder`. `step` is the number of training steps that were completed before the
+    evaluation, or first, last or best."""
 
     folder: Path
     step: int | Literal["first", "last", "best"] = "last"
@@ -37,7 +38,8 @@ class Side:
 
 
 class Metric(NamedTuple):
-    """One metric over the pairs of samples for which both sides have a value."""
+    """One metric of a comparison: the mean of side a, of side b, and of b - a over the `n` samples that have a value on
+    both sides. `effect` is the effect size (Cohen's d)."""
 
     n: int
     a: Interval
@@ -47,7 +49,8 @@ class Metric(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The scores of one sample on both sides. A score is the mean over the sample's answers and seeds."""
+    """One sample of a comparison: its scores on side a and on side b, and one answer of each side. A score is the mean
+    over the side's seeds and answers."""
 
     id: str
     other: str  # the id of the sample in b, usually equal to `id`
@@ -58,7 +61,8 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of comparing side b with side a on one split."""
+    """The result of comparing side b with side a on one split. A side is one evaluation, or the evaluations of several
+    runs that differ in the seed."""
 
     a: tuple[Side, ...]
     b: tuple[Side, ...]
@@ -76,7 +80,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence that says whether b differs from a in the metric."""
+        """One sentence that says whether side b differs from side a in the metric `metric`."""
         paired = self.metrics[self.metric]
         change, where = paired.difference, f"{self.metric} on {paired.n:,} samples of {self.split}"
         if math.isnan(change.low):
@@ -97,9 +101,10 @@ class Comparison:
 
 
 def parse_side(text: str) -> Side:
-    """Parses `RUN` or `RUN@STEP`. STEP is a number of completed steps, first, last or best.
+    """Parses `RUN` or `RUN@STEP` into a Side. STEP is a number of completed steps, first, last or best; without STEP,
+    it is last.
 
-    Raises RunError if the folder does not exist or holds no evaluation."""
+    Raises RunError if the folder RUN does not exist or holds no evaluation."""
     name, _, step = (text, "", "last") if os.path.isdir(text) or "@" not in text else text.rpartition("@")
     if not os.path.isdir(Path(name) / "eval-rollouts"):
         raise RunError(f"{name!r} holds no evaluated answers (eval-rollouts/): name a run folder such as "
@@ -112,15 +117,16 @@ def parse_side(text: str) -> Side:
 
 def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metric: str = "reward/mean", *,
             seed: int = 0) -> Comparison:
-    """Compares two sides, each with one run or several (seeds), on the samples that all runs contain, paired by
-    content.
+    """Compares the evaluations `b` with the evaluations `a` on the samples that all of them contain. Each of the two
+    sides is one evaluation, or the evaluations of several runs that differ in the seed. Samples are paired by
+    content (pairs.py).
 
-    Without `split`, heldout is compared, or else the first split that all runs were evaluated on. With several runs per
-    side, both seeds and samples are resampled (differences.difference). A metric leaves out the samples that have no
-    value on one side.
+    split: the split to compare; by default heldout, or else the first split that all runs were evaluated on. metric:
+    the metric that decides which side wins a sample. With several runs per side, both seeds and samples are resampled
+    (differences.difference). The values of a metric leave out the samples that have no value on one side.
 
-    Raises RunError if a run has no evaluation of the split or step, if no sample is in common, or if no answer has the
-    metric."""
+    Raises RunError if a run has no evaluation of the split or step, if no sample is in all evaluations, or if no answer
+    has the metric."""
     split = split or _common_split([*a, *b])
     settled = [_resolved(one, split) for one in (*a, *b)]
     evaluated = [_read_items(one, split) for one in settled]
@@ -180,8 +186,8 @@ def _read_items(one: Side, split: str) -> list[Item]:
 
 def _match_samples(evaluated: Sequence[list[Item]], names: Sequence[str]
                    ) -> tuple[list[tuple[Item, ...]], int, list[str]]:
-    """Returns three values: the samples that all runs contain, in the order of the first run; the number of other
-    samples; notes on why the other samples were not matched."""
+    """Returns three values: the samples that all evaluations contain, in the order of the first evaluation; the number
+    of other samples, summed over the evaluations; notes on why the other samples were not matched."""
     first, *others = evaluated
     pairings: list[Pairing] = [pair(first, other) for other in others]
     partners = [{id(one): other for one, other in pairing.pairs} for pairing in pairings]

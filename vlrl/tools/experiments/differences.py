@@ -1,5 +1,5 @@
-"""The difference between two sides (runs with one or several seeds each) on the same samples, with its uncertainty.
-Uses numpy only."""
+"""Compares the scores of two sides on the same samples: the difference of their means with its 95 % interval, and the
+effect size. A side is one run, or several runs that differ in the seed. Uses numpy only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _EQUAL = 1e-9  # scores that differ by less are a tie
 
 
 class Spread(NamedTuple):
-    """The variance of a difference between two means, divided by source; in squared units of the scores."""
+    """The variance of the difference between the mean scores of two sides, as a sum of three variances: from the
+    samples, from the seeds of the first side, and from the seeds of the second side."""
 
     samples: float  # variance from the choice of samples, including the noise of each answer
     first: float
-    """Variance from the seeds of the first side, without the noise of the answers; 0 with one seed, which allows no
-    estimate."""
+    """Variance from the seeds of the first side, without the noise of the answers; 0 if the side has one seed, because
+    one seed allows no estimate."""
     second: float
     df: float  # degrees of freedom of the total variance (Satterthwaite)
 
@@ -28,16 +29,16 @@ class Spread(NamedTuple):
 
 
 def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 2000) -> Interval:
-    """mean(second) - mean(first) for scores [seeds, samples], with its 95 % interval from `n` resamples. Column j is
-    the same sample on both sides.
+    """Returns mean(second) - mean(first) with its 95 % interval, from `n` resamples. Both arrays of scores have the
+    shape [seeds, samples]; column j is the same sample in both.
 
-    With one seed per side it is the paired bootstrap over the samples. With several seeds, the samples and the seeds of
-    each side are resampled separately, each scaled to its own variance component (`spread`). The reason: plain
-    resampling of a few seeds gives too narrow an interval, and resampling samples within seeds counts the noise twice.
-    The percentiles are widened by the ratio of the t to the normal quantile ("What Teachers Should Know about the
-    Bootstrap", 1411.5279, expanded percentile interval).
+    With one seed per side, the interval is the paired bootstrap over the samples. With several seeds, the samples and
+    the seeds of each side are resampled separately, and each of these deviations is scaled to its own variance
+    component (`spread`). The reason: plain resampling of a few seeds gives too narrow an interval, and resampling
+    samples within seeds counts the noise twice. The percentiles are widened by the ratio of the t to the normal
+    quantile ("What Teachers Should Know about the Bootstrap", 1411.5279, expanded percentile interval).
 
-    The same values and seed give the same interval. The bounds are NaN with fewer than two samples, and equal to the
+    The same scores and `seed` give the same interval. The bounds are NaN with fewer than two samples, and equal to the
     mean if all scores are equal. Raises ValueError if the numbers of samples differ."""
     from scipy.stats import norm, t
 
@@ -59,9 +60,9 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
 def spread(first: np.ndarray, second: np.ndarray) -> Spread:
     """The variance components of mean(second) - mean(first), for scores [seeds i, samples j] of at least two samples.
 
-    Samples: var_j(second_j - first_j) / samples. Seeds of a side: var_i(mean_i) / seeds, minus the noise that the first
-    term already contains: the mean square of the residuals that neither seed nor sample explains, / (seeds * samples).
-    """
+    Samples: var_j(second_j - first_j) / samples. Seeds of a side: var_i(mean_i) / seeds, minus the noise that the
+    component of the samples already contains. This noise is the mean square of the residuals that neither seed nor
+    sample explains, / (seeds * samples)."""
     first, second = _both(first, second)
     n = first.shape[1]
     samples = float((second.mean(axis=0) - first.mean(axis=0)).var(ddof=1)) / n
@@ -88,7 +89,8 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def outcomes(first: np.ndarray, second: np.ndarray) -> tuple[int, int, int]:
-    """The numbers of samples on which the second side wins, loses and ties, from scores per sample [N]."""
+    """Returns the numbers of samples on which the score of the second side is higher, lower and equal, from the scores
+    of both sides per sample [N]."""
     apart = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     wins, losses = int((apart > _EQUAL).sum()), int((apart < -_EQUAL).sum())
     return wins, losses, apart.size - wins - losses
@@ -103,7 +105,8 @@ def _both(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _seeds(scores: np.ndarray) -> tuple[float, float]:
-    """Returns two variances of the mean over seeds: with and without the noise of single answers."""
+    """Returns two estimates of the variance of the mean score that comes from the seeds: with and without the noise of
+    single answers. Both are 0 for one seed."""
     k, n = scores.shape
     if k == 1:
         return 0.0, 0.0
@@ -115,7 +118,8 @@ def _seeds(scores: np.ndarray) -> tuple[float, float]:
 
 
 def _resampled(values: np.ndarray, variance: float, n: int, rng: np.random.Generator) -> np.ndarray:
-    """[n] deviations of the mean of resampled values [N], scaled to the given variance."""
+    """Returns `n` deviations of the mean of resampled values from the mean of `values` [N], scaled to the given
+    variance."""
     centred = values - values.mean()
     usual = float((centred ** 2).mean()) / values.size
     if variance <= 0 or usual <= 0:

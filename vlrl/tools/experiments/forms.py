@@ -67,10 +67,10 @@ class Forms:
 
 
 def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
-    """The forms of the answers in each evaluation of a split, in the order of the steps. Without `split`, it is
-    heldout, or else the first split.
+    """The forms of the answers in each evaluation of a split, in the order of the steps. The default split is heldout,
+    or else the first split that was evaluated.
 
-    Raises RunError if no answers of the split are stored, or if some of them cannot be read."""
+    Raises RunError if no answers of the split are stored, or if some of the answers cannot be read."""
     files = [(steps, name) for _, steps, name in run.rollout_files("eval-rollouts") if name]
     splits = sorted({name for _, name in files})
     split = split or next((name for name in ("heldout", *splits) if name in splits), "heldout")
@@ -89,7 +89,8 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
 
 
 def most_frequent(points: list[Forms], most: int = 6) -> list[str]:
-    """The `most` forms with the largest share at any step, the largest first."""
+    """The `most` forms that have the largest share of answers at any step, the largest first. `points` is the result of
+    forms_over_steps."""
     best: Counter[str] = Counter()
     for point in points:
         for name in point.forms:

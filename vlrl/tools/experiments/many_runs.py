@@ -103,12 +103,12 @@ def final_score(folder: Path, split: str, metric: str) -> float:
 
 
 def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iterable[str], options: str) -> str:
-    """The name of the split on which configs are compared: `split`, or by default the first of the first config's
-    eval.splits.
+    """The name of the split on which configs (name -> config) are compared: `split`, or by default the first of the
+    first config's eval.splits.
 
-    Raises ConfigError if a config does not evaluate this split, or if the held-out samples of the configs differ. Also
-    raises it if one of `words` (settings key=value) sets the seed or the run folder, which the calling command sets
-    itself; `options` names the command's options for them, for the message."""
+    Raises ConfigError if a config does not evaluate this split, if the held-out samples of the configs differ, or if
+    one of `words` (settings key=value) sets the seed or the run folder. The calling command sets these two itself: the
+    error message refers the user to the command's `options`."""
     own = next((word for word in words if word.partition("=")[0] in _OWN), None)
     if own is not None:
         raise ConfigError(f"{own}: the command sets seed and run.dir of each run itself. Leave this out ({options})")
@@ -128,7 +128,8 @@ def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iter
 
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Writes the plan of all runs to a JSON file. If the file exists, checks that it contains the same plan.
+    """Writes `plan`, the configs and options that all runs of a command share, to a JSON file. If the file exists,
+    checks that it contains the same plan.
 
     Raises ConfigError naming the first difference."""
     plan = json.loads(json.dumps(plain(plan)))
@@ -178,7 +179,7 @@ def _check(job: Job, code: int) -> None:
 
 @contextmanager
 def _stopped_after(running: Mapping[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
-    """A context manager. When its block ends, runs that are still running save a checkpoint and stop."""
+    """A context manager. When its block ends, the processes in `running` are told to save a checkpoint and stop."""
     try:
         yield
     finally:

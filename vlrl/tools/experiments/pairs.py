@@ -66,7 +66,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairing:
-    """The pairs of samples from two evaluations, in the order of the first evaluation; each sample is in at most one
+    """The pairs of samples from two evaluations, in the order of the first evaluation. Each sample is in at most one
     pair."""
 
     pairs: tuple[tuple[Item, Item], ...]
@@ -119,7 +119,7 @@ def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
     pairs with equal content and row only one counts, so that a duplicated sample does not count twice."""
     pairs: list[tuple[Item, Item]] = []
     left, right = list(first), list(second)
-    for key in _PASSES:
+    for key in _KEYS:
         more, left, right = _matched(left, right, key)
         pairs += more
     rewords = {id(one) for one, other in pairs if one.prompt != other.prompt}
@@ -136,15 +136,15 @@ def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
 # --- details ----------------------------------------------------------------------------------------------------------
 
 _Key = Callable[[Item], Any]
-_PASSES: tuple[_Key, ...] = (
+_KEYS: tuple[_Key, ...] = (
     lambda i: (i.content, i.row, i.id),
     lambda i: (i.content, i.id),
     lambda i: (i.content, i.row),
     lambda i: i.content,
     lambda i: (i.media, i.target, i.row, i.id, i.episode) if i.media or i.row != "{}" else None,
 )
-"""Functions that return the key by which items are paired, the most certain key first. The key is None for an item that
-cannot be paired by it."""
+"""Functions that return the key by which two items are paired, the most certain key first. The key is None if the item
+cannot be paired by this key."""
 
 
 def _item(row: Mapping[str, Any]) -> Item:
@@ -216,7 +216,7 @@ VALUE_COLUMNS = ("reward", "correct", "parts", "metrics", "token_ids", "truncate
 
 
 def values(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields (metric, value) for each metric of the answer in a row."""
+    """Yields (metric, value) for each metric of one answer. `row` is the answer's row in a rollout file."""
     own = (("reward/mean", row["reward"]), ("correct_frac", row["correct"]),
            ("completion/length_mean", len(row["token_ids"] or ())), ("completion/truncated_frac", row["truncated"]))
     for name, value in (*own, *(row["parts"] or ()), *(row["metrics"] or ())):
@@ -225,7 +225,7 @@ def values(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def sample_means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Metric -> mean over rows, which hold the answers to one sample."""
+    """Metric -> mean over `rows`: the rows of a rollout file that hold the answers to one sample."""
     by_metric: dict[str, list[float]] = {}
     for row in rows:
         for name, value in values(row):

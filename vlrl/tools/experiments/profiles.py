@@ -31,7 +31,8 @@ def optimality_gap(scores: np.ndarray, best: float = 1.0) -> float:
 
 
 def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) -> np.ndarray:
-    """[taus] For each tau, the share of all scores [runs, tasks] above it (eq. 2, run-score distribution)."""
+    """For each threshold in `taus`, the share of all scores [runs, tasks] above the threshold, as an array [taus] (eq.
+    2, run-score distribution)."""
     return (_scores(scores)[..., None] > np.asarray(taus, np.float64)).mean(axis=(0, 1))
 
 
@@ -76,8 +77,8 @@ def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]
                   ) -> list[Sensitivity]:
     """How much the scores [trials] depend on each swept setting, sorted by spread, the largest first.
 
-    `settings` maps the name of a setting to its values [trials]. If a setting has more than `bins` + 2 different
-    numbers, they are grouped into `bins` ranges with equally many numbers."""
+    `settings` holds one mapping per trial: name of each swept setting -> its value. If a setting has more than `bins` +
+    2 different numbers, the trials are grouped by these numbers into `bins` ranges of equally many trials."""
     values = np.asarray(scores, np.float64)
     effects = []
     for name in dict.fromkeys(name for one in settings for name in one):

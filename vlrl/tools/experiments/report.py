@@ -89,8 +89,8 @@ def _breaks(run: RunFolder) -> Iterator[str]:
 
 
 def _best(run: RunFolder) -> Iterator[str]:
-    """Yields a note for each split that was evaluated after training steps: the split's best evaluation, by the metric
-    of checkpoints/best."""
+    """Yields a note on the best evaluation of each split that was evaluated after training steps. The best evaluation
+    is the one with the best value of the metric that selects checkpoints/best."""
     marked = read_json(run.checkpoints / "best.json") or {}
     metric = marked.get("metric", "reward/mean")
     splits: dict[str, list[Mapping[str, Any]]] = {}
@@ -141,7 +141,8 @@ def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving mean [N] -> [N]; near both ends only the existing part of the window is averaged."""
+    """The centred moving mean of `values` [N] over `window` values, as an array [N]. Near both ends only the existing
+    part of the window is averaged."""
     total, at = np.concatenate([[0.0], np.cumsum(values)]), np.arange(len(values))
     first, end = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
     return (total[end] - total[first]) / (end - first)
@@ -171,8 +172,8 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
 
 
 def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Split -> its first and its last evaluation that are comparable. If an evaluation was repeated, the newer line
-    counts."""
+    """Split -> its first and its last comparable evaluation, up to `until` completed steps (None = no limit). If an
+    evaluation was repeated, the newer line of eval.jsonl counts."""
     splits: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in comparable([line for line in run.evals() if until is None or line["step"] <= until]):
         splits.setdefault(str(record["split"]), {})[record["step"]] = record
@@ -194,7 +195,8 @@ def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, fl
 
 
 def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: float) -> Interval:
-    """The paired gain if the metric is stored per sample, else the plain difference without bounds."""
+    """The gain of a metric, paired by sample if `values` (metric -> sample id -> value, for the first and the last
+    evaluation) contain the metric. Otherwise it is `difference` without bounds."""
     before, after = (v.get(metric, {}) for v in values)
     both = sorted(before.keys() & after.keys())
     if not both:

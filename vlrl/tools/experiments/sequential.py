@@ -1,4 +1,5 @@
-"""How many seeds are enough: a group-sequential permutation test, AdaStop (2306.10882). Uses numpy only.
+"""A group-sequential permutation test, AdaStop (2306.10882). It compares algorithms with more and more seeds, until a
+difference is shown or the seeds are used up. Uses numpy only.
 
     test = Sequential(("a", "b"))
     while test.undecided:
@@ -23,7 +24,8 @@ import numpy as np
 
 Pair = tuple[str, str]
 Hypothesis = tuple[tuple[str, ...], ...]
-"""Disjoint groups of two or more algorithms. The algorithms of a group are equal; all other pairs differ."""
+"""Disjoint groups of two or more algorithms. The hypothesis says that the algorithms within each group are equal, and
+that the algorithms of all other pairs differ."""
 MOST = 8  # maximum number of algorithms: 8 algorithms have 4,139 hypotheses
 _TIE = 1e-9  # two sums count as equal if their difference is below this share of the largest score
 
@@ -44,7 +46,8 @@ class InterimAnalysis(NamedTuple):
 
 @dataclass
 class _Test:
-    """The state of the test of one hypothesis."""
+    """The thresholds and the significance level that were used so far for one hypothesis, and whether the hypothesis is
+    rejected."""
 
     thresholds: list[float] = field(default_factory=list)  # the threshold b_k of each block
     spent: float = 0.0
@@ -53,12 +56,12 @@ class _Test:
 
 @dataclass
 class Sequential:
-    """A sequential comparison of every pair of several algorithms, with `n` new seeds of each per block and at most
-    `blocks` blocks.
+    """A sequential comparison of every pair of several algorithms. Each of at most `blocks` blocks adds the scores of
+    `n` new seeds for every algorithm of an undecided pair.
 
-    The probability of deciding for any pair with equal score distributions is at most `alpha` over all blocks and
-    pairs. `resamples` random permutations are used for each hypothesis; for only two algorithms all permutations are
-    enumerated if there are fewer. The same scores and seed give the same decisions."""
+    The probability of deciding any pair of algorithms with equal score distributions is at most `alpha`, over all
+    blocks and pairs. `resamples` random permutations are used for each hypothesis; for only two algorithms all
+    permutations are enumerated if there are fewer. The same scores and `seed` give the same decisions."""
 
     names: tuple[str, ...]
     n: int = 5
@@ -89,7 +92,7 @@ class Sequential:
 
     @property
     def undecided(self) -> list[Pair]:
-        """The pairs that further seeds may decide."""
+        """The pairs of algorithms that are not decided yet, and that further seeds may decide."""
         return [pair for pair in itertools.combinations(self.names, 2) if pair not in self.decisions]
 
     @property
@@ -131,10 +134,11 @@ class Sequential:
                     max(test.spent for test in self._tests.values()))
 
     def _examine(self, hypothesis: Hypothesis, test: _Test, k: int, maxima: dict[tuple[str, ...], np.ndarray]) -> None:
-        """Computes threshold and level of a hypothesis after block k, and whether the hypothesis is rejected.
+        """Tests a hypothesis after block `k`: adds the threshold of this block to `test`, and updates the significance
+        level used and whether the hypothesis is rejected.
 
-        `maxima` caches the results for groups that occur in several hypotheses. If a group is the only one of its
-        hypothesis, all its permutations may be enumerated."""
+        `maxima` caches the results for groups that occur in several hypotheses. If the hypothesis is a single pair, all
+        its permutations may be enumerated."""
         alone = len(hypothesis) == 1 and len(hypothesis[0]) == 2
         for group in () if alone else hypothesis:
             if group not in maxima:
@@ -152,9 +156,9 @@ class Sequential:
         test.rejected = bool(statistics[k - 1, 0] > threshold)
 
     def _maxima(self, group: tuple[str, ...], alone: bool) -> np.ndarray:
-        """[blocks, permutations]: for each block the largest |sum of differences between means| of any two algorithms
-        in a group. Permutation 0 has the true labels. `alone`: the group is a pair and the only group of its
-        hypothesis."""
+        """Returns an array [blocks, permutations]: for each block the largest |sum of differences between means| of any
+        two algorithms in a group. Permutation 0 has the true labels. `alone`: the group is a pair and the only group
+        of its hypothesis."""
         scores = [np.concatenate(block) for block in zip(*(self._scores[name] for name in group), strict=True)]
         if alone and math.comb(2 * self.n, self.n) ** len(scores) <= self.resamples:
             means = [self._means(values, at) for values, at in
@@ -197,10 +201,9 @@ def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
 
 
 def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, float]:
-    """The smallest b with P(M > b) <= level, and this probability. `top` are the largest maxima M in descending order,
-    out of `started` permutations.
-
-    Returns (inf, 0) if the level allows no rejection."""
+    """Returns (b, P(M > b)) for the smallest b with P(M > b) <= level; (inf, 0) if the level allows no rejection. M is
+    the largest sum of differences under one permutation: `top` holds the values of M in descending order, out of
+    `started` permutations."""
     allowed = math.floor(level * started + 1e-9)
     if allowed < 0 or not len(top):
         return math.inf, 0.0

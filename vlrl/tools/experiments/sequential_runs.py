@@ -51,10 +51,11 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
     """Trains blocks of `n` seeds of each config that is still undecided against another config, until all pairs are
     decided or `blocks` blocks have run.
 
-    The runs are in FOLDER/<config>-<seed>. A finished run is not repeated, so the same call continues after an
-    interruption. All runs use the same held-out samples (data.seed). sequential.json is written to the folder after
-    each block. Raises ConfigError for fewer than two configs, for invalid numbers, and for values that differ from
-    those with which the folder was started."""
+    Scores are the `metric` of the last evaluation of `split` in each run. The runs are in FOLDER/<config>-<seed>. A
+    finished run is not repeated, so the same call continues after an interruption. All runs use the same held-out
+    samples (data.seed). After each block, sequential.json is written to the folder and `on_look` is called with the
+    interim analysis. Raises ConfigError for fewer than two configs, for invalid numbers, and for values that differ
+    from those with which the folder was started."""
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
     split = deciding_split(loaded, split, settings, "--seeds, -o")
     try:

@@ -52,8 +52,8 @@ class Status:
     pid: int | None = None
     host: str | None = None
     stages: Sequence[Status] = ()
-    """The stages that have begun, if the run has stages. The other fields then describe all stages together, or the
-    last stage."""
+    """The status of each stage that has begun, if the run has stages. `path`, `state`, `step`, `steps` and `pid` then
+    describe the whole run, and the other fields the last stage that has begun."""
 
 
 def find_runs(path: Path) -> list[Path]:
@@ -111,8 +111,8 @@ def read_status(path: Path, now: float | None = None) -> Status:
 
 
 def _staged(stage_list: StageList, stages: Sequence[Status], now: float) -> Status:
-    """The status of a run with stages: its state, the sums of steps, and for the rest the status of the last begun
-    stage."""
+    """The status of a run with stages. The numbers of steps are sums over the stages, the state is that of the whole
+    run, and the other fields are those of the last stage that has begun."""
     begun = [s for s in stages if s.state != "unknown" or s.step is not None or s.stages]
     last = begun[-1] if begun else None
     owner = read_json(stage_list.folder / "run.lock")
@@ -151,7 +151,8 @@ def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool
 
 
 def _speed(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """(seconds per step, tokens per second) over the last steps."""
+    """Returns (seconds per step, tokens per second) over the last RECENT steps; None for a value that was not recorded.
+    """
     recent = [(s, _number(r.get("tokens_per_s"))) for r in records[-RECENT:] if (s := _number(r.get("time/total_s")))]
     total = sum(s for s, _ in recent)
     timed = sum(s for s, rate in recent if rate is not None)

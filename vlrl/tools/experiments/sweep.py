@@ -158,8 +158,8 @@ def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]
 
 
 def trials(swept: Sequence[SweptSetting], method: str, n: int, seed: int) -> list[dict[str, Any]]:
-    """The combinations of settings to try: all combinations of the lists (`grid`), else `n` different random
-    combinations."""
+    """The combinations of settings to try, each as a mapping from setting to value. With method `grid` these are all
+    combinations of the listed values, else up to `n` different random combinations."""
     if not swept:
         raise ConfigError("no setting is swept: give a setting with several values, e.g. train.lr=1e-5,3e-5, or a "
                           "range, e.g. train.lr=1e-6..1e-4")
@@ -188,12 +188,13 @@ METHODS = ("grid", "random", "halving")
 
 def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepRequest | None = None,
               progress: Progress = no_progress) -> SweepResult:
-    """Tries settings on the tuning seeds 0, 1, ..., selects the settings with the best mean, and evaluates these on
-    further test seeds.
+    """Tries settings on the tuning seeds 0, 1, ..., selects the combination of settings with the best mean, and
+    evaluates this combination on further test seeds.
 
-    `grid` and `random` run every combination on every tuning seed. `halving` runs all combinations on the first seed,
+    path, words: config file and overrides; an override with several values or a range is swept. With the methods `grid`
+    and `random`, every combination runs on every tuning seed. With `halving`, all combinations run on the first seed,
     and on each further seed only the best 1/eta of the remaining combinations (successive halving over seeds, so that a
-    short run is never compared with a long one). With `base` the unchanged config is run on the test seeds too. The
+    short run is never compared with a long one). With `base`, the unchanged config also runs on the test seeds. The
     runs are in `folder`; a finished run is not repeated. sweep.json and profile.png are written to `folder`. Raises
     ConfigError for settings that cannot be swept, and for options that have no effect with the method."""
     request = request or SweepRequest()
@@ -267,8 +268,8 @@ def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progre
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
           scores: Callable[[Mapping[str, Mapping[str, Any]], Sequence[int]], dict[str, dict[int, float]]]
           ) -> list[Trial]:
-    """Runs the search method; returns the trials sorted by the number of seeds they ran on, then by their mean, the
-    best first."""
+    """Runs the search method. `scores` trains combinations on seeds and returns their scores. Returns the trials sorted
+    by the number of seeds they ran on, then by their mean, the best first."""
     results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
     left = list(results)
     for own in [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]:

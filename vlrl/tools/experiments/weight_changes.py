@@ -68,7 +68,7 @@ class WeightChanges:
     b: str
     total: Change
     kinds: Mapping[str, Change]  # tensor name without layer number -> counts; the most changed first
-    unmatched: tuple[str, ...] = field(default=())  # number of weights that only one of the two models has
+    unmatched: tuple[str, ...] = field(default=())  # names of the weights that only one of the two models has
 
 
 def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
