@@ -111,7 +111,8 @@ def parse_side(text: str) -> Side:
                        "runs/quickstart, or a folder written by `vlrl eval CONFIG --rollouts FOLDER`. A run stores "
                        "its answers if store.rollouts=true and eval.samples is above 0")
     if step not in _STEPS and not step.isdecimal():
-        raise RunError(f"{text!r}: @{step} is not a step: give a number of completed steps, or {', '.join(_STEPS)}")
+        raise RunError(f"{text!r}: @{step} is not a step: give a number of completed steps, or one of "
+                       f"{', '.join(_STEPS)}")
     return Side(Path(name), int(step) if step.isdecimal() else step)  # type: ignore[arg-type]
 
 
@@ -132,13 +133,14 @@ def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metr
     evaluated = [_read_items(one, split) for one in settled]
     matched, unpaired, notes = _match_samples(evaluated, [str(one) for one in settled])
     if not matched:
-        raise RunError(f"no sample of {split!r} is in all of {', '.join(map(str, settled))}. {'; '.join(notes)}")
+        raise RunError(f"no sample of {split!r} is in all of the evaluations {', '.join(map(str, settled))}. "
+                       f"{'; '.join(notes)}")
     runs = [[sample_means(row.value) for row in run] for run in zip(*matched, strict=True)]
     names_by_run = [dict.fromkeys(name for sample in run for name in sample) for run in runs]
     names = [name for name in names_by_run[0] if all(name in others for others in names_by_run)]
     tables = {name: _metric(runs[:len(a)], runs[len(a):], name, seed) for name in names}
     if metric not in tables:
-        raise RunError(f"no answer has the metric {metric!r}.{did_you_mean(metric, tables)} There are: "
+        raise RunError(f"no answer has the metric {metric!r}.{did_you_mean(metric, tables)} The answers have: "
                        f"{', '.join(tables)}. A metric of a whole split, such as mAP, has no value for one sample")
     samples = _outcomes(matched, runs, len(a), metric)
     won = outcomes(np.array([s.a for s in samples]), np.array([s.b for s in samples]))
@@ -179,8 +181,8 @@ def _read_items(one: Side, split: str) -> list[Item]:
     assert isinstance(one.step, int)
     rows = run.rollouts(one.step, split=split, columns=_READ).to_pylist()
     if run.notes:
-        raise RunError(f"{one}: {run.notes[0]}. Without these answers the comparison would cover other samples: "
-                       "evaluate again, e.g. vlrl eval CONFIG --rollouts FOLDER")
+        raise RunError(f"{one}: {run.notes[0]}. Without the answers in this file the comparison would cover "
+                       "fewer samples. Evaluate the model again, e.g. with vlrl eval CONFIG --rollouts FOLDER")
     return items(rows)
 
 

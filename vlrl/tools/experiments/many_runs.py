@@ -98,7 +98,7 @@ def final_score(folder: Path, split: str, metric: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         names = [k for k, v in last.items() if f"{k}/ci95_low" in last and v is not None]
         raise RunError(f"{folder}: the metric {metric!r} of {split!r} is {'missing' if value is None else value}."
-                       f"{did_you_mean(metric, names)} There are: {', '.join(names)}")
+                       f"{did_you_mean(metric, names)} The evaluation has: {', '.join(names)}")
     return float(value)
 
 
@@ -111,13 +111,15 @@ def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iter
     error message refers the user to the command's `options`."""
     own = next((word for word in words if word.partition("=")[0] in _OWN), None)
     if own is not None:
-        raise ConfigError(f"{own}: the command sets seed and run.dir of each run itself. Leave this out ({options})")
+        raise ConfigError(f"{own}: the command sets seed and run.dir of each run itself. Use the options "
+                          f"of the command instead ({options})")
     first = next(iter(configs.values()))
     split = split or (first.eval.splits[0] if first.eval.splits else "")
     for name, one in configs.items():
         if split not in one.eval.splits or not one.eval.samples:
             raise ConfigError(f"{name}: eval.splits={list(one.eval.splits)} and eval.samples={one.eval.samples} do not "
-                              f"evaluate the split {split!r}; add it, or name another --split")
+                              f"evaluate the split {split!r}: add it to eval.splits and set eval.samples above 0, or "
+                              "name another split with --split")
         for setting in ("data.heldout", "data.seed", "eval.samples"):
             section, field = setting.split(".")
             values = [getattr(getattr(c, section), field) for c in (first, one)]
@@ -141,7 +143,8 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
     for name in dict.fromkeys((*before, *plan)):
         if before.get(name) != plan.get(name):
             raise ConfigError(f"{path.parent} was started with {name}={json.dumps(before.get(name))}, not "
-                              f"{json.dumps(plan.get(name))}: use the same value to resume, or another folder with -o")
+                              f"{json.dumps(plan.get(name))}: use the same value to resume, or name another folder "
+                              "with -o")
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -211,7 +211,8 @@ def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepReque
                               f"{' or '.join(methods)}")
     n, eta, seeds, test_seeds = request.n or 16, request.eta or 2, request.seeds, request.test_seeds
     if seeds < 1 or test_seeds < 1 or eta < 2:
-        raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: must be at least 1, 1 and 2")
+        raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: --seeds and --test-seeds "
+                          "must be at least 1, and --eta at least 2")
     few = listed and math.prod(len(space.values) for space in swept) <= n
     chosen = trials(swept, "grid" if method == "grid" or (method == "halving" and few) else "random", n,
                     request.seed or 0)

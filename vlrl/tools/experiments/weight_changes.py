@@ -170,7 +170,7 @@ class _Adapter:
             match = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
             if not match or self.settings.get("peft_type", "LORA") != "LORA" or self.settings.get("fan_in_fan_out"):
                 raise ConfigError(f"{folder}: {name!r} is not a factor of a plain LoRA adapter; merge the adapter "
-                                  "into a complete model with `vlrl export`, and compare that")
+                                  "into a complete model with `vlrl export`, and compare the complete model")
             self.factors.setdefault(f"{match[1]}.weight", {})[match[2]] = place
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
