@@ -77,8 +77,8 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     """Exports a checkpoint, or the newest checkpoint of a run, to the folder `out`.
 
     dtype: data type of the exported weights. None stands for the data type of the base model if an adapter is merged,
-    else for the common data type of the checkpoint's weights, or float32 if they differ. adapter: export an adapter
-    without merging it.
+    else for the common data type of the checkpoint's weights, or float32 if the weights have several. adapter: export
+    an adapter without merging it.
 
     Raises RunError if `out` is not empty, the checkpoint is damaged, or the exported model differs from the checkpoint
     when it is loaded."""
@@ -89,11 +89,11 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     assert path
     base = loading.adapter_base(str(path))
     if adapter and base is None:
-        raise ConfigError(f"{path} is a complete model, not an adapter; export it without --adapter.")
+        raise ConfigError(f"{path} is a complete model, not an adapter; export it without the option --adapter.")
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; name a folder to write to")
     if out.is_dir() and any(out.iterdir()):
-        raise RunError(f"{out} is not empty, and files are not overwritten: name another folder, or remove this one "
+        raise RunError(f"{out} is not empty, and files are not overwritten: name another folder, or delete {out} "
                        "first")
     transformers.logging.disable_progress_bar()
     temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
@@ -139,8 +139,8 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Copies the files of an adapter checkpoint except the trainer state. If `dtype` is given, the weights are
-    converted to it."""
+    """Copies the files of an adapter checkpoint except the trainer state, with the weights converted to `dtype` if it
+    is given. Returns the values of some fields of ExportedModel."""
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name not in (MANIFEST, STATE, TENSORS):
             shutil.copyfile(file, out / file.name)
@@ -156,13 +156,14 @@ def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) ->
 
 
 def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Writes the merged model, its generation config and its processor, then loads the model again and compares it."""
+    """Writes the complete model, its generation config and its processor, then loads the written model and compares it
+    with the checkpoint. Returns the values of some fields of ExportedModel."""
     dtype = dtype or (_declared(base) if base else _widest(path))
     model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
     whole = model.get_base_model() if base else model
     processor = loading.load_processor(ModelSettings(name=str(path)), family_of(whole.config))
     sync_tilings(whole, processor)
-    prompt, batch = _question(processor, whole, path)
+    prompt, batch = _example(processor, whole, path)
     before = _logprobs(model, batch)
     if base:
         model = model.merge_and_unload()
@@ -182,8 +183,8 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
-    """Loads the saved model with transformers and returns its log-probabilities of the completion. Raises RunError if
-    the tokens of the prompt or the weights differ."""
+    """Loads the saved model with transformers and returns its log-probabilities of the completion in `batch`. Raises
+    RunError if the tokens of the prompt differ from `prompt`, or the hash of the weights from `digest`."""
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)
@@ -197,9 +198,9 @@ def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packi
     return _logprobs(loaded.float().eval(), batch)
 
 
-def _question(processor: Any, model: Any, path: Path) -> tuple[Prompt, packing.Batch]:
-    """Returns two forms of an example: a prompt with a drawn image, and a padded batch of this prompt with a
-    completion. A padded batch works with any attention implementation."""
+def _example(processor: Any, model: Any, path: Path) -> tuple[Prompt, packing.Batch]:
+    """Returns a prompt with a drawn image, and a padded batch of this prompt with a completion. A padded batch works
+    with any attention implementation."""
     prompt = _encode(processor, model, path)
     tokenizer = processor.tokenizer
     answer = torch.tensor([*tokenizer(_ANSWER, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]).numpy()
@@ -243,15 +244,15 @@ def _declared(base: str) -> str:
         config = AutoConfig.from_pretrained(loading.resolve(base), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RunError(f"{base!r}, the adapter's base model, cannot be loaded: {str(error).splitlines()[0]} Restore "
-                       "it, or export the adapter without merging it, with --adapter.") from error
+                       "the base model, or export the adapter without merging it, with --adapter.") from error
     dtype = getattr(config, "dtype", None)
     name = str(dtype).removeprefix("torch.")
     return name if name in DTYPES else "float32"
 
 
 def _widest(path: Path) -> str:
-    """The common data type of all weights in a folder. If they differ, float32, because trained weights are stored in
-    float32."""
+    """The data type of all weights in a folder; float32 if there are several data types, because trained weights are
+    stored in float32."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     dtypes = set()
     for file in path.glob("*.safetensors"):
@@ -266,7 +267,8 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def copy_unread(base: str, model: Any, out: Path) -> tuple[str, ...]:
-    """Copies the tensors that are in the files of `base` but ignored by the class of `model` to the model folder `out`.
+    """Copies tensors from the files of the model `base` to the model folder `out`: the tensors that the class of
+    `model` ignores when it loads a model.
 
     Returns the names of these tensors; () if there are none, or if `base` is not on this machine."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()

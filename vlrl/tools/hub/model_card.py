@@ -78,8 +78,8 @@ class PublishedModel:
 
 
 def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
-    """The base model that the model `name` is derived from. If `name` is a checkpoint of a run on this machine, it is
-    the base model of that run, and so on; `through` collects the names of these runs."""
+    """The base model that the model `name` was trained from. If `name` is a checkpoint of a run on this machine, the
+    search goes on with the model that this run started from; `through` collects the names of these runs."""
     if name.startswith("embedded/"):
         return Base(name, False, "apache-2.0", through)
     path = Path(name)

@@ -43,8 +43,8 @@ class Release:
 
 
 def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
-    """The checkpoint that a path stands for (a checkpoint, or a run with its newest checkpoint): (path of the
-    checkpoint, its run folder, number of completed steps). The last two are None if the checkpoint is not in a run
+    """Returns (path of a checkpoint, its run folder, number of completed steps). The checkpoint is `source`, or the
+    newest checkpoint if `source` is a run folder. The last two values are None if the checkpoint is not in a run
     folder."""
     path = checkpoint.find(source).path
     assert path
@@ -106,8 +106,9 @@ def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) ->
 
 
 def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> ExportedModel | None:
-    """The export in `folder`, as described by its file RECORD. None if it was made from another checkpoint or with
-    other options, or if its files have changed."""
+    """The export in `folder`, as described by its file RECORD. None if there is no such file, if the export was made
+    from another checkpoint than `source` or with other options than `request`, or if files of the export have
+    changed."""
     content = read_json(folder / RECORD)
     if (not content or content.get("of") != _digest(checkpoint.find(source).path) or
             content.get("asked") != dict(request)):
@@ -134,7 +135,8 @@ def _digest(path: Path | None) -> str:
 
 
 def _clean(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
-    """A file as it is published: its path or, for a JSON file with private words, its redacted content."""
+    """What is published for a file: the path of the file or, for a JSON file with private words, its redacted content.
+    In the config of an adapter, the name of the base model becomes that of `base`."""
     if path.suffix != ".json" or path.name in _VOCABULARY or path.name.endswith(".index.json"):
         return path
     try:
@@ -151,12 +153,13 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
     text = _text(name, content)
     findings = private.findings(text, vocabulary=name in _VOCABULARY) if text else []
     if findings:
-        raise RunError(f"{name} would reveal {' and '.join(findings)}: nothing is sent. Remove them from this file of "
-                       "the checkpoint, or export the model and edit the file by hand.")
+        raise RunError(f"{name} would reveal {' and '.join(findings)}: nothing is sent. Remove these words from "
+                       "the file in the checkpoint, or export the model and edit the file by hand.")
 
 
 def _text(name: str, content: Path | bytes) -> str:
-    """The text of a file that is searched for private words; for a file of weights, only its header."""
+    """The text of a file in which private words are searched: only the header for a file of weights, "" for an image.
+    """
     if name.endswith(".png"):
         return ""
     if isinstance(content, bytes):

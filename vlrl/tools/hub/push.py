@@ -127,14 +127,14 @@ def _refuse_readers(api: Any, target: HubTarget) -> None:
             raise errors.HfHubHTTPError("not authorized", response=error.response) from None
         return
     if not existing.private:
-        raise ConfigError(f"{target.repo} exists and is public: nothing is sent. Pass --public if that is intended, "
-                          "make the repository private, or name another repository.")
+        raise ConfigError(f"{target.repo} exists and is public: nothing is sent. Pass --public if the files may "
+                          "be public, make the repository private, or name another repository.")
 
 
 @contextmanager
 def _failures(target: HubTarget) -> Iterator[None]:
-    """A context that converts errors of the Hub, the network and huggingface_hub to RunErrors. Their messages contain
-    nothing of the uploaded files."""
+    """A context manager that converts errors of the Hub, the network and huggingface_hub to RunErrors. The messages of
+    these errors contain nothing of the uploaded files."""
     from huggingface_hub import errors
 
     try:

@@ -88,8 +88,9 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
            private: PrivateWords | None = None) -> ExportedRollouts:
     """Exports the training rollouts of a run; with `split`, the rollouts of its evaluations on this split.
 
-    steps: export only these training steps; None = all. media: whether to include images. private: words to redact in
-    every string. Raises RunError if there are no such rollouts, ConfigError if the folder is not empty."""
+    steps: export only these training steps; None = all. notes: flags and comments of reviewers. media: whether to
+    include images. private: words to redact in every string. Raises RunError if there are no such rollouts, ConfigError
+    if the folder is not empty."""
     wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
     if not wanted:
         what = f"evaluations of {split!r}" if split else "rollouts"
@@ -112,7 +113,7 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
 
 
 def _together(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Splits rows into row groups: each has at most _TOGETHER rows, and about _GROUP_BYTES of images."""
+    """Yields the rows in Parquet row groups: each has at most _TOGETHER rows, and about _GROUP_BYTES of images."""
     some, size = [], 0
     for row in rows:
         some.append(row)
@@ -150,8 +151,8 @@ def _published(row: Mapping[str, Any], private: PrivateWords) -> dict[str, Any]:
 
 
 def _image(run: RunFolder, media: Mapping[str, Any], out: ExportedRollouts, wanted: bool) -> dict[str, Any] | None:
-    """An image in the format of `datasets`. None for a video, for a missing image, and if `wanted` is False; the image
-    is then counted as left out."""
+    """An image in the format of `datasets`, read from the run folder. Returns None for a video, for a missing image,
+    and if `wanted` is False, and counts these cases in `out.left_out`."""
     if not wanted:
         return out.miss("images and videos (--with-media)")
     if media["kind"] != "image":

@@ -31,7 +31,7 @@ _MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}  # package -> name of i
 
 
 class Check(NamedTuple):
-    """One check of the machine. The part of its name before the slash is the group of the check."""
+    """One check of the machine. Its name is "group/name", such as "devices/CUDA"."""
 
     name: str
     run: Callable[[], str]  # Performs the check. Returns a text that describes the result; raises if the check fails.
@@ -40,7 +40,8 @@ class Check(NamedTuple):
 
 
 def checks(runs: Path) -> Iterator[Check]:
-    """All checks, in the order in which they are performed. `runs` is the folder that holds run folders."""
+    """Yields all checks, in the order in which they are performed. `runs` is the folder of run folders, whose disk is
+    checked."""
     yield Check("versions/python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _version_checks()
     yield from (
@@ -64,8 +65,8 @@ def checks(runs: Path) -> Iterator[Check]:
 
 
 def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list[Finding]:
-    """Performs all checks; returns one finding per check. The rule of a finding is "group/name". A finding that reports
-    a problem has a fix."""
+    """Performs all checks and returns one finding per check. The `rule` of a finding is the name of its check, and
+    `fix` says how to solve a problem, if this is known. `runs` is the folder of run folders, whose disk is checked."""
     todo, findings = list(checks(runs)), []
     for done, check in enumerate(todo):
         progress(check.name.partition("/")[2], done, len(todo))
@@ -73,7 +74,8 @@ def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list
     failed = {f.rule.partition("/")[2]: f for f in findings if f.kind != "versions" and f.level not in ("ok", "info")}
 
     def revised(f: Finding) -> Finding:
-        """The finding. For a package whose own check fails, the level ok becomes warning."""
+        """Returns the finding. If it is the version of a package, and the check that uses the package has failed, the
+        level ok becomes warning."""
         name = _USED_BY.get(f.rule.removeprefix("versions/"), "")
         if f.kind != "versions" or f.level != "ok" or name not in failed:
             return f
@@ -132,8 +134,8 @@ def _version_checks() -> Iterator[Check]:
 
 
 def version_of(name: str, need: Any) -> str:
-    """The version of an installed package. Raises Notice if the version is outside the required range. Exceptions
-    raised when the package is imported are passed on."""
+    """The version of an installed package. Raises Notice if the version is outside the range of `need` (its requirement
+    from `requirements`, or None). Exceptions raised when the package is imported are passed on."""
     version = importlib.metadata.version(name)
     if need and not need.specifier.contains(version, prereleases=True):
         raise Notice("warning", f"{version} is outside the range that vlrl requires ({need.specifier})")

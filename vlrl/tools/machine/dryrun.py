@@ -73,7 +73,8 @@ class SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLengths:
-    """Lengths in tokens of some prompts of the training split."""
+    """The smallest, mean and largest length in tokens of `samples` prompts of the training split, and the largest
+    allowed length (`limit`)."""
 
     samples: int
     least: int
@@ -125,7 +126,7 @@ class DryRun:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """A context that adds the message of a VlrlError raised inside it to the report's problems."""
+        """A context manager that adds the message of a VlrlError raised inside it to the report's problems."""
         try:
             yield
         except VlrlError as error:
@@ -136,7 +137,8 @@ class DryRun:
 def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
     """Performs the dry run of a config. The lengths of `samples` prompts are measured.
 
-    `tell(what)` is called with a description of each stage. Raises ConfigError only if the task cannot be made."""
+    `tell(what)` is called before each part of the dry run, with its description. Raises ConfigError only if the task
+    cannot be made."""
     task = make_task(config)
     with played_episodes.environments(config, task) as host:  # forks, so before the model is built
         return _checked(config, task, host, samples, tell)
@@ -144,7 +146,7 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
 
 def problems_of(config: Config, rows: bool = True) -> list[str]:
     """Problems in a run's settings that can be found without the model and without rendering a prompt. With `rows`,
-    problems in its data as well."""
+    also problems in the run's data."""
     task = make_task(config)
     report = DryRun(run="", task=config.task_name, model=config.model.name)
     _check_functions(config, report)
@@ -256,7 +258,8 @@ def _check_writable(folder: Path) -> None:
 
 
 def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sample]]:
-    """The samples of the splits for training and evaluation. An empty split is added to the report's problems."""
+    """Returns the samples of the training split and of the evaluated splits, by name. Adds empty splits, and settings
+    that do not fit the task or its data, to the report's problems."""
     out: dict[str, Sequence[Sample]] = {}
     for name in dict.fromkeys(("train", *(config.eval.splits if config.eval.samples else ()))):
         with report.noting():
@@ -280,7 +283,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
 
 @contextlib.contextmanager
 def _task_code(task: Task) -> Iterator[None]:
-    """A context in which any error raised by a task's own code becomes a TaskError that names file and line."""
+    """A context manager that turns any error raised by a task's own code into a TaskError that names file and line."""
     try:
         yield
     except VlrlError:
@@ -293,8 +296,8 @@ def _task_code(task: Task) -> Iterator[None]:
 
 
 def open_model(config: Config, task: Task, report: DryRun | None = None) -> tuple[Any, Encoder]:
-    """Builds the model without weights, and its encoder. Sets the task's coordinates, and the numbers of parameters in
-    the report."""
+    """Returns the model without weights, and its encoder. Also sets the coordinates of the task and, in the report, the
+    numbers of parameters."""
     model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -320,7 +323,8 @@ def preview(config: Config, task: Task, sample: Sample) -> SamplePreview:
 
 
 def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> SamplePreview:
-    """A preview of one sample as the model sees it, with the perfect answer and its reward."""
+    """A preview of one sample as the model sees it, with the perfect answer and its reward. If `encode` is None, the
+    preview is made without the model."""
     sample = replace(sample, prompt=task.templates[0])
     if encode is None:
         return preview_without_model(config.limits, task, sample)
@@ -362,7 +366,7 @@ def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Enco
                 raise
             rejected.append(str(error))
     if not prompts:
-        raise DataError(f"none of {len(rejected)} prompts can be used. The first one: {rejected[0]}")
+        raise DataError(f"none of {len(rejected)} prompts can be used. The first problem: {rejected[0]}")
     lengths = [len(p) for p in prompts]
     report.lengths = PromptLengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)),
                                    most=max(lengths),

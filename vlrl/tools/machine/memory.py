@@ -135,8 +135,8 @@ class _MicroBatch:
     keys: int  # number of key positions, summed over all attention calls
     pairs: int  # number of entries in the attention masks
     shared: bool
-    """Whether the answers to a prompt share its tokens. If they do not, rows are padded, and the answers' logits are
-    copied out of the padded rows."""
+    """Whether the answers to a prompt share the tokens of the prompt. Without sharing, rows are padded, and the logits
+    of the answers are copied out of the padded rows."""
 
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
@@ -241,8 +241,8 @@ def _blocks(model: Any, family: Family, settings: ModelSettings) -> list[_Block]
 
 
 def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int, int, int]:
-    """Bytes of the trainable parameters, of the frozen parameters (`size` bytes each), and of the largest trainable
-    parameter."""
+    """Returns the bytes of the trainable parameters, of the frozen parameters (`size` bytes each), and of the largest
+    trainable parameter."""
     lora = config.model.lora
     learns, frozen = [0], 0
     for name, parameter in model.named_parameters():
@@ -280,10 +280,11 @@ def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _Mic
 
 
 def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
-    """Bytes of the logits of a chunk. If one copy of the logits and the gradient of a trained output layer take more
-    bytes, these are returned instead.
+    """Bytes of the logits of a chunk of answer tokens at their peak. Of the LOGIT_COPIES copies of the logits, one is
+    replaced by the gradient of a trained output layer if this gradient is larger.
 
-    With several chunks, each gradient is added to a sum; in float32 this addition is not in place."""
+    With several chunks, the sum of the chunks' gradients is counted too. In float32 the addition to this sum is not in
+    place, so it needs a further copy."""
     text, rows = model_config.get_text_config(), chunk_rows(model_config.get_text_config().vocab_size)
     copy, gradient, total = 4 * min(answer_tokens, rows), 0, 0
     if config.model.lora.rank == 0 and "language" in config.model.train:

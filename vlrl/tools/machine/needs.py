@@ -49,7 +49,8 @@ def find(config: Config, task: Task, sample: Sample | None = None) -> list[Unmet
 
 
 def of_stages(config: Config) -> list[UnmetNeed]:
-    """The requirements of a staged run's presets on settings of its stages that the config does not meet."""
+    """The requirements of the presets of a run with stages that its config does not meet. Only requirements on settings
+    of single stages are checked ("setting stages.<number>.<name>")."""
     found = [(name, preset) for name in config.presets if (preset := presets.find_preset(name))]
     return [UnmetNeed(name, need, why) for name, preset in found for need, why in preset.needs.items()
             if need.startswith(_OF_A_STAGE) and not _stage_setting(config, need.removeprefix(_OF_A_STAGE))]

@@ -147,7 +147,7 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
                           "has its own engine. Set engine.tensor_parallel=1, or engine.name=vllm_server")
     if config.engine.name != "hf" and heads % each:
         raise ConfigError(f"engine.tensor_parallel={each}: the {heads} attention heads of {config.model.name} cannot "
-                          "be divided among that many GPUs")
+                          f"be divided among {each} GPUs. Set engine.tensor_parallel to a divisor of {heads}")
 
 
 @functools.lru_cache(maxsize=16)
@@ -164,7 +164,8 @@ def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
 
 
 def _fsdp(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
-    """The memory of one of `gpus` processes under FSDP, each of which holds a shard (docs/scaling.md).
+    """The memory of one of `gpus` processes under FSDP (docs/scaling.md), where each process holds a shard. `need` is
+    the memory without sharding.
 
     gathered: share of the weights that a forward pass holds unsharded at the same time. The hf engine holds all weights
     unsharded while it generates."""
@@ -180,9 +181,9 @@ def _fsdp(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
 
 
 def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
-    """The memory of one of `gpus` processes under ZeRO. The optimizer holds a copy of its shard of the weights.
-    Gradients are held in a bucket, as shards, and again as shards for the optimizer step. A frozen reference model
-    is not sharded.
+    """The memory of one of `gpus` processes under ZeRO. `need` and `gathered` are as in _fsdp. The optimizer holds a
+    copy of its shard of the weights. Gradients are held in a bucket, as shards, and again as shards for the
+    optimizer step. A frozen reference model is not sharded.
 
     The memory after the start was measured in runs of two CPU processes; the rest was derived from DeepSpeed's source.
     """
@@ -215,7 +216,8 @@ def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int
 
 
 def _peak(config: Config, need: Memory, engine: int) -> int:
-    """Peak memory in bytes. vLLM's memory counts during the update unless vLLM sleeps."""
+    """Peak memory of a training GPU in bytes, without CONTEXT. vLLM's memory (`engine`) counts during the update unless
+    vLLM sleeps."""
     awake = config.engine.name == "vllm" and (not config.engine.sleep or config.asynchronous.max_staleness > 0)
     return need.total + engine if awake or not engine else max(need.total, need.resident + engine)
 

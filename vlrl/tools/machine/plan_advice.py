@@ -51,7 +51,8 @@ def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> l
 
 
 def _combined(candidates: Sequence[Sequence[str]], tried: Try) -> list[Change]:
-    """Adds the candidates one by one until the plan fits, then removes the overrides that are not needed."""
+    """Returns one combination of candidates that makes the plan fit, or []. The candidates are added one by one until
+    the plan fits, then the overrides that are not needed are removed."""
     words: list[str] = []
     for candidate in candidates:
         taken = {word.split("=")[0] for word in words}
@@ -109,7 +110,7 @@ def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
 def render_changes(advice: Sequence[Change]) -> list[str]:
     """The changes as lines of text."""
     if not advice:
-        return ["nothing that was tried makes it fit: use more or larger GPUs, or a smaller model"]
-    head = ("each of these alone makes it fit:" if len(advice) > 1 or len(advice[0].words) == 1 else
-            "these together make it fit:")
+        return ["no change that was tried makes the plan fit: use more or larger GPUs, or a smaller model"]
+    head = ("each of these changes alone makes the plan fit:" if len(advice) > 1 or len(advice[0].words) == 1 else
+            "these changes together make the plan fit:")
     return [head, *(f"  {' '.join(c.words):<56}{c.plan.peak / GIB:>8.2f} GiB" for c in advice)]

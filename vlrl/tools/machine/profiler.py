@@ -76,7 +76,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def modules(self, modules: Sequence[torch.nn.Module], name: str) -> Iterator[None]:
-        """A context in which each forward pass of `modules` is recorded as a phase."""
+        """A context manager that records each forward pass of `modules` as a phase `name`."""
         hooks = [h for m in modules for h in (
             m.register_forward_pre_hook(lambda *_: self.enter(name)),
             m.register_forward_hook(lambda *_: self.leave(), always_call=True))]
@@ -121,8 +121,8 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
 
 @dataclass(frozen=True)
 class Work:
-    """The amount of work per phase, as two mappings from the path of a phase: to useful floating-point operations, and
-    to tokens."""
+    """The amount of work in one step, as two mappings: path of each phase -> useful floating-point operations, and path
+    of each phase -> tokens."""
 
     operations: Mapping[str, float]
     tokens: Mapping[str, int]
@@ -130,8 +130,8 @@ class Work:
 
 def work_of(generated: Sequence[Group], trained: Sequence[Group], cost: Cost, config: Config,
             model_config: Any) -> Work:
-    """The work of one step on this process: generation of the groups `generated`, and training on those in
-    `trained`."""
+    """The work of one step on this process: generating the completions of `generated`, and training on those of
+    `trained`. Both are lists of groups, each with the completions of one prompt."""
     def total(groups: Sequence[Group], each: Callable[..., float]) -> float:
         return sum(each(len(g.prompt), patches_of(g.prompt.mm, model_config),
                         [len(r.completion.tokens) for r in g.rollouts]) for g in groups)
@@ -286,8 +286,8 @@ class Row:
 
 
 def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak: Peak) -> list[Row]:
-    """The rows of the table, with each phase before its nested phases. `seconds` (by phase) and `spent` (in total) are
-    summed over all steps in `work`."""
+    """The rows of the table of a profile, with each phase before its nested phases. `seconds` (by phase) and `spent`
+    (in total) are summed over all steps in `work`."""
     seconds, steps = dict(seconds), len(work)
     generate = "rollout/generate"
     if generate in seconds:
@@ -334,7 +334,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:
-    """Lines to print below the table."""
+    """Lines to print below the table of a profile."""
     several = f"; each of {report['processes']} processes, this one is rank 0" if report["processes"] > 1 else ""
     return [f"MFU: useful operations (no recomputation, no padding) over {report['peak_tflops']:.4g} TFLOP/s, "
             f"{report['peak_source']}{several}",

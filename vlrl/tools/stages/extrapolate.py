@@ -30,7 +30,8 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ExtrapolationResult:
-    """Describes the extrapolated model that was written."""
+    """The result of `extrapolate`: the folders of the three models, and how far the earlier and the later model are
+    apart."""
 
     earlier: Path
     later: Path
@@ -50,8 +51,8 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
         raise ConfigError(f"k={k} is not a finite number")
     a, b = (folder for path in (earlier, later) if (folder := checkpoint.find(path).path))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} is not an empty folder, and nothing is overwritten: name another folder, or remove "
-                       "this one first")
+        raise RunError(f"{out} is not an empty folder, and nothing is overwritten: name another folder, or delete "
+                       f"{out} first")
     _same_kind(a, b)
     theirs = _places(a)
     lacking = theirs.keys() ^ _places(b).keys()
@@ -78,15 +79,15 @@ def _same_kind(a: Path, b: Path) -> None:
     kinds = [(path / ADAPTER).is_file() for path in (a, b)]
     if kinds[0] != kinds[1]:
         raise RunError(f"{a} holds {'an adapter' if kinds[0] else 'a complete model'} and {b} "
-                       f"{'an adapter' if kinds[1] else 'a complete model'}: both must be of the same kind; `vlrl "
-                       "export` merges an adapter into a complete model")
+                       f"{'an adapter' if kinds[1] else 'a complete model'}: both must be of the same kind. Merge "
+                       "the adapter into a complete model first, with `vlrl export`")
     if not kinds[0]:
         return
     settings = [json.loads((path / ADAPTER).read_text(encoding="utf-8")) for path in (a, b)]
     for key in ("base_model_name_or_path", "r", "lora_alpha"):
         if settings[0].get(key) != settings[1].get(key):
             raise RunError(f"the adapters have different values of {key}: {settings[0].get(key)!r} in {a}, "
-                           f"{settings[1].get(key)!r} in {b}")
+                           f"{settings[1].get(key)!r} in {b}. Only adapters with equal values can be extrapolated")
 
 
 def _weights(path: Path) -> list[Path]:

@@ -116,8 +116,8 @@ def last_model(config: Config) -> str:
 
 
 def _draw_and_select(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
-    """Samples the answers of a round and writes the selected ones to rows.jsonl, unless they exist on disk. Returns the
-    numbers of prompts, answers, right answers and selected answers."""
+    """Samples the answers of a round with `model` and writes the selected answers to rows.jsonl, unless rows.jsonl
+    exists. Returns the numbers of prompts, answers, right answers and selected answers, by name."""
     place = folder / f"round-{number + 1:02d}"
     if not comm.on_main(lambda: (place / ROWS).is_file()):
         one = choose_model(config, model)
@@ -168,8 +168,8 @@ def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]
 
 
 def _write(config: Config, one: ModelChoice, number: int, place: Path, file: RowFile) -> None:
-    """Writes the selected answers of a round as rows to the folder `place`; with rounds.keep_rows, also a file that
-    includes the rows of earlier rounds."""
+    """Writes the selected answers in `file` as rows to the folder `place` of a round. With rounds.keep_rows, also
+    writes a file that includes the rows of earlier rounds."""
     file.close()
     bound = bind("rounds.choose", config.rounds.choose, CHOICES)
     task = make_task(config)

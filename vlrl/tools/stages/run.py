@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class StagesResult:
-    """How far the stages of a run got."""
+    """How far the stages of a run got: whether all are finished, and the stage that ran last."""
 
     folder: Path
     finished: bool
@@ -200,8 +200,8 @@ def _write_settings(stage_config: Config) -> None:
         before = validate(yaml.safe_load(files.read_small(folder.path / "config.yaml")))
         if changed := differences(before, stage_config):
             raise RunError(f"{folder.path} contains a stage that was started with other settings:\n  "
-                           + "\n  ".join(changed) + "\nSet them back, choose another run.dir, or start over with "
-                           "resume=never (the old run is moved to a folder next to it).")
+                           + "\n  ".join(changed) + "\nRestore these settings, choose another run.dir, or start "
+                           "over with resume=never (the old run is moved to a folder next to it).")
     folder.create(dump(stage_config), stage_config.seed)
 
 

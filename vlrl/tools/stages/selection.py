@@ -1,7 +1,7 @@
-"""Strategies that select which correct answers to a prompt a round trains on (rounds.choose): functions of [Candidate]
-that return indices.
+"""Strategies that select which correct answers to a prompt a round trains on (rounds.choose). Each strategy is a
+function that gets the candidates and returns the indices of the selected ones.
 
-Candidates are complete, correct and different as texts, in the order in which they were sampled."""
+Candidates are complete and correct answers with different texts, in the order in which they were sampled."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ CHOICES: dict[str, Callable[..., Sequence[int]]] = {"best": best, "shortest": sh
 
 
 def select_answers(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) -> list[dict[str, Any]]:
-    """Selects the answers to train on from the rows of all answers to one prompt (tools/evaluation/rows.py).
+    """Returns the answers to train on, selected by the strategy `choose`. `rows` are all answers to one prompt
+    (tools/evaluation/rows.py).
 
-    An answer is correct if the task says so or, with `least`, if its reward is at least `least`. Truncated and empty
-    answers are dropped, and of several answers with the same text only the first is considered. Raises ValueError if
-    `choose` returns an index out of range."""
+    Only correct answers are considered (`is_right`). Truncated and empty answers are dropped, and of several answers
+    with the same text only the first is considered. Raises ValueError if `choose` returns an index out of range."""
     right: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row.get("answer") and not row.get("truncated") and is_right(row, least):
@@ -104,8 +104,8 @@ def select_rejected(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], l
 
 
 def is_right(row: dict[str, Any], least: float | None) -> bool:
-    """Whether an answer counts as correct: by the task's verdict or, with `least`, if its reward is at least `least`.
-    False for an unscorable answer."""
+    """Whether an answer counts as correct: if its reward is at least `least` or, with `least` None, if the task says
+    so. False for an unscorable answer."""
     reward = row.get("reward")
     if reward is None or not math.isfinite(reward):
         return False

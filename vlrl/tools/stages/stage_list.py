@@ -21,7 +21,7 @@ FILE = "stages.json"
 
 @dataclass(frozen=True)
 class StageList:
-    """The stages of a run, in order."""
+    """The stages of a run in order, and the results of the finished stages."""
 
     folder: Path
     stages: Sequence[tuple[str, str]] = ()  # (name, kind) of each stage
@@ -34,11 +34,12 @@ class StageList:
         return [place for name, _ in self.stages if not (place := self.folder / name).is_symlink()]
 
     def finished(self, name: str, **result: Any) -> StageList:
-        """Marks a stage as finished with a result (`steps`, `model`), and writes the file."""
+        """Returns the list with one more finished stage and its result (`steps`, `model`), after writing this list to
+        the file."""
         return StageList(self.folder, self.stages, {**self.done, name: result}).write()
 
     def write(self) -> StageList:
-        """Writes stages.json atomically."""
+        """Writes stages.json atomically and returns this list."""
         content = {"stages": [{"name": name, "kind": kind} for name, kind in self.stages], "done": self.done}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / FILE, json.dumps(content, indent=1) + "\n")
@@ -46,7 +47,7 @@ class StageList:
 
 
 def read_stages(folder: Path) -> StageList | None:
-    """Reads the stages of a run folder; None if it has no stages.json or the file cannot be read."""
+    """Reads the stages of a run folder; None if the folder has no stages.json, or if this file cannot be read."""
     stored = read_json(folder / FILE)
     try:
         stages = [(str(one["name"]), str(one["kind"])) for one in stored["stages"]] if stored else []
