@@ -24,7 +24,7 @@ from .index import GroupKey, Index
 from .library import Library
 
 EDGES = (0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
-"""Edges of the six pass rate classes; the first class holds exactly 0 and the last exactly 1."""
+"""Edges of the six pass rate classes. The first class holds only the pass rate 0, and the last only the pass rate 1."""
 _KEY = "run, source, split, step, group_id"
 _RUNS = "(SELECT unnest(?::VARCHAR[]))"
 _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
@@ -54,10 +54,11 @@ class Visit:
     pass_rate: float | None
     """Share of the scored answers that pass, in [0, 1]."""
     visits: int
-    """Number of training groups that the run has drawn of this sample so far, including this group."""
+    """Number of training groups of this sample that the run has drawn up to this step. A training group counts itself.
+    """
     weight: float | None
     """`visits` divided by the mean number of visits of all samples drawn so far in the run; 1 means that the sample was
-    drawn as often as the average sample."""
+    drawn as often as the average sample. None in evaluations."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """One sample that both sides of a comparison evaluated; `a` and `b` are its mean rewards on the two sides."""
+    """One sample of both sides of a comparison. `a` and `b` are the sample's mean rewards on these sides, and `key_a`
+    and `key_b` name its groups."""
 
     sample_id: str
     category: str | None
@@ -117,7 +119,7 @@ class Comparison:
     categories: tuple[tuple[str, int, int, int, int, float], ...] = ()
     """(category, number of samples, wins, losses, ties, mean gain) for each category, sorted by name."""
     only_a: int = 0
-    """Number of samples that only a evaluated; `only_b` counts the samples that only b evaluated."""
+    """Number of samples that only a evaluated. `only_b` is the number of samples that only b evaluated."""
     only_b: int = 0
     notes: tuple[str, ...] = ()
 
@@ -170,7 +172,8 @@ class Curriculum:
 
 def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
             threshold: float | None = None) -> History:
-    """Collects every group of `sample_id` in the given runs (() = all runs). Raises AppError for an unknown run."""
+    """Collects every group of `sample_id` in the given runs (() = all runs). `part` (a reward part) and `threshold`
+    change which answers pass, see the module. Raises AppError for an unknown run."""
     scope = index.refresh(runs)
     limits = _thresholds(index, scope.runs, part, threshold)
     rows = index.table.fetch(f"""
@@ -196,7 +199,7 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
     """Compares two evaluations on their common samples; with `split` None, on the first split that both runs evaluated.
-    Raises AppError if a run has no such evaluation, or if the two have no sample in common."""
+    Raises AppError if a run has no such evaluation, or if the evaluations have no sample in common."""
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
     (a, first), (b, second) = (_evaluated(index, side, split) for side in (a, b))
@@ -212,7 +215,8 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
 
 def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
                notes: tuple[str, ...]) -> Comparison:
-    """Builds the Comparison from paired samples; `samples` is the number of samples of a and of b."""
+    """Builds the Comparison from paired samples. `samples` holds the number of samples of a, and the number of samples
+    of b, whether paired or not."""
     pairs = sorted(pairs, key=lambda pair: (-pair.gain, pair.sample_id))
     before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
     names = sorted({pair.category for pair in pairs if pair.category is not None})
@@ -224,7 +228,8 @@ def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tup
 
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
                bins: int = 24) -> Curriculum:
-    """Summarizes the training groups of a run in at most `bins` ranges of steps. Raises AppError for an unknown run."""
+    """Summarizes the training groups of a run in at most `bins` ranges of steps. `part` (a reward part) and `threshold`
+    change which answers pass, see the module. Raises AppError for an unknown run."""
     scope = index.refresh([run])
     limit = _thresholds(index, [run], part, threshold).get(run)
     rows = index.table.fetch(f"""
@@ -278,8 +283,8 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 
 
 def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
-    """Returns the rows of the most frequent sample with this id, and notes on the other rows. Different samples share
-    an id if runs use it for different images, or ask about the same image in other words."""
+    """Of rows with the same sample id, returns the rows of the most frequent sample, and notes on the other rows.
+    Different samples share an id if runs use the id for different media or targets."""
     counts = Counter(item(row)._replace(value=None) for row in rows)
     if len(counts) < 2:
         return list(rows), []
@@ -340,8 +345,7 @@ def item(row: _Row) -> Item:
 
 def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
     """Pairs the rows of two runs or evaluations that belong to the same sample; returns the pairs and a note on
-    unmatched rows. Two rows belong to the same sample if their media, prompt and target are equal (see
-    vlrl.tools.experiments.pairs)."""
+    unmatched rows. Samples are the same if their content is equal, see vlrl.tools.experiments.pairs."""
     pairing = pair([item(row) for row in first], [item(row) for row in second])
     return [(one.value, other.value) for one, other in pairing.pairs], " ".join(
         f"{words.rstrip('.')}." for words in pairing.notes("A", "B"))

@@ -41,7 +41,8 @@ _MOST_TASKS = 3
 
 @dataclass(frozen=True)
 class Ask:
-    """One request to one model. Raises AppError if a number is out of range."""
+    """A question to a model about a sample or an upload, and the sampling settings. Raises AppError if a number is out
+    of range, or for an upload without a question."""
 
     model: str
     """One of the values that `models.listed` returns, a model folder, or a name on the Hugging Face Hub."""
@@ -72,7 +73,7 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class SamplePreview:
-    """A sample as the page shows it before it is sent to the model."""
+    """A sample as the page shows it before it is sent to the model. `place` is its index in the split."""
 
     place: int
     count: int
@@ -87,8 +88,8 @@ class SamplePreview:
 
 
 class Tasks:
-    """The tasks that the playground offers: built-in tasks and the tasks of a library's runs. Not thread-safe, because
-    the code of a task may not be."""
+    """The tasks that the playground offers: built-in tasks and the tasks of a library's runs. `trust` permits code and
+    data that a run names, see the module. Not thread-safe, because the code of a task may not be thread-safe."""
 
     def __init__(self, library: Library, trust: bool = False):
         self.library, self.trust = library, trust
@@ -158,7 +159,8 @@ class Tasks:
         return config.model_copy(update={"model": config.model.model_copy(update={"train": ()})})
 
     def _check_trust(self, run: str | None, task: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Raises AppError if a run's config names its own code, or data outside of RUNS_DIR and the current folder."""
+        """Raises AppError if `run` names code in its task settings `task`, or data outside of RUNS_DIR and the current
+        folder in its settings `data`. Does nothing if runs are trusted, or if `run` is None."""
         if self.trust or run is None:
             return
         way = "Start the app with --trust-tasks if you trust this run."
@@ -224,7 +226,8 @@ class Tasks:
 
 
 def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The task settings in a run's nested settings: one entry, or one per labelled task; [] if a task is invalid."""
+    """Returns the task settings from a run's nested settings: a list with one entry, or one entry for each labelled
+    task; [] if an entry is invalid."""
     several, one = tree.get("tasks"), tree.get("task")
     entries = several if isinstance(several, list) and several else [one]
     named = [t for t in entries if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]
@@ -243,7 +246,8 @@ def run_of(task: str) -> str | None:
 
 
 def own_code(task: Mapping[str, Any]) -> str:
-    """The first task setting, as "task.KEY=VALUE", that may name code (`path/file.py:name` or `module:name`); or ""."""
+    """Returns the first task setting that may name code (`path/file.py:name` or `module:name`), as "task.KEY=VALUE"; ""
+    if there is none."""
     name, combine = str(task.get("name")), str(task.get("combine", "auto"))
     if name not in builtin_names():
         return f"task.name={name}"

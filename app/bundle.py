@@ -56,7 +56,8 @@ class BundleSummary:
 
 
 class BundleImages:
-    """Relative URLs of downscaled images; an image is written to the bundle when its URL is first requested."""
+    """Implements draw.Addresses with relative URLs of downscaled images. An image is written to the bundle when its URL
+    is first requested. Unless `wanted`, no image has a URL."""
 
     def __init__(self, media: MediaStore, folder: Path, wanted: bool = True):
         self.media, self.folder, self.wanted = media, folder, wanted

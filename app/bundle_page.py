@@ -35,7 +35,8 @@ _MOST_REMARKS = 20
 def page(name: str, library: Library, hide: Redactor, facets: Facets, remarks: Sequence[str], left_out: Sequence[str]
          ) -> str:
     """The HTML of index.html: an overview of the run `name`, redacted by `hide`, and empty elements that bundle.js
-    fills. `remarks` are sentences on unreadable files, and `left_out` are sentences on what the bundle omits."""
+    fills. `facets` are the values that the filters offer, `remarks` are sentences on unreadable files, and
+    `left_out` are sentences on what the bundle omits."""
     styles = [el("link", rel="stylesheet", href=f"{file}.css") for file in ("style", "app", "bundle")]
     scripts = [el("script", src="app.js", data_pages=" ".join(_PAGES)),
                *(el("script", src=src, defer=True) for src in ("bundle.js", "data/index.js"))]

@@ -34,7 +34,7 @@ def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None,
 
 
 def where(view: GroupView, **more: Any) -> dict[str, Any]:
-    """The URL parameters of a group's page, for links."""
+    """The URL parameters of a group's page, for links. `more` are further parameters."""
     key = view.key
     return {"page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
             "group": key.group, **more}
@@ -47,7 +47,8 @@ def _link(links: Links, query: Mapping[str, Any], words: str, title: str) -> Htm
 
 
 def head(view: GroupView, links: Links = True) -> Html:
-    """The header of a group: its identity and statistics (mean, standard deviation, best, worst, zero variance)."""
+    """The header of a group: its identity and statistics (mean, standard deviation, best, worst, zero variance). For
+    `links` see `group`."""
     key = view.key
     history = {"page": "history", "run": key.run, "sample": view.sample_id}
     sample = _link(links, history, view.sample_id, "this prompt over the steps")
@@ -98,7 +99,8 @@ def _prompt(text: str) -> Html:
 
 def strip(view: GroupView, chosen: int | None = None, links: Links = True,
           notes: Mapping[int, Html] | None = None) -> Html:
-    """All answers of a group as cards in a horizontally scrolling strip. On a narrow screen the cards are stacked."""
+    """All answers of a group as cards in a horizontally scrolling strip. On a narrow screen the cards are stacked. For
+    the arguments see `group`."""
     if not view.rollouts:
         return el("p", "The group has no answers.", class_="v-dim")
     most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
@@ -129,9 +131,9 @@ def _largest(view: GroupView) -> dict[str, float]:
 
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
          links: Links = True, remark: Html | str = "", tools: Html | None = None) -> Html:
-    """One answer: notes (`remark`), reward and parts, advantage, format problems, reasoning, answer, parsed value,
-    error. `most`: reward part -> value at which its bar has full length. `tools` are controls above the text; with
-    `tools` the answer is not shortened, and is shown both raw and rendered."""
+    """The card of one answer: notes (`remark`), reward and reward parts, advantage, format problems, reasoning, answer,
+    parsed value, and scoring error. `most`: reward part -> value at which its bar has full length. `tools` are
+    controls above the text; with `tools` the answer is not shortened, and is shown both raw and rendered."""
     form = None if turns.is_episode(rollout) else forms.read(
         rollout.completion, view.prompt, rollout.truncated, forms.common_tags([r.whole for r in view.rollouts]),
         rollout.opened)
@@ -242,11 +244,11 @@ def _parsed(view: GroupView, rollout: RolloutView) -> Html:
 
 
 ORDERS = {"": "as drawn", "best": "best first", "worst": "worst first"}
-"""Order of a group's answers -> its label."""
+"""URL parameter `first` -> label of this order of a group's answers."""
 
 
 def ordered(view: GroupView, first: str) -> GroupView:
-    """The group with its answers sorted by `first`, one of ORDERS; answers without a reward come last."""
+    """Returns the group with its answers sorted by `first`, a key of ORDERS. Answers without a reward come last."""
     if first not in ("best", "worst"):
         return view
     sign = -1.0 if first == "best" else 1.0

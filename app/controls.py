@@ -25,8 +25,8 @@ def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") ->
 
 
 def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], **attributes: Any) -> Html:
-    """A drop-down list of (value, label) options. A `value` that is not among the options is added, so that the user
-    can deselect it."""
+    """A drop-down list of (value, label) options, in which `value` is selected. A `value` that is not among the options
+    is added, so that the user can deselect it."""
     offered = [(str(v), words) for v, words in options]
     chosen = "" if value is None else str(value)
     if chosen not in dict(offered):
@@ -127,7 +127,8 @@ def step_range() -> Html:
 
 
 def key_dialog(keys: Iterable[tuple[str, str]]) -> Html:
-    """A dialog that explains keyboard shortcuts: (keys separated by spaces, what they do) for each line."""
+    """A dialog that explains keyboard shortcuts. `keys` holds (keys separated by spaces, what they do) for each line.
+    """
     lines = [el("tr", el("td", join([el("kbd", key) for key in names.split()], " ")), el("td", words))
              for names, words in keys]
     return el("dialog", el("h3", "Keys"), el("table", *lines), el("form", el("button", "Close"), method="dialog"),

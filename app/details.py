@@ -72,8 +72,8 @@ class RolloutView:
     loss_mask: np.ndarray | None
     """[T] bool: whether the token counts in the loss."""
     logprobs: np.ndarray | None
-    """[T] float32, log-probabilities of the sampler.
-    `trainer_logprobs`, `entropies` and `ratio` are [T] float32, too."""
+    """[T] float32: log-probabilities of the tokens under the sampler. `trainer_logprobs` are those under the trainer,
+    `ratio` is the importance ratio, and `entropies` are in nats; all are [T] float32."""
     trainer_logprobs: np.ndarray | None
     entropies: np.ndarray | None
     ratio: np.ndarray | None
@@ -129,7 +129,8 @@ class RolloutView:
 
 @dataclass(frozen=True, eq=False)
 class GroupView:
-    """One group. Its statistics cover the scored answers that are not `aside`; they are None without such answers."""
+    """One group of answers. Its statistics cover the scored answers that are not `aside`; without such answers they are
+    None."""
 
     key: GroupKey
     task: str

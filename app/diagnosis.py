@@ -32,7 +32,8 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding of the diagnosis, shown on one line."""
+    """A problem or observation that the diagnosis of a run reports on one line: the observation `words`, and the remedy
+    `do`."""
 
     kind: str
     """"bad", "warn", "good", or "" for a neutral finding."""
@@ -139,7 +140,7 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
 
 
 def truncation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding on the share of truncated answers."""
+    """Yields a finding if many answers are truncated."""
     recent = evidence.last("completion/truncated_frac")
     share = _mean(recent)
     if share is not None and share > 0.05:
@@ -208,7 +209,7 @@ def conflicting_parts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if length and reward are correlated within groups."""
+    """Yields a finding if the lengths and rewards of the answers are correlated within groups."""
     along = within_groups([(answer.group, float(answer.length), answer.reward) for answer in evidence.answers])
     if along is None or abs(along) < 0.4:
         return
@@ -221,7 +222,7 @@ def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def held_out(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding for each held-out split: its first and last result, with 95 % intervals."""
+    """Yields a finding for each held-out split that compares its first and its last evaluation, with 95 % intervals."""
     for split in dict.fromkeys(str(line.get("split")) for line in evidence.evals):
         lines = [line for line in evidence.evals if str(line.get("split")) == split
                  and finite(line.get("reward/mean")) is not None]
@@ -274,11 +275,11 @@ def reward_without_accuracy(evidence: Evidence) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     zero_variance, truncation, entropy, kl, saturated_parts, conflicting_parts, length_against_reward, held_out,
     reward_without_accuracy)
-"""All checks of a run except `alerts`. Each yields its findings."""
+"""The functions that check a run, except `alerts`. Each takes the Evidence and yields findings."""
 
 
 _FEW = 20
-"""With fewer answers than this, no finding is made."""
+"""Least number of answers for a finding on their reward parts or correlations."""
 _MOST_PARTS = 12
 
 

@@ -29,10 +29,12 @@ Box = tuple[Any, ...]
 
 
 class Addresses(Protocol):
-    """Interface for the URLs of a run's media, on a server or as `data:` URLs; None for an unavailable file."""
+    """Interface for the URLs of a run's media, on a server or as `data:` URLs. The URL of an unavailable file is None.
+    """
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
-        """The URL of an image, reduced to at most `size` pixels on the longer side; None: the original file."""
+        """The URL of an image, reduced to at most `size` pixels on the longer side. With `size` None, the URL of the
+        original file."""
         ...
 
     def video(self, run: str, name: str) -> str | None: ...
@@ -149,8 +151,9 @@ def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[
 
 
 def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
-    """Boxes, points and paths as SVG in the pixel coordinates of the image area `size`; targets are dashed, and labels
-    do not overlap. With `small`, labels are omitted."""
+    """Boxes, points and paths as SVG in the pixel coordinates of an image of this `size` (width, height). Marks of
+    answers other than `chosen` are faint, targets are dashed, and labels do not overlap. With `small`, labels are
+    omitted."""
     unit = max(size) / (20 if small else 38)
     shown = [shape for shape in all_shapes if shape.kind in _DRAWN]
     marks, taken, drawn = [f for s in shown for f in ([] if small else _fields(s, unit))], list[Box](), []
@@ -207,7 +210,8 @@ def _fields(shape: Shape, unit: float) -> list[Box]:
 
 def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], marks: Sequence[Box]) -> Html:
     """The SVG label of a mark, placed so that it overlaps none of the labels `taken` and as few marks as possible.
-    Empty if every candidate position overlaps another label; the mark's colour and title still identify it."""
+    `unit` is the font size. Empty if every candidate position overlaps another label; the mark's colour and title
+    still identify it."""
     words = words if len(words) <= 40 else words[:39] + "…"
     width, height = 0.58 * unit * len(words) + 0.9 * unit, 1.3 * unit
     places = [(min(max(x, 0.0), max(size[0] - width, 0.0)), min(max(y, 0.0), max(size[1] - height, 0.0)))
@@ -260,9 +264,9 @@ def _video(view: GroupView, item: MediaView, all_shapes: Sequence[Shape], source
 
 
 def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestamps: Sequence[float]) -> Html:
-    """The boxes of tracks on top of a clip, at most 200 boxes per track, evenly spaced. clips.js moves a track's box
-    during playback. It hides the box while the track has no position within half the interval between two sampled
-    frames."""
+    """The boxes of tracks on top of a clip, at most 200 boxes per track, evenly spaced. clips.js moves the box of a
+    track during playback. The box is hidden while the track has no position within half the interval between two
+    sampled frames."""
     times = [t for t in timestamps if finite(t) is not None]
     tracks = [s for s in all_shapes if s.kind == "track"]
     if not tracks or len(times) < 2:

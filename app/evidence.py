@@ -23,7 +23,8 @@ _COLUMNS = ["group_id", "reward", "parts", "loss_mask", "variant", "advantage"]
 
 
 class Reader:
-    """Reads the evidence on the runs of a library. Answers are cached until the next step. Thread-safe."""
+    """Reads what the diagnosis needs from the runs of a library. The answers of a run are cached until its next step.
+    Thread-safe."""
 
     def __init__(self, library: Library):
         self.library = library

@@ -61,9 +61,9 @@ class Export:
 
 def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
            bad: bool = False) -> Export:
-    """Writes the rollouts of `chosen` to a file in `folder`; `form` is one of FORMS. Answers flagged bad are written to
-    a data set for `vlrl sft` only with `bad`. Raises AppError for an unknown form, for too many rollouts, or if no
-    rollout can be written."""
+    """Writes the rollouts that the notes `chosen` are on to a file in `folder`; `form` is a key of FORMS. Answers
+    flagged bad are written to a data set for `vlrl sft` only with `bad`. Raises AppError for an unknown form, for
+    too many rollouts, or if no rollout can be written."""
     if form not in FORMS:
         raise AppError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
     if len(chosen) > MOST_ROWS:
@@ -206,8 +206,8 @@ def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
 
 
 def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
-    """The data set row of a rollout, with its answer as the solution. `ids` are the row ids used so far. If several
-    answers to a sample are exported, a number is appended to the row id."""
+    """The data set row of a rollout, with its answer as the solution. `ids` are the row ids used so far, to which the
+    id of this row is added. If several answers to a sample are exported, a number is appended to the row id."""
     row = record["sample"]
     if not isinstance(row, dict):
         raise AppError("its data row was not stored")

@@ -18,12 +18,13 @@ from .media import MediaStore
 
 T = TypeVar("T")
 SIZE = 320
-"""Largest length of the longer side in pixels."""
+"""Default limit for the longer side in pixels."""
 MOST_FRAMES = 64
 MOST_BYTES = 4 << 20
 _FRAME_MS, _LAST_MS = 800, 2400
 _MP4_RATE = 5
-"""Frame rate of the MP4. Some players fail at lower rates. _FRAME_MS and _LAST_MS are multiples of its period."""
+"""Frames per second of the MP4. Some players fail at lower rates. _FRAME_MS and _LAST_MS are multiples of the time per
+frame."""
 _AROUND = (128, 128, 128)
 """Padding colour around images that are smaller than the film."""
 _making = threading.Semaphore(1)
@@ -37,9 +38,10 @@ def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
 
 def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
              most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
-    """Renders a film; `kind` is a key of KINDS. The film has at most `size` pixels on the longer side, `most_frames`
-    images and `most_bytes` bytes. From a longer episode, evenly spaced images are taken, including the first and the
-    last. Raises AppError for an episode without images, and for an unknown kind."""
+    """Renders an episode as a film, and returns the bytes of the file; `kind` is a key of KINDS. The film has at most
+    `size` pixels on the longer side, `most_frames` images and `most_bytes` bytes. From a longer episode, evenly
+    spaced images are taken, including the first and the last. Raises AppError for an episode without images, and for
+    an unknown kind."""
     if kind not in _ENCODERS:
         raise AppError(f"film kind {kind[:20]!r} is unknown: choose one of {', '.join(KINDS)}")
     with _making:

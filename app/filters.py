@@ -78,9 +78,8 @@ def open_query(where: Mapping[str, str], key: GroupKey, rollout: int | None = No
 
 
 def site_query(site: Site, where: Mapping[str, str]) -> Query:
-    """Converts URL parameters to a Query as `query_of` does, for the current state of the site. If a filter concerns
-    notes, the rollouts with notes are read. If no run is named, archived runs are excluded. Raises AppError for an
-    invalid number."""
+    """Converts URL parameters to a Query as `query_of` does. The rollouts with notes are read if a filter concerns
+    notes. If the parameters name no run, archived runs are excluded. Raises AppError for an invalid number."""
     by_notes = where.get("flag") in ("yes", "no")
     query = query_of(where, site.notes.flagged(where.get("by", "")) if by_notes else None)
     archived = site.archived() if not query.runs else set()

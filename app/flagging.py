@@ -79,8 +79,9 @@ def _form(rollout: RolloutView, flag: str, comment: str, after: Mapping[str, Any
 
 
 def save_note(site: Site, text: str) -> tuple[Html, str]:
-    """Saves a flag or comment from a JSON request of app.js: "key" (see controls.packed), the request number "n", and
-    "flag" or "comment". Returns the error message (or empty HTML), and the reply: n, followed by "failed" on error."""
+    """Saves a flag or comment from a JSON request of app.js with these keys: "key" (see controls.packed), the request
+    number "n", the annotator "by", and "flag" or "comment". Returns the error message (or empty HTML), and the
+    reply: n, followed by "failed" on error."""
     try:
         request = json.loads(text or "")
         number, key = int(request["n"]), controls.unpacked(request["key"])
@@ -99,9 +100,9 @@ def save_note(site: Site, text: str) -> tuple[Html, str]:
 
 
 def save_label(site: Site, text: str) -> tuple[Html, str]:
-    """Saves the tags or the archived state of a run from a JSON request of app.js: "key" (the run id), the request
-    number "n", and "tags" (comma-separated) or "archived". Returns the error message (or empty HTML), and the reply:
-    n, followed by "failed" on error."""
+    """Saves the tags or the archived state of a run from a JSON request of app.js with these keys: "key" (the run id),
+    the request number "n", and "tags" (comma-separated) or "archived". Returns the error message (or empty HTML),
+    and the reply: n, followed by "failed" on error."""
     number = 0
     try:
         request = json.loads(text or "")
@@ -129,7 +130,7 @@ def label_form(run: str, label: Label) -> Html:
 
 
 def answer(site: Site, key: RolloutKey) -> tuple[GroupView, RolloutView]:
-    """Reads one answer; returns its group and the answer. Raises AppError if it does not exist."""
+    """Reads one answer; returns its group and the answer. Raises AppError if the group or the answer does not exist."""
     view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
     for rollout in view.rollouts:
         if rollout.index == key.index:

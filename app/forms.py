@@ -13,8 +13,8 @@ _KINDS = {"think": "reasoning", "answer": "answer", "glue": "answer"}
 
 @dataclass(frozen=True)
 class Piece:
-    """A span of an answer. `kind` is "reasoning", "answer", or "outside" (outside of all tags, although tags are
-    expected)."""
+    """A span of an answer. `kind` is "reasoning", "answer", or "outside": outside of all tags, although tags are
+    expected."""
 
     kind: str
     text: str
@@ -42,10 +42,10 @@ def common_tags(texts: Sequence[str]) -> set[str]:
 
 
 def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = (), opened: str = "") -> Form:
-    """Divides an answer into sections and lists its format violations. `opened` is text at the end of the prompt that
-    counts as the beginning of the answer. Tags are expected if they occur in the answer or the prompt, or if
-    `others` (e.g. the result of `common_tags`) contains them. If the first thinking tag of the answer is </think>,
-    the answer begins with reasoning, as in rewards.text.parse_answer."""
+    """Divides an answer into sections and lists its format violations; being `truncated` counts as one. `opened` is
+    text at the end of the prompt that counts as the beginning of the answer. Tags are expected if they occur in the
+    answer or the prompt, or if `others` (e.g. the result of `common_tags`) contains them. If the first thinking tag
+    of the answer is </think>, the answer begins with reasoning, as in rewards.text.parse_answer."""
     text, prompt = scored_text(text, opened), prompt.removesuffix(opened)
     closed = {name for name in TAGS if re.search(f"</?{name}>", text)}
     requested = {name for name in TAGS if f"<{name}>" in prompt or name in others}

@@ -235,7 +235,8 @@ _ORIGIN = re.compile(rf"https?://{_NAME}(?::([0-9]{{1,5}}))?")
 
 @dataclass(frozen=True)
 class Address:
-    """Where the inspector listens (`host`) and how browsers may reach it. `parsed` makes a valid one."""
+    """Where the inspector listens (`host`) and how browsers may reach it. `parsed` makes an Address from unchecked
+    values."""
 
     host: str = "127.0.0.1"
     root_path: str = ""
@@ -261,7 +262,8 @@ class Address:
 
 
 def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: tuple[str, ...] = ()) -> Address:
-    """Validates these command line values and returns the Address. Raises ConfigError for an invalid one."""
+    """Validates the values of --host, --root-path, --allow-host and --allow-frame, and returns the Address. Raises
+    ConfigError for an invalid value."""
     path = "/" + root_path.strip("/") if root_path.strip("/") else ""
     if path and (not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/"))):
         raise ConfigError(f"--root-path {root_path}: write only the path under which the proxy serves the "

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from vlrl.store import plain
 
 STYLE = Path(__file__).with_name("style.css")
-"""The style sheet for all HTML of this package; its root elements have the class `v`."""
+"""The style sheet for all HTML of this package. It applies within elements of the class `v`."""
 LONG = 4_000
 """Texts longer than this number of characters are collapsed."""
 MOST = 200_000
@@ -76,7 +76,8 @@ def _plain(value: Any) -> str:
 
 
 def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
-    """A link to another view of the app, `?page=rollouts&run=...`; app.js handles clicks on it."""
+    """A link to another view of the app, such as `?page=rollouts&run=...`, with the URL parameters `query`. app.js
+    handles clicks on it."""
     values = {k: str(v).encode("utf-8", "replace").decode() for k, v in query.items() if v not in (None, "")}
     href = "?" + urlencode(values, quote_via=quote)
     classes = f"go {attributes.pop('class_', '')}".strip()
@@ -108,7 +109,8 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """Formats a value as text: a string unchanged, others as JSON, beyond `width` characters with a line per entry."""
+    """Formats a value as text: a string unchanged, any other value as JSON. JSON of more than `width` characters has a
+    line for each entry."""
     if isinstance(value, str):
         return value
     try:
@@ -125,7 +127,8 @@ def as_json(value: Any, width: int = 100) -> str:
 
 
 def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text", most: int = MOST) -> Html:
-    """A text with its line breaks. Collapsed if longer than `limit` characters; at most `most` are shown."""
+    """A text with its line breaks. A text of more than `limit` characters is collapsed, and at most `most` characters
+    are shown."""
     words = text if isinstance(text, str) else as_json(text)
     if len(words) <= limit:
         return el(tag, words, class_=class_)

@@ -72,7 +72,7 @@ def group_view(group: Group, label: str, notes: tuple[str, ...] = ()) -> GroupVi
 
 
 def sample_view(shown: SamplePreview, task: str, split: str) -> GroupView:
-    """Converts a sample to a GroupView without answers, to show the sample before generation."""
+    """Converts the preview of a sample to a GroupView without answers, to show the sample before generation."""
     sample = shown.sample
     return GroupView(
         key=GroupKey("", "eval", split, 0, sample.id), task=task, sample_id=sample.id, category=None, difficulty=None,

@@ -117,7 +117,7 @@ class RolloutRow:
 
 @dataclass(frozen=True)
 class Facets:
-    """The values that the filters offer."""
+    """The values that occur in the rollouts of some runs, which the filter form offers."""
 
     sources: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
@@ -187,8 +187,8 @@ class Index:
                           _rollout_row)
 
     def neighbours(self, query: Query, key: GroupKey) -> tuple[GroupKey | None, GroupKey | None]:
-        """The groups before and after `key` in the order of `groups(query)`. The group before the first and the group
-        after the last are None. Both are None if the list does not contain `key`."""
+        """The groups before and after `key` in the order of `groups(query)`; None where there is no such group. Both
+        are None if the list does not contain `key`."""
         scope = self.refresh(query.runs)
         source, values = _groups(query, scope.runs)
         sql = f"""
@@ -201,7 +201,8 @@ class Index:
         return sides.get(-1), sides.get(1)
 
     def facets(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Facets:
-        """The values that the filters can offer for the given runs (() = all), at most the 500 most frequent each."""
+        """Collects the values that the filter form offers for the given runs (() = all runs). Of each kind, at most the
+        500 most frequent values are returned."""
         scope = self.refresh(runs, budget_s)
 
         def common(value: str) -> tuple[str, ...]:
