@@ -299,7 +299,8 @@ class _ContainedRunFolder(RunFolder):
 
 
 def inside(path: Path, root: Path) -> Path | None:
-    """`path` with links resolved, if that is a regular file inside `root`; else None. Does not open the file."""
+    """Returns `path` with links resolved if the result is a regular file inside `root`, else None. Does not open the
+    file."""
     try:
         real = path.resolve(strict=True)
         return real if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode) else None

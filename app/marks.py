@@ -53,8 +53,8 @@ def color(index: Any) -> str:
 
 
 def shapes(view: GroupView) -> tuple[list[Shape], int]:
-    """Validates a group's marks; returns the distinct marks of the target, then those of each answer with scores, and
-    the number of invalid marks."""
+    """Validates a group's marks. Returns a list with the distinct marks of the target, followed by the marks of the
+    answers with their scores; and the number of invalid marks."""
     targets: dict[str, Shape] = {}
     answers: list[Shape] = []
     bad = 0

@@ -50,7 +50,8 @@ class MediaStore:
         self._decoding = threading.Semaphore(2)  # limits the large pictures in memory
 
     def resolve(self, run: str, name: str) -> Path:
-        """The path of a run's media file `name` ("<hash>.png" or "media/<hash>.png"). Raises AppError if refused."""
+        """The path of a run's media file `name` ("<hash>.png" or "media/<hash>.png"). Raises AppError if the file may
+        not be served."""
         folder = self.library.path(run) / "media"
         plain = name.removeprefix("media/") if isinstance(name, str) else ""
         if not re.fullmatch(r"[^/\\\x00]{1,255}", plain) or plain.startswith("."):

@@ -29,7 +29,7 @@ _BETWEEN = "/checkpoints/"
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model on this machine."""
+    """A model on this machine. `run` is the id of its run; None unless the model is a checkpoint below RUNS_DIR."""
 
     name: str
     """The model's folder."""

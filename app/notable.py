@@ -18,7 +18,7 @@ MOST = 20
 
 @dataclass(frozen=True)
 class NotableGroup:
-    """A group worth showing, and why. `before` is set for a group of the last evaluation."""
+    """A group worth showing, and the reason `why`. Only a group of the last evaluation has a `before`."""
 
     why: str
     source: str

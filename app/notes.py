@@ -93,8 +93,8 @@ class Notes:
         return notes[0] if notes else None
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "", by: str = "") -> list[Note]:
-        """The notes, latest first: optionally those on one run, with one flag, or with `text` in the comment or sample
-        id. With `by`, only the notes on rollouts that this annotator flagged, each with the flag of this annotator."""
+        """The notes, latest first. `run`, `flag` and `text` (part of the comment or sample id) select among them. With
+        `by`, only the notes on rollouts that this annotator flagged, each with the flag of this annotator."""
         if by:
             own = self.verdicts(run)
             notes = [replace(note, flag=own[note.key][by]) for note in self.all(run, text=text)
@@ -146,9 +146,10 @@ class Notes:
 
     def put(self, key: RolloutKey, *, flag: str | None = None, comment: str | None = None, sample: str = "",
             reward: float | None = None, by: str = "") -> Note | None:
-        """Sets the flag by annotator `by`, the comment, or both; None leaves a value unchanged. Returns the resulting
-        note. A note without flag and comment is deleted, and None is returned. Raises AppError for an unknown flag, a
-        comment of more than MOST_TEXT characters, a name of more than MOST_NAME characters, and a read-only folder."""
+        """Sets the flag by annotator `by`, the comment, or both; None leaves a value unchanged. `sample` (an id) and
+        `reward` are stored for the list of notes. Returns the resulting note. A note without flag and comment is
+        deleted, and None is returned. Raises AppError for an unknown flag, a comment of more than MOST_TEXT
+        characters, a name of more than MOST_NAME characters, and a read-only folder."""
         if len(by) > MOST_NAME:
             raise AppError(f"the annotator's name has {len(by)} characters; the limit is {MOST_NAME}")
         if flag is not None and flag not in ("", *FLAGS):
@@ -186,7 +187,8 @@ class Notes:
 
     @contextlib.contextmanager
     def _open(self, write: bool) -> Iterator[sqlite3.Connection]:
-        """Opens and checks the file, and yields the connection; with `write`, inside a transaction."""
+        """Context manager that opens and checks the notes file, and yields the connection; with `write`, inside a
+        transaction."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise AppError(f"{self.path} is a link or a folder, but notes need a regular file: move it away")
         try:
@@ -207,7 +209,8 @@ class Notes:
             raise AppError(_reason(error, self.path)) from None
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        """Opens the file. In a read-only folder, where WAL files cannot be created, it is opened as immutable."""
+        """Opens the notes file in the SQLite mode "ro" or "rwc". In a read-only folder, where WAL files cannot be
+        created, the file is opened as immutable."""
         end = time.monotonic() + _CHANGING_S
         while True:
             try:
@@ -289,7 +292,7 @@ def _values(key: RolloutKey) -> tuple:
 
 @dataclass(frozen=True)
 class Pair:
-    """The agreement of two annotators on the answers that both have flagged."""
+    """The agreement of the annotators `a` and `b` on the `n` answers that both have flagged."""
 
     a: str
     b: str

@@ -65,7 +65,7 @@ class Playground:
     def __init__(self, library: Library, trust_tasks: bool = False):
         self.library, self.tasks = library, Tasks(library, trust_tasks)
         self._turn = threading.Lock()
-        """Lock of the job that loads a model or generates."""
+        """Lock held while a job loads a model or generates, so that other jobs wait."""
         self._asking = threading.Lock()
         """Lock held while code of a task runs, because it may not be thread-safe."""
         self._loaded: _Loaded | None = None
@@ -76,7 +76,7 @@ class Playground:
             return self.tasks.shown(self.tasks.config(ask, ask.model, models.run_of(self.library, ask.model)), ask)
 
     def answer(self, ask: Ask) -> Job:
-        """Returns a job that generates a group once it is followed. The result of the job is an AnsweredGroup."""
+        """Returns a Job whose result is an AnsweredGroup. The job starts when it is followed, see Job.follow."""
         return Job(lambda job: self._answer(ask, job))
 
     def unload(self) -> None:

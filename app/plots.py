@@ -83,7 +83,8 @@ def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
-    """The numeric values of a metric; neighbouring values are averaged so that at most MOST_POINTS points remain."""
+    """The numeric values of a metric in the records `lines`. Neighbouring values are averaged so that at most
+    MOST_POINTS points remain."""
     points = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
     width = max(1, -(-len(points) // MOST_POINTS))
     buckets = [points[i:i + width] for i in range(0, len(points), width)]
@@ -96,7 +97,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """The bias-corrected exponential moving average of the values (Kingma and Ba 2015, arXiv 1412.6980)."""
+    """The bias-corrected exponential moving average of the values (Kingma and Ba 2015, arXiv 1412.6980). `weight` in
+    [0, 1) is the decay."""
     means, mean, share = [], 0.0, 0.0
     for value in values:
         share = weight * share + (1 - weight)

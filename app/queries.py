@@ -100,15 +100,15 @@ class Query:
     The full reward is the highest reward of a run and task in which rewards differ. An answer with the full reward is
     unusual if it is malformed, or among the 5 % shortest or longest of these answers."""
     sample_id: str | None = None
-    """Only this sample; the id must be equal."""
+    """Only answers to the sample with exactly this id."""
     text: str | None = None
     """A case-insensitive regular expression (RE2) to search for in answer, prompt and error.
 
     Only the beginning of long texts is searched, see table.SEARCHED."""
     flagged: tuple[RolloutKey, ...] | None = None
-    """Only these rollouts (those with notes); None = all rollouts."""
+    """The rollouts with notes, for `noted`; None: notes do not matter."""
     noted: bool = True
-    """False: all rollouts except `flagged`."""
+    """True: only the rollouts in `flagged`. False: all rollouts except these."""
     order: str = "step"
     """Order of groups: step (newest step of the latest run first), best or worst (by mean reward), or mixed (largest
     spread of rewards first)."""
@@ -134,7 +134,7 @@ class Where:
 
     def within(self, expression: str, name: str, bounds: Range, *values: Any) -> None:
         """Adds the condition that `expression`, whose SQL parameters are `values`, lies in `bounds`. The condition is
-        false for null."""
+        false for null. Raises AppError, with the name `name` of the filter, for bounds that are not numbers."""
         for sign, bound in zip((">=", "<="), _bounds(name, bounds), strict=True):
             if bound is not None:
                 self.add(f"{expression} {sign} ?", *values, bound)
@@ -230,7 +230,8 @@ def checked_pattern(pattern: str) -> str:
 
 
 def pattern_error(pattern: str, message: str) -> AppError:
-    """An AppError for a pattern that RE2 rejected with `message`; it names the faulty part of the pattern."""
+    """An AppError for a pattern that RE2 rejected with `message`. The text of the error says where the pattern is
+    wrong."""
     words = message.split("Error:")[-1].strip().splitlines()[0]
     at = pattern.find(words.rpartition(": ")[2])
     try:

@@ -53,7 +53,8 @@ class Redactor:
         return self._in_messages.sub(INSTEAD, self._without_keys(_HOST.sub(rf"\1://{INSTEAD}", _named(text))))
 
     def value(self, value: Any, depth: int = _MOST_DEPTH) -> Any:
-        """Removes absolute paths and keys from a data row or other JSON value. Web addresses are kept."""
+        """Removes absolute paths and keys from a data row or other JSON value. Web addresses are kept, and values
+        nested more than `depth` levels deep become None."""
         if isinstance(value, str):
             return self._without_keys(_USER.sub("", _named(value)))
         if not depth:

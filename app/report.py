@@ -55,8 +55,8 @@ class InlineMedia:
             return []
 
     def film(self, view: GroupView, rollout: RolloutView) -> dict[str, str]:
-        """Film kind -> `data:` URL of an episode as a film; {} for an episode with too few images, and once the page
-        has all its films."""
+        """Returns an episode as films: film kind -> `data:` URL. {} if the episode has fewer than two images, if its
+        film cannot be rendered, or if the page already has its largest number of films."""
         if not self.films or len(film.pictures(view, rollout)) < 2:
             return {}
         try:
@@ -87,7 +87,7 @@ def write(run: str | Path, to: str | Path | None = None) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """Returns the folder of a single run. Raises RunError if `path` contains several runs, or none."""
+    """Returns `path` if it is the folder of a run. Raises RunError if `path` contains several runs, or none."""
     from vlrl.tools.experiments.status import find_runs, is_run
     if is_run(path):
         return path

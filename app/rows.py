@@ -44,8 +44,8 @@ def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
 
 def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
     """Compares two ranges of training steps on their common samples, by the mean reward of each sample. Samples are
-    paired by content (see analysis.matched). A Pair names the last group of its sample. Raises AppError if the ranges
-    have no sample in common."""
+    paired by content (see analysis.matched). The keys of a Pair name the last group of the sample in each range.
+    Raises AppError if the ranges have no sample in common."""
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     first, second = (_samples(index, span) for span in (a, b))
     both, others = matched(first, second)
@@ -72,7 +72,7 @@ def _pair(before: dict[str, Any], after: dict[str, Any]) -> Pair:
 
 
 class PartGain(NamedTuple):
-    """One reward part, compared over the samples that have a value for it on both sides (a and b)."""
+    """One reward part, compared over the `n` samples that have a value of this part in both Spans, a and b."""
 
     part: str
     n: int
@@ -83,8 +83,8 @@ class PartGain(NamedTuple):
 
 
 def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
-    """Compares each reward part that both sides have, over their common samples. Values are averaged per sample; the
-    result is sorted by name."""
+    """Compares each reward part that occurs in both Spans, over their common samples. Values are averaged per sample;
+    the result is sorted by name."""
     pairs, _ = matched(*(_samples(index, span) for span in (a, b)))
     ids = [(_place(one), _place(other)) for one, other in pairs]
     first, second = (_parts(index, span) for span in (a, b))

@@ -85,9 +85,9 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
           trust_tasks: bool = False, root_path: str = "", allow_hosts: Sequence[str] = (),
           allow_frames: Sequence[str] = (), started: Callable[[str, int], None] | None = None) -> None:
     """Serves the inspector until Ctrl-C, on `port` or by default on the first free port from 7860 on. Calls
-    `started(url, port)` once the port is open. For `root_path`, `allow_hosts` and `allow_frames` see `address.parsed`.
-    Raises ConfigError for an invalid address, for one that is not of this machine, and for remote access without a
-    password; RunError if no port is free; and KeyboardInterrupt on Ctrl-C."""
+    `started(url, port)` once the port is open. For `root_path`, `allow_hosts` and `allow_frames` see guard.Address.
+    Raises ConfigError for an invalid address, for a `host` that is not an address of this machine, and for remote
+    access without a password. Raises RunError if no port is free, and KeyboardInterrupt on Ctrl-C."""
     address = parsed(host, root_path, tuple(allow_hosts), tuple(allow_frames))
     if (option := exposing_option(address)) and not password:
         raise ConfigError(f"{option} allows remote access: set a password in the environment variable "
@@ -166,7 +166,8 @@ def _add_files(app: FastAPI, site: Site) -> None:
 
 
 def _absent(destination: str) -> Response:
-    """Replaces missing media: an empty image or video if `destination` is one (browsers log every 404), else a 404."""
+    """The response for missing media: an empty image or video if the request's `destination` is one (browsers log every
+    404), else a 404."""
     if destination == "image":
         return Response(_ABSENT, media_type="image/svg+xml", headers=_MEDIA_HEADERS | {"Cache-Control": "no-store"})
     if destination == "video":
@@ -233,8 +234,8 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
 
 class Pages(gr.Blocks):
     """Gradio blocks that reject file arguments which are not uploads. Gradio only checks file arguments in an app that
-    it launches itself. Otherwise a request could make it copy any file of this machine, or of a web address, into its
-    cache and serve that copy."""
+    Gradio launches itself. Without this check, a request could make Gradio copy any file of this machine, or of a
+    web address, into its cache and serve the copy."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **options: Any) -> Any:
         traverse(inputs, _uploaded, is_file_obj_with_meta)

@@ -101,8 +101,8 @@ class Site:
                                          **_PRIVATE)
 
     def on_location(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
-        """Registers `fn(URL parameters, *inputs)`, which is called when the URL changes and names this page. Its
-        results are sent to `outputs`."""
+        """Registers `fn(URL parameters, *inputs)`, which is called when the URL changes and names this page. The
+        results of `fn` are sent to `outputs`."""
         def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
             results = fn(location(query), *values)
             bar = same([before], [controls.bar(self.library, self.archived())])
@@ -178,7 +178,8 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def location(query: str | None) -> dict[str, str]:
-    """Parses a query string to the dictionary of URL parameters. Of repeated ones the last counts. Never raises."""
+    """Parses a query string to the dictionary of URL parameters. Of a repeated parameter the last value counts. Never
+    raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
     where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
     if "page" not in where:
@@ -203,7 +204,8 @@ def unpacked(value: str | None) -> tuple[str, ...]:
 
 
 def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
-    """Wraps `fn` so that it also returns the message for the page: the error raised by `fn`, else an empty text."""
+    """Wraps `fn`, which returns `outputs` values, so that it also returns the message for the page: the error raised by
+    `fn`, else an empty text."""
     if inspect.isgeneratorfunction(fn):
         @wraps(fn)
         def generator(*args: Any) -> Any:

@@ -103,7 +103,7 @@ class _File:
 class _Run:
     files: dict[tuple[str, str], _File] = field(default_factory=dict)
     waiting: dict[tuple[str, str], tuple[_Place, tuple[int, int, int]]] = field(default_factory=dict)
-    """Files still to be read, with their signatures."""
+    """(source, file name) -> (file, signature) of each file still to be read."""
     requested: float = 0.0
     listed: float = -math.inf
     listing_s: float = 0.0
@@ -303,8 +303,8 @@ def _read_light(path: Path) -> pa.Table:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Merges successive batches into lists, each up to a limit of rows and bytes. The size is limited because texts are
-    not truncated yet, and even a small file may hold long ones."""
+    """Yields lists of successive batches, each up to a limit of rows and bytes. The size is limited because texts are
+    not truncated yet, and even a small file may hold long texts."""
     some, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         some, rows, size = [*some, batch], rows + batch.num_rows, size + batch.nbytes
@@ -383,9 +383,9 @@ def _light(batch: _Batch) -> pa.Table:
 
 
 def is_malformed(answers: Any, prompts: Any, episodes: Any, opened: Any) -> Any:
-    """[N] whether the tags of an answer are malformed: missing, unpaired, repeated, or with text outside of them. A
-    fast version of forms.read that sees only the stored beginning of the text, and expects the tags found in the answer
-    or its prompt. It is false for episodes."""
+    """[N] bool: whether the tags of an answer are malformed: missing, unpaired, repeated, or with text outside of them.
+    A fast version of forms.read that sees only the stored beginning of the text, and expects the tags found in the
+    answer or its prompt. The tags of episodes are never malformed."""
     if opened.null_count < len(opened):
         rows = [[text or "" for text in row] for row in zip(*map(pa.Array.to_pylist, (answers, prompts, opened)),
                                                             strict=True)]
@@ -414,7 +414,8 @@ def _parts(parts: Any) -> tuple[Any, Any]:
 
 
 def _lengths(batch: _Batch, masks: Any) -> Any:
-    """Number of tokens of each answer: the length of the loss mask, which is cheap to read, else of the token ids."""
+    """Number of tokens of each answer: the length of its loss mask, which is cheap to read. If a loss mask is missing,
+    the token ids are counted instead."""
     if masks.null_count:
         ids = [read_rollouts(place.path, [SCHEMA.field("token_ids")])["token_ids"].combine_chunks()
                for place, _, _ in batch]

@@ -139,7 +139,7 @@ class Numbers:
 
     ids: np.ndarray
     logprob: np.ndarray
-    """Log-probability under the sampler, in nats; `trainer` is that under the trainer."""
+    """Log-probability under the sampler, in nats. `trainer` is the log-probability under the trainer."""
     trainer: np.ndarray
     entropy: np.ndarray
     """In nats."""
@@ -220,15 +220,15 @@ VIEWS: dict[str, tuple[str, Callable[[Numbers], View]]] = {
 
 
 def _largest(values: np.ndarray, least: float) -> float:
-    """The strength that gets the full colour: the 99th percentile of the magnitudes, so that an outlier does not
-    dominate; at least `least`."""
+    """The magnitude of `values` that gets the full colour: the 99th percentile, so that an outlier does not dominate;
+    at least `least`."""
     known = np.abs(values[np.isfinite(values)])
     return max(float(np.percentile(known, 99)) if len(known) else 0.0, least)
 
 
 def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None) -> Html:
-    """The tokens of an answer, coloured by one of VIEWS, with a legend. Hovering or the arrow keys show a token's
-    values and, if stored, its most likely alternatives."""
+    """The tokens of an answer, coloured by the key `by` of VIEWS, with a legend. Without `texts`, token ids are shown.
+    Hovering or the arrow keys show a token's values and, if stored, its most likely alternatives."""
     n = numbers(rollout)
     if not len(n):
         return el("p", "The answer has no tokens.", class_="v-dim")

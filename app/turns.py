@@ -32,7 +32,7 @@ ENDS = {"turns": "limit of turns", "tokens": "limit of the episode's tokens", "m
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call in an action."""
+    """A tool call in an action. `error` is empty unless the call failed."""
 
     name: str
     arguments: Any
@@ -46,7 +46,8 @@ class TurnView:
     action: str | None
     observation: str = ""
     media: tuple[MediaView | None, ...] = ()
-    """Media of the observation; None stands for one that is missing from the rollout's media."""
+    """Images and videos of the observation. None stands for an image or video that is missing from the rollout's media.
+    """
     parts: Mapping[str, float | None] | None = None
     state: str | None = None
     done: bool = False

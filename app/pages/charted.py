@@ -34,7 +34,7 @@ MOST = 5
 
 
 def remarks_on(site: Site, runs: Sequence[str], notes: Sequence[str]) -> list[Html]:
-    """Remarks on rollout files that are still being read, and on those that were skipped."""
+    """Remarks on rollout files that are still being read, and on skipped files, each described by one of `notes`."""
     pending = site.index.refresh(list(dict.fromkeys(runs)), 0.0).pending
     lines = [note(f"Still reading {pending:,} files; what is below grows until then.")] if pending else []
     lines += [note(words, kind="warn") for words in notes[:MOST]]

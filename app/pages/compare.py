@@ -23,7 +23,8 @@ MOST_DRAWN = 5_000
 
 @dataclass(frozen=True)
 class Request:
-    """The comparison that the URL parameters ask for. Steps are (first, last), inclusive, equal for an evaluation."""
+    """The comparison that the URL parameters ask for. Ranges of steps are pairs (first, last), inclusive; for an
+    evaluation, first and last are the same step."""
 
     source: str
     """"eval" or "train"."""
@@ -55,8 +56,8 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
 
 
 def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Request:
-    """Converts URL parameters to a Request. By default the first and the last evaluation are compared, of the newest
-    run that has two. For two different runs the default is the last evaluation of each. Raises AppError for invalid
+    """Converts URL parameters to a Request. By default, the first and last evaluation of the newest run with two
+    evaluations are compared; for two different runs, the last evaluation of each run. Raises AppError for invalid
     steps."""
     source = "train" if where.get("source") == "train" else "eval"
     a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])

@@ -93,7 +93,7 @@ def figures(summary: Curriculum) -> list[dict[str, Any]]:
 
 
 def _heat_map(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
-    """A heat map of pass rate classes over steps; each column is normalized to 1."""
+    """A heat map of pass rate classes over ranges of steps. The shares of the classes in a range add up to 1."""
     classes, sums = len(summary.edges) - 1, [sum(row) or 1 for row in summary.counts]
     names = ["0", *(f"{summary.edges[i]:.2g}–{summary.edges[i + 1]:.2g}" for i in range(1, classes - 1)), "1"]
     shares = [[row[i] / total for row, total in zip(summary.counts, sums, strict=True)] for i in range(classes)]

@@ -101,8 +101,8 @@ def _weight(visit: Visit) -> str:
 
 
 def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
-    """Plots over the steps, one colour per run: the reward of every answer, the pass rate of each group of answers, and
-    how often the sample is drawn."""
+    """Plots of a sample's History and its answers `rows` over the steps, one colour per run: the reward of every
+    answer, the pass rate of each group of answers, and how often the sample is drawn."""
     runs = list(dict.fromkeys(visit.key.run for visit in visited.visits))
     rewards: list[dict[str, Any]] = []
     passes: list[dict[str, Any]] = []
@@ -162,9 +162,9 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
 
 def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | None
            ) -> tuple[RolloutKey, RolloutKey | None]:
-    """Chooses two different answers to compare, if there are two. An `a` or `b` that is not None is kept. By default,
-    these are the best answers of the first and of the last group, in the run with the most groups. For a single
-    group, they are its best and its worst answer."""
+    """Returns the keys of two different answers to compare; the second key is None if there is only one answer. An `a`
+    or `b` that is not None is kept. By default, the answers are the best ones of the first and of the last group, in
+    the run with the most groups. For a single group, they are the best and the worst answer of this group."""
     best = _best(rows)
     run = Counter(row.key.run for row in best).most_common(1)[0][0]
     keys = [row.key for row in best if row.key.run == run]

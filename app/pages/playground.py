@@ -30,7 +30,7 @@ class Page:
     def __init__(self, site: Site):
         self.site, self.play = site, Playground(site.library, site.trust_tasks)
         self.jobs: dict[str, Job] = {}
-        """Running jobs by the id that the browser knows."""
+        """Running jobs by their ids. The browser sends the id of a job to stop the job."""
 
     def build(self) -> None:
         site = self.site
@@ -116,7 +116,8 @@ class Page:
                 *self.look(model, task, split, sample))
 
     def look(self, model: str, task: str, split: str, sample: str) -> tuple[Html, tuple[int, int]]:
-        """A preview of the sample, and (its index, the number of samples); for an invalid sample, the error message."""
+        """Returns a preview of the sample, and (index of the sample, number of samples in the split). For an invalid
+        sample, the preview is the error message."""
         try:
             shown = self.play.sample(Ask(model=model or "", task=task or "", split=split, sample=sample))
         except Exception as error:  # not fatal: an upload can be asked about
@@ -131,14 +132,15 @@ class Page:
         return el("section", facts, body, class_="v"), (shown.place, shown.count)
 
     def step(self, move: int, model: str, task: str, split: str, sample: str, place: Sequence[int]) -> tuple[Any, ...]:
-        """Goes from sample `place` (index, count) to the next (`move` 1), the previous (-1) or a random one (0)."""
+        """Goes from sample `place` (index, count) to the next (`move` 1), the previous (-1) or a random sample (0).
+        Returns "#" followed by the new index, and the results of `look`."""
         at, count = int(place[0]), max(1, int(place[1]))
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")
 
     def ask(self, model: str, task: str, split: str, sample: str, source: str, file: str | None, question: str,
             answers: float, temperature: float, length: float | None, seed: float | None) -> Iterator[tuple[Any, ...]]:
-        """Generates the answers. Yields (id of the job, status, answers so far) until they are complete."""
+        """Generates the answers. Yields (id of the job, status, answers so far) until all answers are complete."""
         upload = Path(file) if source == _UPLOAD and file else None
         if source == _UPLOAD and not upload:
             yield "", note("Choose an image or a video first.", kind="bad"), ""

@@ -177,7 +177,7 @@ class MediaUrls:
 
 
 def group(site: Site, where: Mapping[str, str]) -> Html:
-    """The group that the URL parameters open; empty if they name none."""
+    """The HTML of the group that the URL parameters open; empty if they name no group."""
     key = _open_key(where)
     if key is None:
         return Html("")
