@@ -359,7 +359,8 @@ def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
     steps = [row["step"] for row in records]
     step = side.step if side.step is not None else max(steps, default=None)
     if step not in steps or step is None:
-        available = f"it was evaluated at steps {', '.join(map(str, steps[-20:]))}" if steps else "the run has none"
+        at = ", ".join(map(str, steps[-20:]))
+        available = f"it was evaluated at steps {at}" if steps else "no such split is stored"
         raise AppError(f"run {side.run!r} has no evaluation of {split!r}"
                        f"{'' if step is None else f' at step {step}'}: {available}")
     rows = index.table.fetch(f"""

@@ -68,7 +68,7 @@ class Ask:
             if not least <= value <= most:
                 raise AppError(f"{name} = {value}: give a number from {least} to {most:,}")
         if self.upload and not 0 < len(self.question.strip()) <= MOST_QUESTION:
-            raise AppError(f"An upload needs a question, of at most {MOST_QUESTION:,} characters.")
+            raise AppError(f"An upload needs a question of at most {MOST_QUESTION:,} characters.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +135,8 @@ class Tasks:
         ConfigError if they are invalid."""
         run = run_of(ask.task)
         if not (run or ask.task in builtin_names() or self.trust):
-            raise AppError(f"Task {ask.task[:200]!r}: choose one from the list; tasks from a file or module are loaded "
-                           "only if the app was started with --trust-tasks.")
+            raise AppError(f"Task {ask.task[:200]!r} is not in the list: choose a task from the list. Tasks from a "
+                           "file or module are loaded only if the app was started with --trust-tasks.")
         tree = self.tree(run) if run else {}
         tasks = tasks_of(tree) if run else [_builtin(ask.task)]
         if not tasks:
@@ -184,14 +184,14 @@ class Tasks:
             raise AppError(f"Task '{task.name}' has no samples in split {ask.split!r}.")
         if wanted.startswith("#") and wanted[1:].isdecimal() and len(wanted) < 20:
             if int(wanted[1:]) >= len(samples):
-                raise AppError(f"Sample {wanted}: split {ask.split!r} has {len(samples):,} samples, #0 to "
-                               f"#{len(samples) - 1}.")
+                raise AppError(f"There is no sample {wanted}: choose one of the {len(samples):,} samples of split "
+                               f"{ask.split!r}, #0 to #{len(samples) - 1}.")
             return task, int(wanted[1:]), samples
         for place in range(len(samples)):
             if samples[place].id == wanted:
                 return task, place, samples
-        raise AppError(f"No sample of split {ask.split!r} has the id {wanted[:200]!r}; the first is {samples[0].id!r}. "
-                       "Write #12 for the sample at index 12.")
+        raise AppError(f"No sample of split {ask.split!r} has the id {wanted[:200]!r}. Write an id, such as "
+                       f"{samples[0].id!r} of the first sample, or # and an index, such as #12.")
 
     def shown(self, config: Config, ask: Ask) -> SamplePreview:
         """Previews the requested sample, with its media loaded. Raises VlrlError if the sample cannot be read."""

@@ -119,7 +119,7 @@ def _emptied(folder: Path) -> Path:
               ] if folder.exists() else []
     if others and not (folder / MARK).is_file():
         raise RunError(f"--bundle {folder} contains files that are not part of a bundle, such as "
-                       f"{sorted(others)[0]!r}: name an empty folder or a new one")
+                       f"{sorted(others)[0]!r}: name a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / MARK, json.dumps({"format": 1, "vlrl": vlrl.__version__}) + "\n")

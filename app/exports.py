@@ -65,7 +65,7 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
     flagged bad are written to a data set for `vlrl sft` only with `bad`. Raises AppError for an unknown form, for
     too many rollouts, or if no rollout can be written."""
     if form not in FORMS:
-        raise AppError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
+        raise AppError(f"export format {form!r} is unknown: choose one of {', '.join(FORMS)}")
     if len(chosen) > MOST_ROWS:
         raise AppError(f"{len(chosen)} rollouts are selected, more than the limit of {MOST_ROWS} per file: "
                        "narrow the selection")
@@ -198,7 +198,7 @@ class _File:
 
 def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
     if not entry.get("path"):
-        raise AppError("its media were not stored (store.media=none)")
+        raise AppError("its run stored no media (store.media=none)")
     path = media.resolve(run, str(entry["path"]))
     frames = entry.get("kind") == "video" and path.suffix.lower() == ".webp"
     name = re.sub(r"[^0-9a-f]", "", str(entry.get("hash")))[:64] or "unnamed"

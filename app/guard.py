@@ -266,11 +266,12 @@ def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: 
     ConfigError for an invalid value."""
     path = "/" + root_path.strip("/") if root_path.strip("/") else ""
     if path and (not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/"))):
-        raise ConfigError(f"--root-path {root_path}: write only the path under which the proxy serves the "
-                          "inspector, such as /vlrl or /user/me/proxy/7860; --allow-host takes the proxy's name")
+        raise ConfigError(f"--root-path {root_path} is not a path: write only the path under which the proxy serves "
+                          "the inspector, such as /vlrl or /user/me/proxy/7860, and the proxy's name with --allow-host")
     if (first := path[1:].partition("/")[0]) in _TAKEN:
-        raise ConfigError(f"--root-path {root_path}: a proxy that strips the path would hide the inspector's own "
-                          f"/{first}; start the path with another word")
+        raise ConfigError(f"--root-path {root_path}: /{first} is also a path of the inspector itself, which could not "
+                          "be reached behind a proxy that strips the root path. Choose a root path that begins "
+                          "with another word")
     return Address(host, path, tuple(map(_host, hosts)), tuple(map(_origin, frames)))
 
 
@@ -284,8 +285,8 @@ def exposing_option(address: Address) -> str:
 def _host(text: str) -> str:
     name = text.strip().lower()
     if not re.fullmatch(_NAME, name) or ".." in name:
-        raise ConfigError(f"--allow-host {text}: write only the host name that the browser shows, such as "
-                          "box.example.org, without https://, port or path; *.example.org allows all its subdomains")
+        raise ConfigError(f"--allow-host {text} is not a host name: write only the name that the browser shows, such "
+                          "as box.example.org, without https://, port or path. *.example.org allows all subdomains")
     return name.strip("[]")
 
 
@@ -295,8 +296,8 @@ def _origin(text: str) -> str:
     origin = text.strip().lower().rstrip("/")
     match = _ORIGIN.fullmatch(origin)
     if match is None or ".." in origin or not 0 < int(match[1] or 80) < 65536:
-        raise ConfigError(f"--allow-frame {text}: write the origin of the page that embeds the inspector, such as "
-                          "http://localhost:8888 or https://huggingface.co: scheme, host and port only")
+        raise ConfigError(f"--allow-frame {text} is not an origin: write only scheme, host and port of the page that "
+                          "embeds the inspector, such as http://localhost:8888 or https://huggingface.co")
     return origin
 
 

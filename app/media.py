@@ -58,7 +58,8 @@ class MediaStore:
             raise AppError(f"{str(name)[:200]!r} is not the name of a file in the media folder of a run")
         path = folder / plain
         if not inside_folder(folder, self.library.root):
-            raise AppError(f"the media folder of run {run!r} leads out of {self.library.root}: copy it into the run")
+            raise AppError(f"the media folder of run {run!r} leads out of {self.library.root}: copy the folder into "
+                           "the run")
         real = self._linked(path) if os.path.islink(path) else inside(path, self.library.root)
         if real is None:
             raise AppError(f"run {run!r} has no media file {plain!r}")

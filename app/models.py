@@ -84,14 +84,15 @@ def choose(library: Library, model: str) -> ModelChoice:
 def deleted_message(model: str) -> str:
     """The error message for a checkpoint that its run has deleted."""
     return (f"The checkpoint {model!r} was deleted: a run keeps only its newest checkpoints (save.keep). "
-            "Reload the page and choose another one.")
+            "Reload the page and choose another checkpoint.")
 
 
 def _checkpoints(library: Library, run: str) -> Path:
     """The checkpoint folder of a run. Raises AppError if a link makes it lead out of RUNS_DIR."""
     path = library.folder(run).checkpoints
     if not path.resolve().is_relative_to(library.root):
-        raise AppError(f"The checkpoints of run {run!r} are outside the folder of runs: copy them into the run folder.")
+        raise AppError(f"The checkpoints of run {run!r} are outside the folder of runs: copy the checkpoints into "
+                       "the run folder.")
     return path
 
 
@@ -107,7 +108,7 @@ def _weights(path: Path) -> Path:
         path = checkpoint.latest(path / "checkpoints").path or path
     wrong = checkpoint.problems(path, full=False) if (path / checkpoint.MANIFEST).exists() else []
     if wrong:
-        raise AppError(f"The checkpoint {path} is damaged: {wrong[0]}. Choose another one.")
+        raise AppError(f"The checkpoint {path} is damaged: {wrong[0]}. Choose another checkpoint.")
     if not any(path.glob("*.safetensors")):
         raise AppError(f"{path} is neither a model, nor a checkpoint, nor a run with a checkpoint: it has no "
                        "*.safetensors.")
@@ -193,7 +194,7 @@ def disable_downloads(name: str) -> None:
             folder = _cached(name)
             if folder is None:
                 raise AppError(f"This adapter was trained on {name[:200]!r}, which is not on this machine. Download "
-                               "it first; the inspector downloads nothing.")
+                               "that model first; the inspector downloads nothing.")
             name = str(folder)
     raise AppError("This adapter is based on a chain of more than eight adapters: merge it with `vlrl export` first.")
 

@@ -190,7 +190,8 @@ class Notes:
         """Context manager that opens and checks the notes file, and yields the connection; with `write`, inside a
         transaction."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
-            raise AppError(f"{self.path} is a link or a folder, but notes need a regular file: move it away")
+            raise AppError(f"{self.path} is a link or a folder, but notes need a regular file: move the link or "
+                           "folder away")
         try:
             with contextlib.closing(self._connect("rwc" if write else "ro")) as base:
                 if write:
@@ -244,11 +245,12 @@ def _version(base: sqlite3.Connection, path: Path) -> int:
     if not tables and version == 0:
         return 0
     if version > VERSION:
-        raise AppError(f"{path} was written by a newer vlrl (format version {version}; this one supports {VERSION})")
+        raise AppError(f"{path} was written by a newer vlrl (format version {version}; this vlrl reads up to "
+                       f"{VERSION})")
     wanted = {"notes": _COLUMNS} if version == 1 else _TABLES
     columns = {name: tuple(row[1] for row in base.execute(f"PRAGMA table_info({name})")) for name in wanted}
     if sorted(tables) != sorted(("table", name) for name in wanted) or columns != wanted or version < 1:
-        raise AppError(f"{path} is not a notes file: move it away; the next note creates a new one")
+        raise AppError(f"{path} is not a notes file: move the file away. The next note creates a new file")
     return version
 
 
@@ -270,7 +272,7 @@ def _reason(error: Exception, path: Path) -> str:
         return f"another program has locked {path.name} for {_WAIT_S:g} s; try again"
     if _is_read_only(error):
         return _read_only(path)
-    return f"{path} cannot be used ({error}): move it away; the next note creates a new one"
+    return f"{path} cannot be used ({error}): move the file away. The next note creates a new file"
 
 
 def _read_only(path: Path) -> str:

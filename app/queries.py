@@ -214,7 +214,8 @@ def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
     """The ORDER BY terms (a total order) for rollouts, and their parameters. `runs` must be sorted by start time."""
     column = _SORT[_chosen("sort", query.sort, SORTS)]
     if query.sort == "part" and query.part is None:
-        raise AppError("to sort by a reward part, select the part in the filters")
+        raise AppError("the list cannot be sorted by a reward part, because none is selected: select the part "
+                       "in the filters")
     values = [utf8(str(query.part))] if query.sort == "part" else []
     if query.sort == "step":
         column, values = f"list_position(?::VARCHAR[], run), {column}", [runs]

@@ -92,7 +92,7 @@ def run_folder(path: Path) -> Path:
     if is_run(path):
         return path
     below = find_runs(path)  # raises if the path is not a folder or contains no run
-    raise RunError(f"{path} contains {len(below)} runs, but a report covers one: name one of them, e.g. "
+    raise RunError(f"{path} contains {len(below)} runs, but a report covers one run: name one of the runs, e.g. "
                    f"vlrl report {below[0]}")
 
 

@@ -196,12 +196,13 @@ def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
             listener, error = None, failed
             if not isinstance(failed, socket.gaierror) and failed.errno in (errno.EADDRINUSE, errno.EACCES):
                 continue
-            raise ConfigError(f"--host {host} --port {number} cannot be used: {failed.strerror or failed}. Name an "
-                              "address of this machine and a port from 1024 on") from None
+            raise ConfigError(f"--host {host} --port {number} cannot be used: {failed.strerror or failed}. Choose "
+                              "an address of this machine and a port from 1024 on") from None
     if listener is None:
-        raise RunError(f"no free port from {PORT} to {PORT + _PORTS - 1} ({error}); name another with --port"
+        raise RunError(f"no free port from {PORT} to {PORT + _PORTS - 1} ({error}): choose another port with --port"
                        if port is None else
-                       f"--port {port} is taken ({error}): name another, or omit --port for the first free one")
+                       f"--port {port} is taken ({error}): choose another port, or omit --port to use the first free "
+                       "port")
     with listener:
         yield listener
 

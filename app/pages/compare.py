@@ -87,7 +87,8 @@ def _compared(index: Index, request: Request) -> Comparison:
     a, b = (Side(run, span[0]) for run, span in zip(request.runs, request.steps, strict=True))
     result = compare(index, a, b, request.split)
     if result.a == result.b:
-        raise AppError(f"Both sides are the same evaluation, of {result.a.run} after step {result.a.step}: change one.")
+        raise AppError(f"Both sides are the same evaluation, of {result.a.run} after step {result.a.step}: "
+                       "choose another run or step for B.")
     return result
 
 

@@ -179,14 +179,14 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
     Returns the file and a summary. Raises AppError if no rollout is selected."""
     chosen = _filtered_notes(site, where) if which == "filter" else listed_notes(site, where)
     if not chosen:
-        raise AppError("No rollout is selected: flag some first, or relax the filters.")
+        raise AppError("No rollout is selected: flag rollouts first, or relax the filters.")
     unsure = []
     if form == "sft" and which == "notes" and not where.get("mark"):
         unsure = [remark for remark in chosen if remark.flag != "good"]
         chosen = [remark for remark in chosen if remark.flag == "good"]
         if not chosen:
-            raise AppError("No answer is flagged good, which a data set for vlrl sft needs: flag some, or "
-                           "select another flag above.")
+            raise AppError("No answer is flagged good, which a data set for vlrl sft needs: flag answers "
+                           "good, or select another flag above.")
     folder = Path(get_upload_folder())
     folder.mkdir(parents=True, exist_ok=True)
     archive = exports.export(form, site.library, site.media, chosen, Path(tempfile.mkdtemp(dir=folder)),

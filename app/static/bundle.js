@@ -132,7 +132,8 @@
     const rows = run.groups.filter(group => ofGroup(group, query)).flatMap(group => group.answers
       .filter((answer, i) => ofAnswer(group, answer, i, query)).map(answer => ({group, answer})));
     const {sort, dir, part} = query.where, down = dir !== "up";
-    if (sort === "part" && !part) throw new Error("to sort by a reward part, select the part in the filters");
+    if (sort === "part" && !part)
+      throw new Error("the list cannot be sorted by a reward part, because none is selected: select the part in the filters");
     const of = sort === "part" ? row => row.answer.parts[part] : SORTS[sort] ? row => SORTS[sort](row.answer)
       : row => (OF_GROUP[sort] || (g => g.step))(row.group);
     const inGroup = way => (a, b) => way(a.group, b.group);

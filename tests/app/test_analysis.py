@@ -88,8 +88,8 @@ def test_compare_two_evaluations(index):
     assert (found.n, found.losses, found.pairs[0].b, found.only_a, found.only_b) == (1, 1, 0.5, 3, 0)
     for a, b, split, words in (
             (Side("a", 3), Side("a"), "held", "at step 3: it was evaluated at steps 0, 4"),
-            (Side("a"), Side("b"), "other", "run 'a' has no evaluation of 'other': the run has none"),
-            (Side("a"), Side("none"), None, "no run"), (Side("a", 0), Side("a"), "';", "the run has none")):
+            (Side("a"), Side("b"), "other", "run 'a' has no evaluation of 'other': no such split is"),
+            (Side("a"), Side("none"), None, "no run"), (Side("a", 0), Side("a"), "';", "no such split")):
         with pytest.raises(AppError, match=words):
             compare(index, a, b, split)
 

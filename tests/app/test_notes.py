@@ -109,8 +109,8 @@ def test_a_file_of_anyone_is_refused_in_words(tmp_path):
     trap = "CREATE TRIGGER t AFTER INSERT ON notes BEGIN DELETE FROM notes; END"
     for n, (spoil, words) in enumerate((
             (lambda path: path.write_bytes(b"no database" * 500), "file is not a database"),
-            (lambda path: _sql(path, "CREATE TABLE notes (run TEXT)"), "is not a notes file: move it away"),
-            ("PRAGMA user_version = 3", r"newer vlrl \(format version 3; this one supports 2\)"),
+            (lambda path: _sql(path, "CREATE TABLE notes (run TEXT)"), "is not a notes file: move the file away"),
+            ("PRAGMA user_version = 3", r"newer vlrl \(format version 3; this vlrl reads up to 2\)"),
             (trap, "is not a notes file"),
             (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link or a folder"),
             (lambda path: path.mkdir(), "is a link or a folder"))):
@@ -221,7 +221,7 @@ def test_what_is_gone_is_named_and_what_is_flagged_bad_is_no_lesson(runs):
     with pytest.raises(AppError, match="no rollout can be written: 1 of run 'a', step 0: no longer"):
         exported(runs, "parquet", chosen((7, 0)))
     assert not (runs / "out/rollouts.parquet").exists()
-    with pytest.raises(AppError, match="unknown form 'csv'"):
+    with pytest.raises(AppError, match="export format 'csv' is unknown"):
         exported(runs, "csv", wanted)
     wanted = [*chosen((0, 0)), *chosen((0, 1), flag="bad")]
     made = exported(runs, "sft", wanted)

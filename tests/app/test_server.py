@@ -99,7 +99,7 @@ def test_others_need_a_password_and_what_is_missing_is_named(runs, capsys, monke
     said = " ".join(capsys.readouterr().err.split())
     assert "--allow-host box.example allows remote access" in said and "VLRL_APP_PASSWORD" in said
     assert main(["app", str(runs), "--root-path", "https://box.example/x"]) == 1
-    assert "--root-path https://box.example/x: write only the path" in " ".join(capsys.readouterr().err.split())
+    assert "--root-path https://box.example/x is not a path: write only" in " ".join(capsys.readouterr().err.split())
     assert main(["app", str(runs), "--allow-frame", "box"]) == 1
     assert "--allow-frame box" in " ".join(capsys.readouterr().err.split())
     assert main(["app", str(tmp_path / "none"), "--no-open"]) == 1
