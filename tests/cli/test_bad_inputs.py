@@ -68,7 +68,7 @@ CASES = [
     ("tasks check odd.py", 1, "odd.py:2: Odd: end"),
     ("tasks check two.py", 1, "the module defines 2 Task classes, Yes and No; select one, e.g. two.py:Yes"),
     ("tasks check none.py", 1,
-     "the module defines no Task class: write `class Mine.Task.`, or start with `vlrl tasks new`"),
+     "the module defines no Task class. Write one .`class Mine.Task.`., or create one with `vlrl tasks new`"),
     ("tasks check yes.py:Yess", 1, "yes.py has no Task class 'Yess'. Did you mean 'Yes'"),
     ("tasks check yes.py:Task", 1, "yes.py has no Task class 'Task'.$"),
     ("tasks check leaves.py --processes 0", 1, "leaves.py:.*SystemExit: 0"),

@@ -37,14 +37,14 @@ _MEDIA_MARK = re.compile(r"<(?:image|video)>")
 
 
 class Task:
-    """Base class of all tasks. Annotated class attributes are settings (`task.<name>=value`); their values are
-    validated against the annotation."""
+    """Base class of all tasks. An annotated class attribute is a setting (`task.<name>=value`); its value is validated
+    against the annotation."""
 
     name: ClassVar[str] = ""
     prompt: str = ""
     """Prompt template. A {field} placeholder is replaced by the text of this field in the sample's row."""
     prompts: tuple[str, ...] = ()
-    """Several prompt templates instead of one. At each visit to a sample, one of them is chosen at random."""
+    """Several prompt templates instead of one. Each time a sample is used, one of the templates is chosen at random."""
     system: str = ""
     """System prompt; empty = the default of the model's chat template."""
     rewards: ClassVar[Mapping[str, Weight]] = {}
@@ -112,8 +112,9 @@ class Task:
 
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
         """The texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes for a group
-        before the group is scored. An item is an answer, or a services.Reading to evaluate another text in place of
-        the answer's final text."""
+        before the group is scored. An item is an Answer, which stands for its final text, or a services.Reading with
+        another
+        text in its place."""
         return answers
 
     def oracle(self, sample: Sample) -> str | None:
@@ -127,9 +128,10 @@ class Task:
         return (better, worse) if isinstance(better, str) and isinstance(worse, str) else None
 
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-        """Variants of the sample with other media, e.g. shuffled frames or a noisy image. The model also answers these
-        variants: with additional answers, or with some of the group's `n` answers. () = no variants. The result must
-        depend only on the arguments. Evaluations do not use variants."""
+        """Variants of the sample with other media, e.g. shuffled frames or a noisy image, which the model answers as
+        well. `Variant.trained` says whether these answers count among the group's `n` answers or are additional. () =
+        no
+        variants. The result must depend only on the arguments. Evaluations do not use variants."""
         return ()
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
@@ -174,28 +176,33 @@ class Task:
         raise NotImplementedError(f"task '{self.name}' defines knobs, but no method generate()")
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Creates a new training prompt for `vlrl data synthesize`: a row in the format of `sample_from_row`. The task
-        finds it by exploring, or derives it from `parent`, the row of a prompt that the model fails.
+        """Returns a new training prompt for `vlrl data synthesize`, as a row in the format of `sample_from_row`; None
+        if
+        this attempt found no prompt. The task finds the prompt by exploring or, if `parent` is given, derives it from
+        `parent`, the row of a prompt that the model fails. `number` is the index of the attempt.
 
-        The row has the fields `generator` and `verifier`, which say how it was made and how its answer is checked, and
-        a field with the request (`instruction`, `question` ...). Returns None if this attempt found nothing; raises
-        DataError if it failed. The result must depend only on the arguments and self.seed."""
+        The row has the fields `generator` and `verifier`, which say how the row was made and how its answer is checked,
+        and a
+        field with the request (`instruction`, `question` ...). Raises DataError if the attempt failed. The result must
+        depend
+        only on the arguments and self.seed."""
         raise NotImplementedError(f"task '{self.name}' does not define propose()")
 
     written_fields: ClassVar[Collection[str]] = ("question", "instruction", "expression", "caption", "text", "problem",
                                                  "options", "answer")
-    """Fields of a row that an LLM on a server may write for a new prompt (`vlrl data synthesize --endpoint`). Of an
-    answer that it writes, only the type is used."""
+    """Fields of a row that an LLM on a server may write for a new prompt (`vlrl data synthesize --endpoint`). If
+    the LLM also writes an answer, only the type of this answer is used."""
 
     def solved(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The generated row with the answer, which the task computes from the question. None if the task cannot compute
-        it; the row is then kept only if the answers of a teacher model agree. Raises DataError if the question has
-        no answer."""
+        """Returns the row of a generated prompt with the right answer, which the task computes from the question. None
+        if
+        the task cannot compute the answer; the row is then kept only if the answers of a teacher model agree. Raises
+        DataError if the question has no answer."""
         return None
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """The row with a teacher model's answer as the ground truth; None if the answer is unusable. `parsed` is the
-        answer as returned by `parse`."""
+        """Returns the row with `parsed` as the ground truth; None if this answer is unusable. `parsed` is a teacher
+        model's answer, as returned by `parse`."""
         usable = isinstance(parsed, (str, int, float)) and not isinstance(parsed, bool) and parsed != ""
         return {**row, "answer": parsed} if "answer" in row and usable else None
 
@@ -276,10 +283,11 @@ class Task:
         return []
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Answers that must not be rewarded, as name -> answer. `vlrl tasks check` tries them in addition to the cheats
-        that it tries on every task.
+        """Answers that must not be rewarded, as name -> answer. `vlrl tasks check` tries them in addition to its common
+        cheats, which it tries on every task.
 
-        To remove one of these common cheats, because it is an honest answer in this task, return its name with None."""
+        If a common cheat is an honest answer in this task, return the name of the cheat with None: the cheat is then
+        not tried."""
         return {}
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -311,8 +319,8 @@ class Task:
         return tuple(self.prompts) or (self.prompt,)
 
     def template(self, sample: Sample, visit: int) -> str:
-        """The prompt template for a visit to a sample, chosen pseudo-randomly from the seed, the sample's id and the
-        visit."""
+        """The prompt template for one use of a sample, chosen pseudo-randomly from the seed, the sample's id and
+        `visit`, the index of this use."""
         key = f"{self.seed}/{sample.id}/{visit}".encode("utf-8", "backslashreplace")
         return self.templates[zlib.crc32(key) % len(self.templates)]
 
@@ -326,22 +334,23 @@ class Task:
         return self._combine(parts, weights)
 
     def turns_count(self, parts: Mapping[str, float]) -> bool:
-        """Whether the per-turn rewards of an episode with these raw parts are paid. They are not paid if the gate in
+        """Whether the per-turn rewards of an episode with these raw parts count. They do not count if the gate in
         `task.combine` is closed."""
         return self._gate(parts)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
-        """Replaces the criterion for a correct answer by: the reward part `part` must reach `least`. With part=None, or
-        if the task has no such part, the parts of the task's own criterion are used. With least=None, the minimum is
-        that of the task's own criterion, or 0.5 for a part that is not in it."""
+        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. With part=None, or
+        if the task has no such part, the parts of the task's own criterion are used. With least=None, the minimum in
+        the
+        task's own criterion is used, or 0.5 if this criterion does not contain the part."""
         if part in self.weights:
             self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
         elif least is not None:
             self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
 
     def by_rule(self) -> Self:
-        """A copy of the task that uses the task's own criterion for a correct answer, whatever `override_outcome` has
-        set."""
+        """A copy of the task that decides by its own criterion whether an answer is correct, and ignores
+        `override_outcome`."""
         rule = copy.copy(self)
         rule.criterion, rule.overridden = self._own_criterion, False
         return rule
@@ -358,13 +367,14 @@ class Task:
     def _combination(cls, given: Any, settings: Mapping[str, Any]) -> str:
         own = cls.combine is not Task.combine
         if not isinstance(given, str) or (own and given not in ("auto", "own")):
-            raise ConfigError(f"task.combine={given!r}: this task combines its parts itself; leave task.combine at auto"
-                              if own else f"task.combine={given!r}: give a string, such as sum or gate:format")
+            raise ConfigError(f"task.combine={given!r}: this task combines its parts itself. Remove this setting" if own
+                              else f"task.combine={given!r}: give a string, such as sum or gate:format")
         return ("own" if own else cls.combine_for(settings)) if given == "auto" else given
 
 
 def usual_outcome(rewards: Mapping[str, Weight]) -> dict[str, float]:
-    """The criterion for a correct answer if a task does not define one; see Task.outcome."""
+    """The criterion for a correct answer in a task that does not define one: reward part -> minimum; see Task.outcome.
+    """
     weights = {part: weight_at(w, 0) for part, w in rewards.items()}
     named = next((part for part in _OUTCOMES if part in weights), None)
     return {named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {}
@@ -406,7 +416,8 @@ def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
 
 
 def setting_names(cls: type[Task]) -> list[str]:
-    """The names allowed after `task.` for a task class: its own settings and those of every task, except `rewards`."""
+    """The settings of a task class: names of its own and inherited class attributes that `task.<name>` can set. The
+    names in _OF_EVERY_TASK are not included."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
     return sorted(names - {"name", "rewards", "outcome", "lives_outside", "needs", "knobs", "best_parts",

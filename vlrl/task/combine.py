@@ -47,14 +47,15 @@ def total(parts: Numbers, weights: Numbers) -> float:
 
 
 def product(parts: Numbers, weights: Numbers) -> float:
-    """The product of the weighted parts; 0 if there are no parts to multiply."""
+    """The product of the weighted parts, without parts of weight 0; 0 if no part remains."""
     counted = [value for name, value in weighted(parts, weights).items() if weights[name]]
     return math.prod(counted) if counted else 0.0
 
 
 def gate(parts: Numbers, weights: Numbers, condition: str) -> float:
-    """The weighted sum of all parts if the condition is met: the part is above 0 ("format"), or it reaches a value
-    ("accuracy>=0.8"). Otherwise only the weighted value of the part in the condition.
+    """The weighted sum of all parts if the condition is met. A condition names a part that must be above 0 ("format"),
+    or
+    reach a minimum ("accuracy>=0.8"). If the condition is not met, only this part counts, with its weight.
 
     With per-turn reward parts, this is gated reward accumulation, G-RA (arXiv 2508.10548): the rewards of the turns
     accumulate only if the outcome reaches a threshold."""
@@ -112,8 +113,8 @@ _EXAMPLES = {"gate": "gate:format", "max": "max:rule,judge", "tool_star": "tool_
 
 
 def make_combine(value: str, parts: Collection[str]) -> Combine:
-    """The function for a value of `task.combine`. Raises ConfigError for an unknown name, and for a part that is not
-    among the task's `parts`."""
+    """Returns the function that combines parts as a value of `task.combine` says. Raises ConfigError for an unknown
+    name, and for a part that is not among the task's `parts`."""
     head = value.partition(":")[0]
     if head not in COMBINE:
         return resolve("task.combine", value, COMBINE)
@@ -130,8 +131,8 @@ def make_combine(value: str, parts: Collection[str]) -> Combine:
 
 
 def make_gate(value: str) -> Callable[[Numbers], bool]:
-    """Makes a function of an answer's parts that returns whether the gate in a value of `task.combine` is open; without
-    a gate, always True."""
+    """Returns a function of an answer's parts that says whether the gate in a value of `task.combine` is open. If the
+    value has no gate, the function always returns True."""
     return partial(_opened, _names(value)[:GATES.get(value.partition(":")[0], 0)])
 
 
@@ -157,7 +158,8 @@ def _combined(function: Callable[..., float], names: Collection[str], parts: Num
 
 
 def weight_at(weight: Weight, step: int) -> float:
-    """The weight of a part at a step; a schedule [[step, weight], ...] is interpolated linearly."""
+    """The weight of a part at a step. A schedule [[step, weight], ...] is interpolated linearly; a constant weight is
+    returned unchanged."""
     if isinstance(weight, (int, float)):
         return float(weight)
     import numpy as np

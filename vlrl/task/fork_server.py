@@ -6,8 +6,8 @@ request.
 
 A process with torch's threads and locks must not be forked. The fork server has none of them. It holds the task and its
 samples as they were when it was started; the processes that it forks share this memory, so that the samples never have
-to be sent. When the fork server or the process that created it ends, all processes that it started end too, including
-their descendants in other sessions."""
+to be sent. When the fork server or its creator ends, all processes started by the fork server end too, including their
+descendants in other sessions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from vlrl.monitoring.signals import STOPS
 
 Work = Callable[[Connection, str], None]
 MOST_PRINTED = 2**20
-"""Maximum number of characters that task code in one process may print to stdout, and to stderr."""
+"""Maximum number of characters that task code in one process may print to each of stdout and stderr."""
 _ENDING = signal.SIGRTMIN + 3 if sys.platform == "linux" else signal.SIGTERM
 """The signal on which a fork server ends with all its descendants. It differs from the signals that stop a run
 (signals.STOPS)."""
 _END_S = 10.0
 _PDEATHSIG, _SUBREAPER = 1, 36
-"""prctl options: the signal that a process gets when its parent dies, and that orphaned descendants become children of
-this process."""
+"""Two prctl options. _PDEATHSIG sets the signal that a process gets when its parent dies. With _SUBREAPER,
+orphaned descendants become children of this process."""
 
 
 class ForkServerLost(ChildProcessError):
@@ -69,7 +69,7 @@ class ForkServer:
             reply = self._control.recv(8)
         if len(reply) < 8:
             mine.close()
-            raise ForkServerLost(f"the fork server of the task (pid {self.process}), which starts its processes, "
+            raise ForkServerLost(f"the fork server (pid {self.process}), which starts the processes that run task code, "
                                  "was killed from outside this run, e.g. because memory ran out")
         return Connection(mine.detach()), int.from_bytes(reply, "little")
 

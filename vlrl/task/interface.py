@@ -23,8 +23,8 @@ _TOOLS = Table({"schemas": "vlrl.environments.tools:schemas"})
 
 @contextmanager
 def task_code(task: Task, call: str) -> Iterator[None]:
-    """A context manager for calls of task code: turns an exception other than a VlrlError into a TaskError that names
-    `call`."""
+    """Context manager for calls of task code: turns an exception other than a VlrlError into a TaskError. `call`
+    describes the call in the error, e.g. "samples('train')"."""
     try:
         yield
     except VlrlError:
@@ -68,8 +68,8 @@ def _sequence(samples: Any) -> Sequence[Sample]:
 
 
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
-    """Calls `generate` and adds the values of the knobs to the sample's row, as `knobs`. Raises TaskError if `generate`
-    fails or returns something of the wrong type."""
+    """Returns the sample that the task's `generate` makes, with the values of the knobs added to its row as the field
+    `knobs`. Raises TaskError if `generate` fails or returns something of the wrong type."""
     with task_code(task, f"generate({index}, {dict(knobs)})"):
         sample = task.generate(index, knobs)
     if not isinstance(sample, Sample):

@@ -90,8 +90,8 @@ def _only_task(module: Any, name: str) -> type[Task] | None:
     own = [v for v in vars(module).values()
            if inspect.isclass(v) and issubclass(v, Task) and v is not Task and v.__module__ == module.__name__]
     if not own:
-        raise ConfigError(f"task.name={name!r}: the module defines no Task class: write `class Mine(Task)`, or start "
-                          "with `vlrl tasks new`")
+        raise ConfigError(f"task.name={name!r}: the module defines no Task class. Write one (`class Mine(Task)`), or "
+                          "let `vlrl tasks new` create a file with one")
     if len(own) > 1:
         classes = " and ".join(c.__name__ for c in own)
         raise ConfigError(f"task.name={name!r}: the module defines {len(own)} Task classes, {classes}; select one, "

@@ -179,15 +179,15 @@ def _own_samples(place: int, task: Task, split: str) -> Sequence[Sample]:
         raise type(error)(f"tasks.{place} ({task.name}): {error} (the files of this task are set by "
                           f"tasks.{place}.data.*)") from error
     if not len(samples):
-        raise ConfigError(f"tasks.{place} ({task.name}) has no samples in split '{split}'; every task of a mixture "
-                          f"needs samples in each split that is used: set tasks.{place}.data.{split}, or do not use "
+        raise ConfigError(f"tasks.{place} ({task.name}) has no samples in split '{split}', but every task of a mixture "
+                          f"needs samples in each split that is used. Set tasks.{place}.data.{split}, or do not use "
                           "this split")
     return samples
 
 
 def require_one_task(task: Task, what: str) -> Task:
     """Returns the task if it is a single task. Raises ConfigError for a mixture; `what` names the command that cannot
-    handle one."""
+    handle a mixture."""
     if isinstance(task, Mixture):
         raise ConfigError(f"{what} takes one task, and this config has several: {', '.join(task.labels)}. Add "
                           f"task={task.labels[0]} to select one of them")

@@ -20,8 +20,7 @@ class PartSpec:
     """Reward part -> its weight unless `task.rewards` sets another one. A part of weight 0 is only a metric."""
     needs: Collection[str] = ()
     readings: Callable[..., Sequence[Any]] | None = None
-    """A function (task, sample, answers, *, options) that returns the texts whose log-probabilities a service computes
-    before scoring (see Task.readings); None = the answers."""
+    """The argument `readings` of the decorator `part`; None = the answers."""
     replaces_outcome: bool = False
     """Whether the function's first part decides if an answer is correct, instead of the task's outcome parts. It also
     takes over the weight of those parts."""
@@ -29,12 +28,13 @@ class PartSpec:
 
 def part(weights: Mapping[str, float], needs: Collection[str] = (),
          readings: Callable[..., Sequence[Any]] | None = None, replaces_outcome: bool = False) -> Callable[[F], F]:
-    """Decorates `function(task, sample, answers, services, *, options)`, which returns these reward parts for each
-    answer of a group.
+    """Decorates a function (task, sample, answers, services, *, options) that returns reward parts for each answer of a
+    group. `weights` maps each of these parts to its default weight, and `needs` names the services that the function
+    uses.
 
     `readings(task, sample, answers, *, options)` returns the texts whose log-probabilities a service computes before
     the function is called, like Task.readings; by default, these are the answers. With `replaces_outcome`, the
-    function's first part replaces the task's rule, so that an answer is not rewarded by both; see PartSpec."""
+    function's first part takes the place of the task's outcome parts, which are then not rewarded; see PartSpec."""
     def mark(function: F) -> F:
         setattr(function, ATTRIBUTE, PartSpec(dict(weights), tuple(needs), readings, replaces_outcome))
         return function

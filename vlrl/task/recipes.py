@@ -110,7 +110,7 @@ class RecipeTask(Task):
         return replace(sample, row=self.filled(sample.row))
 
     def filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with those entries of `placeholders` that occur in a prompt template."""
+        """Returns the row with the task's `placeholders` added, but only those that occur in a prompt template."""
         return {**row, **{name: text for name, text in self.placeholders(row).items()
                           if any(f"{{{name}}}" in template for template in self.templates)}}
 

@@ -24,8 +24,8 @@ class RowFiles(DataSettings):
 
     @classmethod
     def of(cls, data: DataSettings, own: Collection[str] = _FILES) -> RowFiles:
-        """Creates the object from `data.*` settings. `own` lists the splits whose file was set for this task alone; in
-        a mixture, the files of other splits are shared by all tasks."""
+        """The settings `data` as RowFiles. `own` lists the splits whose file was set for this task alone; in a mixture,
+        the files of other splits are shared by all tasks."""
         files = cls(**data.model_dump())
         files._own = own
         return files
@@ -40,12 +40,12 @@ class RowFiles(DataSettings):
         self._requested.discard(split)
 
     def unread_file(self, split: str) -> str:
-        """The file of a split if it has not been accessed; "" if it has, or if no file is set."""
+        """The file set for a split, if the task has not accessed this setting; else ""."""
         return vars(self).get(split, "") if split in _FILES and split not in self._requested else ""
 
 
 def unread_file(task: Any, split: str) -> str:
-    """The file of `data.<split>` if the task has not accessed it; "" if it has, or if no file is set."""
+    """The file set by `data.<split>`, if the task has not accessed this setting; else ""."""
     return task.data.unread_file(split) if isinstance(task.data, RowFiles) else ""
 
 

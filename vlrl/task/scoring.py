@@ -23,14 +23,13 @@ LARGEST = 1e12
 """Largest absolute value of a part or reward. Squares and sums of larger values could exceed the number range on a GPU.
 """
 _watch: Callable[[int], str | None] | None = None
-"""A function that is called before task code runs, with the number of answers to be scored. If it returns a string, the
-task code is not called and the string is stored as the error."""
+"""The function that `watching` sets; it gets the number of answers that the next call of task code scores."""
 
 
 @contextmanager
 def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
-    """A context manager: within it, `watch` is called before each call of task code and may refuse the call; see
-    subprocess_scorer.py."""
+    """Context manager in which `watch(number of answers)` is called before each call of task code. If `watch` returns a
+    string, the task code is not called, and the string is stored as the error; see subprocess_scorer.py."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -94,8 +93,7 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
               services: Services) -> tuple[MarkedScores, dict[str, float]]:
     """Scores the answers of a group with `score_group`, and the `others` (answers to variants) with `score_alone`.
-    Returns the scores of the answers, then of the others, each with its overlay marks; and the weight of every
-    reward part."""
+    Returns ([(score, overlay marks), ...] of the answers followed by the others, reward part -> weight)."""
     task, _ = without_absent_parts(task, sample, answers, services)
     scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
     return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
@@ -125,8 +123,8 @@ def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
 
 
 def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
-    """Returns the score unchanged if `error` is None; else with this error and without a reward, because an episode
-    whose environment failed must not be rewarded."""
+    """Returns the score unchanged if `error` is None, else a score with this error and without a reward, because an
+    episode whose environment failed must not be rewarded."""
     if error is None:
         return scored
     reason = error if error.startswith("reset:") else f"environment: {error}"
@@ -140,7 +138,7 @@ def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
 
 
 def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:
-    """The finite numbers that `task.metrics` returns for an answer, and a description of the first problem, or None.
+    """Returns (the finite numbers in the result of `task.metrics`, a description of the first problem or None).
 
     A value of None means "not measured for this sample": it is left out and is not a problem."""
     metrics, error = _guarded(lambda: task.metrics(sample, answer, parts))

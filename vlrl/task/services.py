@@ -35,8 +35,8 @@ class Reading:
 
 
 Key = tuple[int | None, str | None]
-"""(index of the answer in its group, text in place of its final answer). The index is None for a Reading without an
-answer; the text is None if the final answer itself is evaluated."""
+"""Identifies a reading: (index of the answer in its group, text in place of its final answer). The index is None for a
+Reading without an answer; the text is None if the final answer itself is evaluated."""
 GroupLogprobs = Mapping[str, Mapping[Key, np.ndarray]]
 """Name of a service -> log-probabilities [t] for each reading of a group."""
 
@@ -108,7 +108,7 @@ class RewardModel(Protocol):
 
 SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Judge, "clip": Clip,
                                 "reward_model": RewardModel}
-"""Name -> every service that a task may need."""
+"""Name of a service -> its protocol, for every service that a task may need."""
 
 
 FAILED = "service: "
@@ -143,17 +143,19 @@ class Services:
 
 
 def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
-    """The key of a reading. Raises TaskError if its answer does not belong to the group."""
+    """The key of a reading in `group`, the answers of a group. Raises TaskError if the reading's answer is not one of
+    them."""
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:
-        raise TaskError("a log-probability service only takes answers that were passed to readings or score_group, not "
-                        "copies of them and not answers to a variant outside the group")
+        raise TaskError("a log-probability service was given an answer that is not in the group. Pass it the answers "
+                        "that readings or score_group gets, no copies, and no answers to a variant outside the group")
     return (places[0] if places else None), text
 
 
 def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
-    """The log-probability service `name`, which looks up `values`, computed for a group before it is scored."""
+    """The log-probability service `name` of a group. It only looks up `values`, which were computed before the
+    group is scored."""
 
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         keys = [reading_key(one, group) for one in readings]
@@ -171,8 +173,8 @@ class GroupServices(Protocol):
 
     @property
     def turn(self) -> AbstractContextManager[Any]:
-        """A lock that is held while task code runs and released while it waits for a server, so that several groups can
-        wait at the same time."""
+        """A lock that is held while task code runs, and released while the task code waits for a server. So several
+        groups can wait at the same time."""
         ...
 
     @property
@@ -196,7 +198,8 @@ class RunServices(Protocol):
     def at(self, place: ServiceContext) -> GroupServices: ...
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Statistics of the requests for a split up to a step, summed over all processes. Resets the statistics."""
+        """Statistics of the requests for a split up to a step since the last call, summed over all processes. With
+        `times`, also the duration of requests."""
         ...
 
     def close(self) -> None: ...
@@ -204,24 +207,25 @@ class RunServices(Protocol):
 
 def without_absent_parts(task: Task, sample: Sample, answers: Sequence[Answer],
                          services: Services) -> tuple[Task, list[str]]:
-    """The task that scores a sample, without the reward parts that need an unavailable service, and the names of the
-    removed parts.
+    """Returns (the task that scores a sample, without the reward parts that need an unavailable service; the
+    names of the removed parts).
 
-    If all services are available, this is `task.of(sample)`, unchanged."""
+    If all services are available, the task is `task.of(sample)`, unchanged."""
     task = task.of(sample)
     served = all(name in services for name in task.needs)
     return (task, []) if served else _ABSENT["without"](task, sample, answers, services)
 
 
 def drop_unserved_parts(task: Task, available: Collection[str], samples: Sequence[Sample]) -> Task:
-    """Removes the reward parts of weight 0 that need a service not in `available`, from the task or from each task of a
-    mixture. Raises ConfigError if such a part has a weight."""
+    """Returns the task (or mixture) without the reward parts that need a service not in `available`. Only parts of
+    weight 0 can be removed: raises ConfigError if one of these parts has another weight."""
     lacking = any(set(one.needs) - set(available) for one in task.members)
     return _ABSENT["served"](task, available, samples) if lacking else task
 
 
 def parts_needing(task: Task, service: str) -> Collection[str] | None:
-    """The reward parts that need a service; None if the task does not say which parts need it."""
+    """The names of the reward parts that need a service; None if the task needs the service without saying for which
+    parts."""
     if service not in task.needs:
         return ()
     return task.needs[service] if isinstance(task.needs, Mapping) else None

@@ -4,8 +4,8 @@
     scorer.set_convention("norm1000")             # make("norm1000") is the task, called in the process that scores
     scorer(task, sample, answers, others, step, services)       # as scoring.score_all
 
-The fork server (fork_server.py) forks this process, with the task and samples as they were when it was started. Some
-groups are scored in the training process instead, without a time limit: those whose sample or results cannot be
+The fork server (fork_server.py) is a fork of the training process, with the task and samples as they were at that time.
+Some groups are scored in the training process instead, without a time limit: those whose sample or results cannot be
 pickled, and those that need a service."""
 
 from __future__ import annotations
@@ -87,9 +87,11 @@ class SubprocessScorer:
                          "%s", why)
 
     def _scored(self, request: bytes, sample: Sample) -> GroupScores | str | None:
-        """Has the process score a pickled group, and returns the scores. Returns None if scoring raised there, or the
-        reason as a string if the scores cannot be pickled; the group must then be scored in this process. Raises
-        GroupAbandoned if the process hangs again at a call that it should already skip."""
+        """Has the separate process score a pickled group. Returns the scores; None if scoring raised an
+        exception; or the reason as a string if the scores cannot be pickled. In the last two cases the training process
+        must
+        score the group. Raises GroupAbandoned if the separate process hangs again at a call that it should already
+        skip."""
         refused: dict[int, str] = {}
         with self._lock:
             while True:
@@ -107,8 +109,8 @@ class SubprocessScorer:
                 refused[place] = f"TimeoutError: {why}" if hung else f"ChildProcessError: {why}"
 
     def _patience(self) -> tuple[tuple[int, int], float]:
-        """The number of calls of task code started so far with the number of answers of the latest call, and the
-        seconds that this call may take."""
+        """Returns ((number of calls of task code started so far, number of answers of the latest call), seconds
+        that the latest call may take)."""
         begun, answers = _PLACE.unpack_from(self._place)
         return (begun, answers), self.seconds * max(answers, 1) + (0 if begun else _START_S)
 
