@@ -113,8 +113,7 @@ class Task:
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
         """The texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes for a group
         before the group is scored. An item is an Answer, which stands for its final text, or a services.Reading with
-        another
-        text in its place."""
+        another text in its place."""
         return answers
 
     def oracle(self, sample: Sample) -> str | None:
@@ -129,9 +128,8 @@ class Task:
 
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
         """Variants of the sample with other media, e.g. shuffled frames or a noisy image, which the model answers as
-        well. `Variant.trained` says whether these answers count among the group's `n` answers or are additional. () =
-        no
-        variants. The result must depend only on the arguments. Evaluations do not use variants."""
+        well. `Variant.trained` says whether these answers count among the group's `n` answers or are additional. ()
+        = no variants. The result must depend only on the arguments. Evaluations do not use variants."""
         return ()
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
@@ -177,27 +175,23 @@ class Task:
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Returns a new training prompt for `vlrl data synthesize`, as a row in the format of `sample_from_row`; None
-        if
-        this attempt found no prompt. The task finds the prompt by exploring or, if `parent` is given, derives it from
-        `parent`, the row of a prompt that the model fails. `number` is the index of the attempt.
+        if this attempt found no prompt. The task finds the prompt by exploring or, if `parent` is given, derives it
+        from `parent`, the row of a prompt that the model fails. `number` is the index of the attempt.
 
         The row has the fields `generator` and `verifier`, which say how the row was made and how its answer is checked,
-        and a
-        field with the request (`instruction`, `question` ...). Raises DataError if the attempt failed. The result must
-        depend
-        only on the arguments and self.seed."""
+        and a field with the request (`instruction`, `question` ...). Raises DataError if the attempt failed. The result
+        must depend only on the arguments and self.seed."""
         raise NotImplementedError(f"task '{self.name}' does not define propose()")
 
     written_fields: ClassVar[Collection[str]] = ("question", "instruction", "expression", "caption", "text", "problem",
                                                  "options", "answer")
-    """Fields of a row that an LLM on a server may write for a new prompt (`vlrl data synthesize --endpoint`). If
-    the LLM also writes an answer, only the type of this answer is used."""
+    """Fields of a row that an LLM on a server may write for a new prompt (`vlrl data synthesize --endpoint`). If the
+    LLM also writes an answer, only the type of this answer is used."""
 
     def solved(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Returns the row of a generated prompt with the right answer, which the task computes from the question. None
-        if
-        the task cannot compute the answer; the row is then kept only if the answers of a teacher model agree. Raises
-        DataError if the question has no answer."""
+        if the task cannot compute the answer; the row is then kept only if the answers of a teacher model agree.
+        Raises DataError if the question has no answer."""
         return None
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
@@ -339,10 +333,9 @@ class Task:
         return self._gate(parts)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
-        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. With part=None, or
-        if the task has no such part, the parts of the task's own criterion are used. With least=None, the minimum in
-        the
-        task's own criterion is used, or 0.5 if this criterion does not contain the part."""
+        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. With part=None, or if
+        the task has no such part, the parts of the task's own criterion are used. With least=None, the minimum in
+        the task's own criterion is used, or 0.5 if this criterion does not contain the part."""
         if part in self.weights:
             self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
         elif least is not None:

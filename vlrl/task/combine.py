@@ -54,8 +54,7 @@ def product(parts: Numbers, weights: Numbers) -> float:
 
 def gate(parts: Numbers, weights: Numbers, condition: str) -> float:
     """The weighted sum of all parts if the condition is met. A condition names a part that must be above 0 ("format"),
-    or
-    reach a minimum ("accuracy>=0.8"). If the condition is not met, only this part counts, with its weight.
+    or reach a minimum ("accuracy>=0.8"). If the condition is not met, only this part counts, with its weight.
 
     With per-turn reward parts, this is gated reward accumulation, G-RA (arXiv 2508.10548): the rewards of the turns
     accumulate only if the outcome reaches a threshold."""

@@ -50,8 +50,8 @@ def has_own_environment(task: Any) -> bool:
 
 
 def check_unattached(task: Any, settings: EnvironmentSettings) -> None:
-    """Checks a run whose `environment.name` is empty. Raises ConfigError if the task needs an environment from
-    this setting, or if `environment.options` are set."""
+    """Checks a run whose `environment.name` is empty. Raises ConfigError if the task needs an environment from this
+    setting, or if `environment.options` are set."""
     homeless = next((one for one in task.members if one.lives_outside), None)
     if homeless:
         raise ConfigError(f"task '{homeless.name}' needs an environment, but environment.name is empty: set it, "

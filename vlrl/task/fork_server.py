@@ -36,8 +36,8 @@ _ENDING = signal.SIGRTMIN + 3 if sys.platform == "linux" else signal.SIGTERM
 (signals.STOPS)."""
 _END_S = 10.0
 _PDEATHSIG, _SUBREAPER = 1, 36
-"""Two prctl options. _PDEATHSIG sets the signal that a process gets when its parent dies. With _SUBREAPER,
-orphaned descendants become children of this process."""
+"""Two prctl options. _PDEATHSIG sets the signal that a process gets when its parent dies. With _SUBREAPER, orphaned
+descendants become children of this process."""
 
 
 class ForkServerLost(ChildProcessError):
@@ -69,8 +69,8 @@ class ForkServer:
             reply = self._control.recv(8)
         if len(reply) < 8:
             mine.close()
-            raise ForkServerLost(f"the fork server (pid {self.process}), which starts the processes that run task code, "
-                                 "was killed from outside this run, e.g. because memory ran out")
+            raise ForkServerLost(f"the fork server (pid {self.process}), which starts the processes that run task "
+                                 "code, was killed from outside this run, e.g. because memory ran out")
         return Connection(mine.detach()), int.from_bytes(reply, "little")
 
     def close(self) -> None:

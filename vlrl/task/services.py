@@ -154,8 +154,8 @@ def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
 
 
 def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
-    """The log-probability service `name` of a group. It only looks up `values`, which were computed before the
-    group is scored."""
+    """The log-probability service `name` of a group. It only looks up `values`, which were computed before the group is
+    scored."""
 
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         keys = [reading_key(one, group) for one in readings]
@@ -207,8 +207,8 @@ class RunServices(Protocol):
 
 def without_absent_parts(task: Task, sample: Sample, answers: Sequence[Answer],
                          services: Services) -> tuple[Task, list[str]]:
-    """Returns (the task that scores a sample, without the reward parts that need an unavailable service; the
-    names of the removed parts).
+    """Returns (the task that scores a sample, without the reward parts that need an unavailable service; the names of
+    the removed parts).
 
     If all services are available, the task is `task.of(sample)`, unchanged."""
     task = task.of(sample)

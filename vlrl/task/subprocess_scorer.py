@@ -87,11 +87,9 @@ class SubprocessScorer:
                          "%s", why)
 
     def _scored(self, request: bytes, sample: Sample) -> GroupScores | str | None:
-        """Has the separate process score a pickled group. Returns the scores; None if scoring raised an
-        exception; or the reason as a string if the scores cannot be pickled. In the last two cases the training process
-        must
-        score the group. Raises GroupAbandoned if the separate process hangs again at a call that it should already
-        skip."""
+        """Has the separate process score a pickled group. Returns the scores; None if scoring raised an exception; or
+        the reason as a string if the scores cannot be pickled. In the last two cases the training process must score
+        the group. Raises GroupAbandoned if the separate process hangs again at a call that it should already skip."""
         refused: dict[int, str] = {}
         with self._lock:
             while True:
@@ -109,8 +107,8 @@ class SubprocessScorer:
                 refused[place] = f"TimeoutError: {why}" if hung else f"ChildProcessError: {why}"
 
     def _patience(self) -> tuple[tuple[int, int], float]:
-        """Returns ((number of calls of task code started so far, number of answers of the latest call), seconds
-        that the latest call may take)."""
+        """Returns ((number of calls of task code started so far, number of answers of the latest call), seconds that
+        the latest call may take)."""
         begun, answers = _PLACE.unpack_from(self._place)
         return (begun, answers), self.seconds * max(answers, 1) + (0 if begun else _START_S)
 

@@ -30,7 +30,7 @@ class ChatEncoder:
         self._clips = ClipCache(config.data.clip_cache_mib)
 
     def copy(self) -> ChatEncoder:
-        """The encoder for use in another thread; returns itself, because it has no mutable state."""
+        """Returns the encoder itself: another thread can use it too, because it has no mutable state."""
         return self
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
@@ -38,7 +38,8 @@ class ChatEncoder:
 
     def prompt(self, sample: Sample, messages: Sequence[Mapping[str, Any]],
                tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """The prompt of a sample with these messages. Raises DataError if the sample has tools."""
+        """The prompt that holds these chat messages and the sample's media. Raises DataError if the sample has tools.
+        """
         if tools or sample.get("tools"):
             raise DataError(f"sample '{sample.id}': it has tools, which an endpoint does not support. Evaluate it "
                             "with engine=hf or engine=vllm")

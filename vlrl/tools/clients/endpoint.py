@@ -27,8 +27,8 @@ Keep = Callable[[Request, int, ChatReply], None]  # function of (request, index 
 
 
 class Endpoint:
-    """An engine that generates on a server. The seed sent with each request is derived from `seed`, the request's key
-    and the index of the completion.
+    """An engine that generates completions on a server. The seed sent with each request is derived from `seed`, the
+    request's key and the index of the completion.
 
     concurrency: number of concurrent requests. key, timeout_s, retries, wait_s, option: as for ChatClient."""
 

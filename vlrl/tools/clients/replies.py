@@ -28,8 +28,8 @@ _MILLION = 1e6
 
 @dataclass(eq=False)
 class Replies:
-    """The replies received so far, in memory and in the file `path`, by place: (number of the row, index of the reply).
-    """
+    """The replies received so far, in memory and in the file `path`. A reply is found by its place, the pair (number of
+    the row, index of the reply to this row)."""
 
     path: Path
     replies: dict[Place, dict[str, Any]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Replies:
         return stored
 
     def add(self, number: int, answer: int, reply: ChatReply) -> None:
-        """Stores the reply of index `answer` to the row `number`; may be called from any thread."""
+        """Stores `reply`, the reply of index `answer` to the row `number`. May be called from any thread."""
         line = {"number": number, "answer": answer, "text": reply.text, "finish_reason": reply.finish_reason,
                 "tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out, "tries": reply.tries}
         with self._lock:
@@ -56,7 +56,7 @@ class Replies:
             self.replies[number, answer] = line
 
     def reply(self, place: Place) -> ChatReply | None:
-        """The stored reply at a place; None if it is not stored yet."""
+        """The stored reply at a place (row, index of the reply); None if there is none yet."""
         line = self.replies.get(place)
         if line is None:
             return None
@@ -64,11 +64,11 @@ class Replies:
 
     def fill(self, server: Endpoint, wanted: Sequence[Place],
              requests: Callable[[Sequence[Place]], Sequence[Request]], progress: Progress, what: str) -> int:
-        """Requests and stores the replies at the places `wanted` that are not stored yet. Returns the number of failed
-        requests.
+        """Requests and stores those replies at the places `wanted` that are not stored yet. Returns the number of
+        failed requests.
 
-        `requests(places)` makes the requests for a list of places; it may leave places out. The last two numbers in the
-        key of each request must be its place."""
+        `requests(places)` returns the requests for a list of places, except for places that it leaves out. The last two
+        numbers in the key of a request must be the place of its reply. `what` is the text shown with the progress."""
         missing = [place for place in wanted if place not in self.replies]
         total, failed, before = len(wanted), 0, len(self.replies) - (len(wanted) - len(missing))
         progress(what, total - len(missing), total)
@@ -86,8 +86,8 @@ class Replies:
         return failed
 
     def cost(self, price_in: float | None = None, price_out: float | None = None) -> dict[str, Any]:
-        """The numbers of replies, retries and tokens as a dictionary; with prices per million tokens also the total
-        price."""
+        """The numbers of replies, retries and tokens as a dictionary. If prices per million input and output tokens are
+        given, the dictionary also has the total `price`."""
         lines = self.replies.values()
         tokens = {name: sum(line[name] for line in lines) for name in ("tokens_in", "tokens_out")}
         untold = sum(not (line["tokens_in"] and line["tokens_out"]) for line in lines)

@@ -88,15 +88,16 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     """Reads every row through `task.sample_from_row`, and reports every problem. Without a task, only the canonical
     fields are checked.
 
-    For a folder, all row files in it are read, see `files_of`. Held-out rows are compared with training rows; a row is
-    held out if the file name (val, test, heldout ...) or its `split` says so. For a custom task, the task decides what
-    its fields may hold.
+    If `path` is a folder, all row files in it are read, see `files_of`. Held-out rows are compared with training rows.
+    A row is held out if the file name (val, test, heldout ...) or its field `split` says so. For a custom task, the
+    task decides what its fields may hold.
 
-    Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they only
-    need to exist, and with `allow_missing` not even that. `columns` maps canonical fields to columns, and `boxes` is
-    the format of boxes (data.boxes). `scale` returns the factor by which the model's processor resizes an image,
-    `refusal` the reason why it rejects a size. `preview` renders a sample as the model will see it. The perfect answer
-    is scored in original pixels, so rounding to a model's coordinate convention is not an error.
+    Media lie under `root` (default: each file's folder) and are opened under `limits`. With `media=False`, media files
+    only need to exist; with `allow_missing`, they may be missing. `columns` maps canonical fields to columns, and
+    `boxes` is the format of boxes (data.boxes). `scale` returns the factor by which the model's processor resizes an
+    image of a size, and `refusal` the reason why the processor rejects this size. `preview` renders a sample as the
+    model will see it. The perfect answer is scored in original pixels, so rounding to a model's coordinate convention
+    is not an error.
 
     Raises DataError if the only file cannot be read, TaskError if the task breaks the Task contract."""
     reader = task or Task()
@@ -122,9 +123,9 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
 
 
 def files_of(path: Path) -> list[Path]:
-    """The row files that a path stands for. For a folder, all row files in it and below it, sorted by name, or the
-    folder itself if it is a single data set (one folder of images per class, or parquet shards). For a file, that
-    file."""
+    """The row files that a path stands for: the path itself if it is a file. For a folder, all row files in it and
+    below it, sorted by name; or the folder itself if it is a single data set (one folder of images per class, or
+    parquet shards)."""
     if not path.is_dir():
         return [path]
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
@@ -141,7 +142,8 @@ def printable(text: str) -> str:
 
 
 def _example(rows: Sequence[_Row], preview: Callable[[Sample], SamplePreview]) -> SamplePreview | None:
-    """The preview of the first row without errors. If the preview fails, it contains the error message instead."""
+    """The preview of the first row without errors; None if there is no such row. If making the preview fails, its text
+    is the error message."""
     row = next((row for row in rows if row.sample and not _errors(row)), None)
     if row is None or row.sample is None:
         return None
@@ -180,7 +182,8 @@ def _row(file: Path, where: str, given: Mapping[str, Any] | DataError, root: Pat
 
 
 def _read(row: _Row, task: Task, root: Path) -> None:
-    """Makes the sample of a row, and adds a finding if that fails. The row's media are checked in either case."""
+    """Makes the sample of a row and stores it in the row; if this fails, stores the error instead. The row's media are
+    collected in either case."""
     if row.findings:  # the file as a whole
         return
     try:
@@ -200,7 +203,8 @@ def _read(row: _Row, task: Task, root: Path) -> None:
 
 
 def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] | DataError:
-    """The row with an assumed image size that contains all its coordinates, if it has no size and its image is missing.
+    """If a row has no image size and its image is missing, returns the row with an assumed size that contains all its
+    coordinates; else returns the row unchanged.
 
     The missing image is reported separately; the rest of the row is checked as if the image existed."""
     image = None if isinstance(row, DataError) else row.get("image")

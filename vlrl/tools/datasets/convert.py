@@ -35,7 +35,8 @@ class UsableRow:
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """The folder that the row's media paths are relative to; None for the default (`root`, or the file's folder)."""
+    """The folder that the row's media paths are relative to. None stands for the default: data.root or, without
+    data.root, the folder of the file of rows."""
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
@@ -87,8 +88,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
 
 
 def refuse_existing(paths: Sequence[Path], force: bool) -> None:
-    """Raises DataError if one of the paths exists. With `force`, only paths that cannot be replaced (such as folders)
-    raise it."""
+    """Raises DataError if one of the paths exists. With `force`, an existing file is accepted, because it can be
+    replaced, but a folder is not."""
     for path in paths:
         if os.path.lexists(path) and not (force and path.is_file()):
             what = "is a folder" if path.is_dir() else "exists; --force replaces it"
@@ -104,8 +105,8 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
     """Returns (the rows that the task can read, the bad rows with reasons). Without a task, rows with valid canonical
     fields are usable.
 
-    `boxes` is as in data.boxes; `seen` collects every row that could be parsed. `keep` is called for a row with
-    embedded media; it returns the row with paths instead, and the folder that the paths are relative to."""
+    `boxes` is as in data.boxes. Every row that could be parsed is appended to `seen`. `keep` is called for a row with
+    embedded media; it returns (the row with paths instead of media, the folder that these paths are relative to)."""
     reader, good, bad = task or Task(), [], []
     context = Context(task=task)
     first: dict[str, str] = {}
@@ -136,7 +137,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
 
 
 def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str, str] | None) -> list[UsableRow]:
-    """The usable rows of a file, for callers that accept no bad rows: raises DataError at the first one."""
+    """The rows of a file, for callers that accept no bad rows. Raises DataError at the first bad row."""
     rows, bad = usable_rows(path, format, root, columns=columns)
     if bad:
         raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")

@@ -43,7 +43,7 @@ _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinkin
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementScope:
-    """The prompts to measure, and the number of answers to sample for each."""
+    """Which prompts are measured, and how many answers to each of them are sampled."""
 
     answers: int = 8
     split: str = "train"
@@ -51,16 +51,16 @@ class MeasurementScope:
 
 
 def facts(config: Config, chosen: ModelChoice, scope: MeasurementScope) -> dict[str, Any]:
-    """Everything that the answers depend on (model, settings, data), as JSON. A measurement resumes only if its facts
-    are unchanged."""
+    """Everything that the answers depend on (model, settings, data), as JSON. A measurement that was interrupted
+    resumes only if these facts are unchanged."""
     return {**task_facts(config, _ROLLOUT), "model": model_facts(config, chosen), "split": scope.split,
             "answers": scope.answers}
 
 
 def measure(runtime: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
              samples: Sequence[Sample] | None = None) -> list[MeasuredPrompt]:
-    """Measures every prompt of the split. Returns one result per prompt, in order; a prompt that could not be answered
-    has a result with the reason.
+    """Measures the difficulty of the first `scope.limit` prompts of the split. Returns one MeasuredPrompt per prompt,
+    in order; for a prompt that could not be answered, it holds the reason.
 
     Prompts whose results are in the file `part` are not answered again. `samples` replace the samples of the task's
     split. `known` are the facts (see `facts`). Each process answers its share, and all processes return the same
@@ -122,7 +122,7 @@ def _sample(runtime: EvalRuntime, samples: Sequence[Sample], number: int) -> Sam
 
 
 def _id(sample_of: Callable[[], Sample]) -> str:
-    """The id of a sample whose prompt failed; "" if making the sample itself fails."""
+    """The id of the sample that `sample_of` makes; "" if making the sample fails."""
     try:
         return sample_of().id
     except DataError:
@@ -140,10 +140,10 @@ def _record(number: int, group: Group) -> MeasuredPrompt:
 
 
 def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]:
-    """Reads the results in the temporary file of a measurement: prompt index -> result. If the file is missing, it is
-    created with the facts `known`.
+    """Reads the results in the temporary file `part` of a measurement. Returns prompt index -> result. If the file is
+    missing, it is created with the facts `known`.
 
-    Raises ConfigError if the facts in the file differ, or if it is not such a file."""
+    Raises ConfigError if the facts in the file differ from `known`, or if it is another kind of file."""
     lines = resume_lines(part, known, "a measurement", "file")
     try:
         records = [MeasuredPrompt(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})

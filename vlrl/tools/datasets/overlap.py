@@ -26,9 +26,9 @@ from vlrl.tools.datasets.convert import sound_rows
 from vlrl.tools.datasets.signatures import read_signatures
 
 KINDS = ("same", "look", "crop", "text", "words", "meaning")
-"""Kinds of overlap between a held-out and a training row. same: the same file. look: images that look the same. crop:
-an image that is a crop of the other. text: the same text, or at least half of the 13-grams. words: nearly the same
-words. meaning: similar embeddings."""
+"""Kinds of overlap between a held-out and a training row. same: they have the same media file. look: their images look
+the same. crop: an image is a crop of the other row's image. text: the texts have the same words, or share at least
+half of the 13-grams. words: nearly the same words. meaning: the embeddings of the texts are similar."""
 N = 13  # number of words in an n-gram, as in evaluations of large language models (2005.14165, appendix C)
 _TEXTS = ("question", "instruction", "expression", "caption", "text", "problem", "options")
 _WORDS = 0.8  # minimum cosine of word vectors of texts that count as the same
@@ -44,8 +44,8 @@ class Overlap:
     train: int
     heldout: int
     shared: tuple[NearDuplicate, ...]
-    """The overlaps found, in the order of the held-out rows. Each row has at most one overlap of its images and one of
-    its text; see KINDS."""
+    """The overlaps found, in the order of the held-out rows. A held-out row has at most one overlap of its images and
+    one of its text; see KINDS."""
 
     @property
     def share(self) -> float:
@@ -130,7 +130,7 @@ def _ngrams(own: Sequence[str]) -> set[tuple[str, ...]]:
 
 
 def _grams(train: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str, ...], list[str]], set]:
-    """Returns n-gram -> ids of the training texts with it, and the set of n-grams that belong to templates."""
+    """Returns (n-gram -> ids of the training texts that contain it, the set of n-grams that belong to templates)."""
     ids_of: dict[tuple[str, ...], list[str]] = {}
     for id, own, _ in train:
         for gram in _ngrams(own):

@@ -26,19 +26,21 @@ _STEP = 32  # image sides are rounded to this for processors that need an actual
 
 @dataclass(frozen=True)
 class PixelBudget:
-    """Sizes of target boxes in the pixels that the model sees. The size is the length of the shorter side."""
+    """Statistics of the sizes of target boxes after resizing. The size of a box is the length of its shorter side, in
+    the pixels that the model sees."""
 
     targets: int
     smallest: float
     median: float
     few: int  # number of targets that have fewer than FEW pixels
     needed: int
-    """The smallest model.max_pixels with which every target has at least FEW pixels; 0 if there are no targets."""
+    """The smallest model.max_pixels with which every target has a size of at least FEW pixels; 0 if all targets have it
+    already."""
 
 
 def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> PixelBudget | None:
-    """The sizes of the target boxes in canonical rows after resizing; None if no row has both a box and a known image
-    size."""
+    """Statistics of the target boxes in canonical rows after resizing by `scale`. None without `scale`, or if no row
+    has both a box and a known image size."""
     sides: list[float] = []
     needed = 0.0
     for row in rows if scale else ():
@@ -96,7 +98,8 @@ def _processor_scale(config: Config) -> Scale:
 
 
 def _of_limits(config: Config, size: Size) -> float | None:
-    """The factor by which an image is resized to meet model.max_pixels and model.min_pixels; None if neither is set."""
+    """The factor by which each side of an image is resized to meet model.max_pixels and model.min_pixels; None if
+    neither is set."""
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is None and high is None:
         return None

@@ -3,7 +3,7 @@
     pass_at_k         share of the k answers that are correct, in [0, 1]: c / n over the answers that could be scored
     difficulty        1 - pass_at_k; the previous value of the row is kept in difficulty_given
     reward_mean       mean reward of the answers
-    answers_scored    how many of the k could be scored"""
+    answers_scored    number of the k answers that could be scored"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MeasuredPrompt:
 
     @property
     def reason(self) -> str | None:
-        """Why the rows file gets no measured columns for this prompt; None if it gets them."""
+        """Why this prompt gets no measured columns in the file of rows; None if it gets them."""
         return self.left_out or (None if self.counts[1] else "none of its answers could be scored")
 
     def columns(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class MeasuredPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary over all measured prompts."""
+    """Summary of a measurement: numbers of prompts and answers, pass rates, and the prompts that were left out."""
 
     prompts: int
     measured: int
@@ -106,7 +106,7 @@ def _histogram(known: Sequence[MeasuredPrompt]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementFiles:
-    """Paths of the files of a measurement. Their names are derived from `out`, the file of the rows."""
+    """Paths of the files of a measurement. All names are derived from `out`, the path of the file of rows."""
 
     out: Path
 
@@ -133,7 +133,7 @@ def data_file(config: Config, split: str) -> Path | None:
 
 
 def default_out(config: Config, split: str) -> Path:
-    """The default output file: <data file>.difficulty.jsonl next to the data file or, without a data file, <run
+    """The default output file: <data file>.difficulty.jsonl next to the data file. If there is no data file, it is <run
     folder>.difficulty.jsonl next to the run folder."""
     file = data_file(config, split)
     place = Path(config.run.dir) if file is None else file if file.is_dir() else file.with_suffix("")
@@ -172,8 +172,8 @@ def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]
 
 
 def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the measured columns, which replace those of an earlier measurement. The original difficulty is kept
-    in difficulty_given."""
+    """The row with the measured columns, which replace those of an earlier measurement. The difficulty that the row had
+    before any measurement is kept in difficulty_given."""
     given = row.get("difficulty_given" if "pass_at_k" in row else "difficulty")
     clean = {name: value for name, value in row.items() if name not in COLUMNS}
     if not columns:

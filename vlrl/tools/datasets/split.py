@@ -83,10 +83,10 @@ def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key"
           progress: Progress = no_progress) -> Split:
     """Splits rows into train and held-out rows such that no group has rows in both.
 
-    `heldout` below 1 is a share, otherwise a number of rows. Rows belong to one group if they have the same value of
-    `by` (in the row or its `meta`), show the same file, or show files of the same content. With `near_duplicates`, rows
-    with images whose perceptual hashes differ in at most `distance` of 64 bits also belong to one group. A row that
-    shares nothing with other rows is a group by itself.
+    `heldout` is the share of held-out rows if it is below 1, otherwise their number. Rows belong to one group if they
+    have the same value of the field `by` (in the row or its `meta`), show the same file, or show files of the same
+    content. With `near_duplicates`, rows with images whose perceptual hashes differ in at most `distance` of 64 bits
+    also belong to one group. A row that shares nothing with other rows is a group by itself.
 
     Raises ConfigError for values out of range. Raises DataError for missing or unreadable media (near duplicates only),
     and if one group holds nearly all rows."""
@@ -201,7 +201,7 @@ def near_pairs(hashes: np.ndarray, distance: int) -> Iterable[tuple[int, int]]:
     """Pairs of indices in `hashes` [N] uint64 whose hashes differ in at most `distance` bits; a pair may occur twice.
 
     Two such hashes are equal in at least one of `distance + 1` bands of bits. So the hashes are sorted by each band,
-    and a hash is compared only with the following ones that have the same band."""
+    and a hash is only compared with those after it that are equal in this band."""
     for band in np.array_split(np.arange(64, dtype=np.uint64), distance + 1):
         mask = np.bitwise_or.reduce(np.left_shift(np.uint64(1), band))
         order = np.argsort(hashes & mask, kind="stable")
@@ -231,10 +231,10 @@ def _too_large(group: Sequence[int], rows: Sequence[UsableRow], by: str, near: S
 
 
 def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: int, seed: int) -> set[int]:
-    """Chooses the groups whose rows are held out; returns the indices of these rows. Their number is about `wanted`,
+    """Chooses the groups whose rows are held out. Returns the indices of these rows; their number is about `wanted`,
     and each category is represented by its share.
 
-    A group is taken if it brings the counts per category, and the total, closer to the goal."""
+    A group is taken if that brings the counts per category, and the total, closer to the goal."""
     category = [str(row.row.get("category") or "") for row in rows]
     goal = {**_goal(Counter(category), wanted, seed), None: wanted}
     counts = [(min(rows[i].id for i in group), group, Counter([*(category[i] for i in group), *[None] * len(group)]))
