@@ -22,7 +22,7 @@ MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/conf
 
 
 def page(text: str) -> str:
-    """The text of docs/configuration.md with the generated part below the mark replaced."""
+    """Returns `text`, the content of docs/configuration.md, with the part below the mark generated anew."""
     head, mark, _ = text.partition(MARK)
     return f"{head}{mark or MARK}\n{tables()}"
 
@@ -44,7 +44,8 @@ def tables() -> str:
 
 
 def _tasks() -> Iterator[str]:
-    """A paragraph and a table for the settings that every task has, followed by the same for each built-in task."""
+    """Yields Markdown: a paragraph and a table for the settings that every task has, and then, for each built-in task,
+    a heading, a paragraph and a table of its own settings."""
     from vlrl.task import Task, builtin_names, load_class
 
     yield _wrap("A task's own fields are settings too, checked against their types: `task.<field>`. Those of your "

@@ -24,8 +24,8 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
 
     The first argument is a run or its folder, or a config as for `train`. `checkpoint` is the folder of a checkpoint,
     or a run folder, which stands for its newest checkpoint. Without `checkpoint`, the newest checkpoint of run.dir is
-    evaluated, or model.name if there is none. Returns split -> {"n": number of samples, "metrics": {name: {"mean",
-    "low", "high"}}} with 95 % intervals; a bound is None for a metric of the whole split that has no interval. Raises
+    evaluated, or model.name if run.dir has no checkpoint. Returns split -> {"n": number of samples, "metrics": {name:
+    {"mean", "low", "high"}}} with 95 % intervals; "low" and "high" are None for a metric without an interval. Raises
     ConfigError if there is nothing to evaluate, RunError for a damaged checkpoint."""
     if isinstance(config_or_run, (str, Path)) and os.path.isdir(config_or_run):
         config_or_run = load_run(Path(config_or_run))

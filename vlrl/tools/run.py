@@ -56,7 +56,7 @@ def is_run(path: Path) -> bool:
 
 
 class Run:
-    """A training run. Every property reads the files of the run folder again."""
+    """A training run, given by its folder. Every property reads the files of the folder again."""
 
     def __init__(self, path: str | Path):
         self._folder = RunFolder(path)
@@ -68,7 +68,8 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The settings of the run, with all defaults. Raises RunError if config.yaml is missing or cannot be read."""
+        """The settings of the run, including all defaults. Raises RunError if config.yaml is missing or cannot be read.
+        """
         path = self.path / "config.yaml"
         try:
             return validate(yaml.safe_load(read_small(path)) or {})
@@ -113,7 +114,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on lines and files that had to be skipped so far."""
+        """One note for each line or file of the run folder that could not be read and was skipped so far."""
         return list(dict.fromkeys(self._folder.notes))
 
     def pictures(self, most: int = 4, split: str = "heldout") -> list[Image.Image]:
@@ -132,11 +133,11 @@ class Run:
         return list(itertools.islice((picture for picture in marked if picture is not None), most))
 
     def show(self, *, follow: bool = False, pictures: int = 2, every_s: float = 5.0) -> None:
-        """Prints each metric of each split before and after training, and the gain, with 95 % intervals; in a notebook
-        also the plot of the reward and up to `pictures` images.
+        """Prints each metric of each split before and after training, and the gain, with 95 % intervals. In a notebook,
+        also shows the plot of the reward and up to `pictures` images.
 
-        follow: shows the progress of the run, in a notebook with a live plot, every `every_s` seconds until it ends; an
-        interrupt stops the display but not the run."""
+        follow: first shows the progress of the run every `every_s` seconds until the run ends, in a notebook with a
+        live plot. An interrupt stops the display but not the run."""
         console = terminal()
         if follow:
             self._follow(console, every_s)

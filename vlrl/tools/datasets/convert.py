@@ -35,8 +35,8 @@ class UsableRow:
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """The folder that the row's media paths are relative to. None stands for the default: data.root or, without
-    data.root, the folder of the file of rows."""
+    """The folder that the row's media paths are relative to. None stands for the argument `root` of the function that
+    handles the row or, without it, the folder of the file of rows."""
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,

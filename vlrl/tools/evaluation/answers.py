@@ -73,8 +73,8 @@ class _Pass:
         return 1, zlib.crc32(self.split.encode()), number, *own
 
     def sample(self, number: int) -> Sample:
-        """Sample `number` with the probe and prompt template of the setting; if it has an environment, the environment
-        is reset with the seed."""
+        """Sample `number` with the probe and prompt template of the setting. If the sample has an environment, it is
+        reset with the seed."""
         sample = sample_for_setting(self.runtime.task, self.setting, self.samples, number)
         return reset_sample(self.runtime.engine, self.runtime.task, sample, *self.key(number)[1:])
 
@@ -94,12 +94,13 @@ def sample_for_setting(task: Task, setting: EvalSetting, samples: Sequence[Sampl
 
 def draw_answers(runtime: EvalRuntime, splits: Sequence[str], settings: Sequence[EvalSetting], file: RowFile, step: int,
                  progress: Progress, instead: Sequence[Sample] | None = None) -> None:
-    """Generates and scores every answer that is missing in `file`, and appends it to the file. Every process calls this
-    function and handles its share of the samples.
+    """Generates and scores the answers that are missing in `file`, and appends them to the file. Every process must
+    call this function, and handles its share of the samples.
 
     The samples are the first eval.samples of each split, or `instead` if given. Prompts that are too long, samples that
-    a probe does not apply to, and (with data.quarantine) bad rows are left out. Raises ConfigError for an empty split.
-    Raises TrainingError if scoring or environments fail too often (limits.score_errors, limits.environment_errors)."""
+    a probe does not apply to, and (with data.quarantine) bad rows are left out. `step`, the training step of the model,
+    selects the weights of the reward parts. Raises ConfigError for an empty split, TrainingError if scoring or
+    environments fail too often (limits.score_errors, limits.environment_errors)."""
     evaluations = [_Pass(runtime=runtime, setting=setting, seed=seed, split=split, samples=samples, step=step)
                    for split in splits
                    for samples in [instead or first_samples(runtime.task, split, runtime.config.eval.samples)]

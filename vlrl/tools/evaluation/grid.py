@@ -50,7 +50,7 @@ _LIMITS = ("prompt_tokens", "image_pixels", "video_pixels", "media_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """An OpenAI-compatible server that hosts the model to evaluate, a judge or a teacher."""
+    """An OpenAI-compatible server. It hosts the model to evaluate, a judge or a teacher."""
 
     url: str
     model: str | None = None  # the name of the model on the server; None if the server hosts only one
@@ -84,7 +84,7 @@ class Judge:
 
     @classmethod
     def from_request(cls, request: EvalRequest) -> Judge:
-        """The judge that the options of a request describe; raises ConfigError as Server.from_request does."""
+        """The judge that the options of `vlrl eval` describe. Raises the errors of Server.from_request."""
         server = Server.from_request(request, request.judge or "", request.judge_model, request.judge_key_env,
                                      "--judge")
         return cls(server=server, votes=request.judge_votes or 3, text_only=request.judge_text_only)
@@ -119,15 +119,15 @@ def facts(config: Config, chosen: ModelChoice | None, server: Server | None, set
 
 
 def folder_of(config: Config, known: dict[str, Any]) -> Path:
-    """The default folder of an evaluation. Its name contains a hash of the facts `known`, so that the same command
-    finds the folder again."""
+    """The default folder of an evaluation. Its name contains a hash of the facts `known`, so that a repeated command
+    continues in this folder."""
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     return Path(f"{config.run.dir or 'runs/model'}-eval") / digest[:10]
 
 
 def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) -> Grid:
-    """Adds to the grid what depends on the task: the number of prompt wordings, and whether greedy answers vary by
-    seed.
+    """Returns the grid with two fields set that depend on the task: the number of prompt wordings, and whether greedy
+    answers vary by seed.
 
     Raises ConfigError if --each-wording is used with a task that has a single wording. Also raises it for a task with
     episodes if a server is to be evaluated or a probe applied."""
@@ -196,7 +196,7 @@ def endpoint_of(config: Config, server: Server) -> Endpoint:
 
 def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: RowFile, folder: Path,
              judge: Judge | None, progress: Progress) -> tuple[list[Result], dict[str, Any] | None]:
-    """The metrics of each split and setting, and the cost of the judge (None without a judge)."""
+    """Returns (the metrics of each split and setting, the cost of the judge or None without a judge)."""
     rows, cost = file.rows(), None
     if judge:
         with contextlib.closing(endpoint_of(config, judge.server)) as engine:
@@ -209,7 +209,7 @@ def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: 
 
 
 def _question(task: Task, config: Config, setting: EvalSetting, row: Row) -> tuple[Sample, str]:
-    """Rebuilds the sample of an answers.jsonl row, and the text of its prompt."""
+    """Returns (the sample of an answers.jsonl row, the text of its prompt). Both are built from the task again."""
     sample = sample_for_setting(task, setting, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
@@ -250,8 +250,8 @@ _MOST_BARS = 12
 
 
 def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
-    """Plots all metrics that lie in [0, 1] as a PNG at `path`. With several answers per sample, also plots pass@k
-    (solid) and maj@k (dashed). Returns `path`."""
+    """Plots the metrics whose values all lie in [0, 1] as a PNG at `path`. With several answers per sample, also plots
+    pass@k (solid) and maj@k (dashed). Returns `path`."""
     from matplotlib.figure import Figure
 
     curves = any(_AT.fullmatch(name) for r in results for name in r.metrics)

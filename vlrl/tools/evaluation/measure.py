@@ -44,7 +44,7 @@ _NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}  # fields of the setting
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """The model to evaluate, and how to load it."""
+    """The model to evaluate: its name, the config with which it is loaded, and its checkpoint and training step."""
 
     name: str
     config: Config
@@ -58,7 +58,7 @@ def choose_model(config: Config, model: str | None = None, folder: Path | None =
     """Returns the model to evaluate: the model `model` (Hub name or folder), or the checkpoint in `folder` (for a run
     folder, its newest checkpoint).
 
-    If neither is given, it is the newest checkpoint of `run.dir`, or model.name if there is no checkpoint."""
+    If neither is given, the newest checkpoint of `run.dir` is used, or model.name if there is no checkpoint."""
     if model is not None:
         model = checkpoint.model_folder(model)
         return ModelChoice(name=model, config=_with_model(config, model))
@@ -80,7 +80,7 @@ def choose_model(config: Config, model: str | None = None, folder: Path | None =
 
 
 def model_facts(config: Config, chosen: ModelChoice) -> dict[str, Any]:
-    """Which weights generate the answers and how they are loaded, as JSON."""
+    """The settings that determine which weights generate the answers and how the model is loaded, as JSON."""
     engine = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
     return {**config.model.model_dump(mode="json"), **engine, "name": chosen.config.model.name,
             "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step}
@@ -97,8 +97,8 @@ def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_model(config: Config, name: str) -> Config:
-    """The config changed so that another model is loaded unmodified: an adapter is merged into its base model, and LoRA
-    and trainable parts are switched off."""
+    """The config with model.name set to `name`, such that this model is loaded unmodified: an adapter is merged into
+    its base model, and LoRA and trainable parts are switched off."""
     changes: dict[str, Any] = {"name": name}
     if config.model.lora.rank:
         changes |= {"lora": LoraSettings(), "train": ()}
@@ -109,7 +109,7 @@ def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progres
             ) -> Iterator[tuple[dict[str, Any], list[Group]]]:
     """Evaluates the model on each of `eval.splits`.
 
-    Yields for each split the line for eval.jsonl and this process's groups, each with one answer; see
+    Yields for each split (its line for eval.jsonl, the groups of this process). Each group has one answer; see
     evaluate.evaluate."""
     with open_runtime(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
@@ -133,8 +133,8 @@ def _scratch(config: Config) -> Path | None:
 
 @contextmanager
 def open_runtime(config: Config, chosen: ModelChoice, evaluates: bool = False) -> Iterator[EvalRuntime]:
-    """Loads the chosen model with the settings `config`, and builds the config's task. With `evaluates`, the rows of
-    eval.splits are checked first."""
+    """Context manager that loads the chosen model with the settings `config`, builds the config's task, and yields both
+    in an EvalRuntime. With `evaluates`, the rows of eval.splits are checked first."""
     settings = config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
     check_engine(settings)
     accelerator = make_accelerator(settings)

@@ -50,8 +50,8 @@ def blank_media(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def other_media(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with the media of the next sample that has as many images and videos in the same order, none of them
-    the same."""
+    """The sample with the media of another sample: of the next one that has as many images and videos in the same
+    order, all different from the sample's own."""
     sample = _with_media(samples[number])
     for step in range(1, len(samples)):
         other = samples[(number + step) % len(samples)]
@@ -72,9 +72,9 @@ def _with_media(sample: Sample) -> Sample:
 def no_premise(samples: Sequence[Sample], number: int) -> Sample:
     """The sample with one fact removed from its question.
 
-    If the row has the field `without_premise`, that is the new question. Otherwise the first sentence that contains a
-    number is removed, or just the first sentence if none contains a number; the last sentence is never removed. If
-    there is only one sentence, its first number is replaced by "some"."""
+    If the row has the field `without_premise`, this field is the new question. Otherwise the first sentence that
+    contains a number is removed, or the first sentence if none contains a number. The last sentence is never removed.
+    If there is only one sentence, its first number is replaced by "some"."""
     sample = samples[number]
     field, text = _question(sample)
     given = sample.get(PREMISE)
@@ -90,10 +90,10 @@ def no_premise(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def reworded(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with its question reworded: the first entry of the row's field `paraphrases`.
+    """The sample with its question reworded: the new question is the first entry of the row's field `paraphrases`.
 
-    Without that field, the question follows a polite phrase, with a lower-case first letter and without final
-    punctuation."""
+    Without this field, the new question is the old one after a polite phrase, with a lower-case first letter and
+    without final punctuation."""
     sample = samples[number]
     field, text = _question(sample)
     given = sample.get(PARAPHRASES)

@@ -55,7 +55,7 @@ _VERDICT = re.compile(r'["\']verdict["\']\s*:\s*["\'](yes|no)["\']', re.IGNORECA
 
 @dataclass
 class Cost:
-    """The number of verdicts that were requested from the judge, and the tokens that they took."""
+    """Counts of the verdicts on the judged answers (requested, cached, unreadable, missing), and of their tokens."""
 
     answers: int = 0
     calls: int = 0  # number of verdicts requested in this evaluation
@@ -66,7 +66,7 @@ class Cost:
 
 
 def read_verdict(text: str) -> bool | None:
-    """Reads the last verdict (yes or no) in a reply of the judge; None if there is none."""
+    """The last verdict in a reply of the judge: True for yes, False for no, None if the reply has none."""
     verdicts = _VERDICT.findall(text)
     return verdicts[-1].lower() == "yes" if verdicts else None
 
@@ -85,9 +85,11 @@ class ReasoningJudge:
         self._known = {(line["asked"], line["vote"]): line for line in lines if "asked" in line}
 
     def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress) -> list[Row]:
-        """The rows, each with its `verdicts` added: a list of booleans, which is empty for a wrong answer.
+        """Returns the rows; each row with an answer has the new field `verdicts`, a list of booleans that is empty for
+        a wrong answer.
 
-        Raises ConfigError if the server rejects the key or the model, TrainingError if it answers no request."""
+        `sample_of` maps a row to (its sample, the text of its prompt). Raises ConfigError if the server rejects the key
+        or the model, TrainingError if the server answers no request."""
         right = [i for i, row in enumerate(rows) if row.get("correct")]
         verdicts: dict[int, list[bool]] = {}
         for start in range(0, len(right), _TOGETHER):

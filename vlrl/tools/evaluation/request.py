@@ -85,7 +85,7 @@ class EvalRequest:
                     or self.each_wording or self.probes or self.endpoint or self.judge or (self.out and not self.lines))
 
     def misplaced(self) -> dict[str, str]:
-        """Option that was given without the option that it requires -> the required option."""
+        """For options that were given without the option that they require: given option -> required option."""
         judge = {"--judge-model": self.judge_model, "--judge-key-env": self.judge_key_env,
                  "--judge-votes": self.judge_votes, "--judge-text-only": self.judge_text_only or None}
         http = {"--concurrency": self.concurrency, "--timeout": self.timeout_s, "--retries": self.retries}

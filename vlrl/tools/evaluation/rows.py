@@ -41,8 +41,8 @@ Key = tuple[str, str, int, int]  # (split, setting, seed, position in the split)
 
 
 def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> str:
-    """The sha256 of a question: of its row (without ids, paths, weights and the like), its target, and the sha256 of
-    each of its `media`.
+    """The sha256 of a question. It covers the row without ids, paths, weights and the like, the target, and the sha256
+    of each of the `media`.
 
     The hash does not depend on the file name of an image or the id of a row."""
     known = FIELDS if _ASKS & row.keys() else row.keys()
@@ -56,7 +56,8 @@ def prompt_hash(text: str, media: Sequence[str]) -> str:
 
 
 def cluster_hash(media: Sequence[str], content: str) -> str:
-    """A hash that is equal for all questions about the same media; without media it is a hash of the content."""
+    """A hash that is equal for all questions about the same media; without media, the hash `content` of the question.
+    """
     return _hash(list(media)) if media else content
 
 
@@ -94,8 +95,8 @@ class RowFile:
         return sorted(self._rows.values(), key=_order)
 
     def answered(self, answers: int) -> set[Key]:
-        """The keys of samples that need no more answers: those with `answers` answers without a server error, and those
-        that were left out."""
+        """The keys of samples that need no further answers: samples with `answers` answers without a server error, and
+        samples that were left out."""
         count: dict[Key, int] = {}
         for row in self._rows.values():
             if row.get("left_out") or not row.get("unanswered"):
@@ -120,8 +121,8 @@ def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) ->
     facts as its first line.
 
     Raises ConfigError if the file was started with different facts, naming each difference, or if it is another kind of
-    file. In messages, `what` describes the lines (such as "verdicts"), and `place` says what the user should remove
-    (file or folder)."""
+    file. In these messages, `what` describes the lines (such as "verdicts"), and `place` ("file" or "folder") is what
+    the user should remove."""
     known = json.loads(json.dumps(plain(facts)))
     lines = list(_objects(path)) if os.path.lexists(path) else []
     before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
@@ -161,8 +162,8 @@ def _objects(path: Path) -> Iterator[Row]:
 
 
 def _latest(lines: Iterable[Row], latest: dict[tuple[Any, ...], Row] | None = None) -> dict[tuple[Any, ...], Row]:
-    """The rows by (key, index), where index is -1 for a sample that was left out. They are added to the dictionary
-    `latest` if it is given.
+    """Returns (split, setting, seed, number, index) -> the row; index is -1 for a sample that was left out. The rows
+    are added to the dictionary `latest` if it is given.
 
     A row without an answer never replaces a row with an answer."""
     latest = {} if latest is None else latest

@@ -30,7 +30,7 @@ class EvalSetting:
     answers: int = 1  # number of answers to each sample at each seed
 
     def sampling(self, config: Config) -> Sampling:
-        """The sampling parameters that are passed to the engine."""
+        """The sampling parameters of this setting, as the engine takes them."""
         from vlrl.rollout.generate import sampling_of  # it imports torch
 
         return replace(sampling_of(config.rollout, self.temperature, self.max_new_tokens), top_p=self.top_p)
@@ -38,7 +38,8 @@ class EvalSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The values that are combined into settings; () and None mean that the config decides."""
+    """The values of the options of `vlrl eval`, from which all combinations (settings) are made. () and None mean that
+    the config decides."""
 
     answers: int = 1
     seeds: tuple[int, ...] = ()
@@ -66,11 +67,11 @@ class Grid:
         return grid
 
     def settings(self, config: Config) -> list[EvalSetting]:
-        """Every combination of the values, in order. With greedy decoding only one answer at one seed is generated.
+        """All combinations of the values, in order. With greedy decoding only one answer at one seed is generated.
 
-        Without --temperature, eval.temperature is used, or 1 if that is 0 and several answers, several seeds or a top_p
-        are requested. Raises ConfigError if one of these options would have no effect because all answers are greedy.
-        """
+        Without --temperature, the temperature is eval.temperature; if that is 0, it is 1 if several answers, several
+        seeds or a top_p are requested. Raises ConfigError if one of these options would have no effect because all
+        answers are greedy."""
         seeds = self.seeds or (config.seed,)
         several = self.answers > 1 or len(seeds) > 1
         sampled = several or bool(self.top_ps)
@@ -118,8 +119,8 @@ def _name(temperature: float, top_p: float | None, most: int | None, wording: in
 
 
 def seeds_of(text: str | None, first: int) -> tuple[int, ...]:
-    """The seeds that a text stands for: "3" means three seeds counting from `first`, "5,7,11" these three seeds, and no
-    text gives ().
+    """The seeds that the text of an option stands for: "3" means three seeds counting from `first`, "5,7,11" means
+    these three seeds, and no text gives ().
 
     Raises ConfigError for anything else."""
     if not text:

@@ -61,8 +61,8 @@ class _Sample:
     cluster: str
     rows: list[Row]
     vote: Vote = ""
-    """The kind of vote over the sample's answers (see _assign_votes). An answer that could not be parsed counts as
-    wrong."""
+    """The kind of vote over the sample's answers, "" = none (see _assign_votes). An answer that could not be parsed
+    counts as wrong."""
     confident: bool = False
     """Whether any answer of the sample's task states a confidence. If so, answers without a confidence have weight 0 in
     the vote."""
@@ -133,7 +133,8 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
 
 
 def _means(seeds: Sequence[Sequence[_Sample]], values_of: Callable[[_Sample], dict[str, float]]) -> dict[str, Metric]:
-    """Every metric that `values_of` returns for samples, as a mean over samples and then over seeds."""
+    """Every metric that `values_of` returns for a sample, as its mean over the samples of a seed and then over seeds.
+    """
     columns: dict[str, list[dict[int, float]]] = {}
     clusters = {s.number: s.cluster for seed in seeds for s in seed}
     for place, seed in enumerate(seeds):
@@ -183,11 +184,11 @@ def _vote_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _reasoning_metrics(sample: _Sample, n: int) -> dict[str, float]:
-    """CoT-pass@k (2506.14245) of one sample: pass@k where an answer counts if a majority of the judge's verdicts accept
-    its reasoning.
+    """CoT-pass@k (2506.14245) of one sample, for each reported k: pass@k where an answer only counts as correct if a
+    majority of the judge's verdicts accept its reasoning.
 
-    The keys ending in `/any` and `/all` require any verdict or all verdicts to accept it. A correct answer without a
-    verdict is left out. {} without a judge."""
+    For the keys ending in `/any` and `/all`, one verdict or all verdicts must accept the reasoning. A correct answer
+    without a verdict is left out. {} without a judge."""
     judged = [r for r in sample.rows if r["correct"] is not None and "verdicts" in r
               and (r["verdicts"] or not r["correct"])]
     rules: dict[str, Callable[[Sequence[bool]], bool]] = {
@@ -214,7 +215,8 @@ def _region_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row]) -> dict[str, float]:
-    """Compares the answers under a probe with the answers to the unchanged sample; {} if there are no such answers."""
+    """Metrics that compare the answers under a probe with the answers of `plain_rows` to the unchanged sample; {} if
+    there are no answers to compare with."""
     pairs = [(r, plain) for r in sample.rows if (plain := plain_rows.get((r["seed"], r["number"], r["index"])))]
     if not pairs:
         return {}
@@ -242,7 +244,7 @@ def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metri
 
 
 def _winner_share(sample: _Sample) -> tuple[float, float] | None:
-    """The share of votes that the most frequent answer has, and whether that answer is correct.
+    """Returns (the share of votes that the most frequent answer has, 1 if this answer is correct, else 0).
 
     (0, 0) if no answer could be parsed, None if no answer could be scored."""
     scored = [r for r in sample.rows if r["correct"] is not None]
@@ -296,8 +298,8 @@ def _record(task: Task, sample: _Sample, row: Row, samples: Sequence[Sample]) ->
 
 
 def ece(confidences: np.ndarray, right: np.ndarray, bins: int = 10) -> float:
-    """Expected calibration error of `confidences` [N] and correctness `right` [N]. Equals
-    rewards.confidence.calibration_error, but is fast enough for resampling."""
+    """Expected calibration error of `confidences` [N], given the correctness `right` [N] of the answers. The value is
+    that of rewards.confidence.calibration_error, but is computed fast enough for resampling."""
     at = np.minimum((confidences * bins).astype(int), bins - 1)
     return float(np.abs(np.bincount(at, confidences - right, bins)).sum() / max(1, len(at)))
 
@@ -319,8 +321,8 @@ def auroc(confidences: Sequence[float] | np.ndarray, right: Sequence[float] | np
 
 def calibration(confidences: Sequence[float] | np.ndarray,
                 right: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """Calibration metrics for the confidences in [0, 1] that were stated with answers, which are correct (1) or wrong
-    (0). {} if there are no answers.
+    """Calibration metrics of `confidences` in [0, 1] that were stated with answers; `right` is 1 for a correct and 0
+    for a wrong answer. {} if there are no answers.
 
     Keys: `ece` (ten bins of equal width, 1706.04599), `brier` (mean squared error) and `auroc`."""
     if not len(confidences):

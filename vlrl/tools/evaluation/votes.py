@@ -100,8 +100,8 @@ def _subsets(n: int, k: int) -> np.ndarray:
 
 
 def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
-    """The most frequent ballot (in a tie, the first one) and its share of all answers in [0, 1]; (None, 0) without
-    ballots."""
+    """Returns (the most frequent ballot, its share of all answers in [0, 1]). In a tie, the first ballot wins; (None,
+    0) without ballots."""
     names = [b for b in ballots if b is not None]
     if not names:
         return None, 0.0
@@ -113,7 +113,7 @@ def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
 
 
 def location_of(parsed: Any) -> list[float] | None:
-    """The parsed answer if it is a box (4 numbers) or a point (2 numbers), in pixels; None for anything else."""
+    """The parsed answer if it is a box (4 numbers) or a point (2 numbers), in pixels; None if it is anything else."""
     if isinstance(parsed, (list, tuple)) and len(parsed) in (2, 4) and all(map(is_number, parsed)):
         return [float(v) for v in parsed]
     return None
@@ -121,8 +121,8 @@ def location_of(parsed: Any) -> list[float] | None:
 
 def region(places: Sequence[Sequence[float] | None], size: Sequence[float] | None = None,
            reach: float = 50.0) -> list[float] | None:
-    """GUI-RC's combined answer (2508.05615): the bounding box of the largest region that the highest number of answers
-    cover.
+    """GUI-RC's combined answer (2508.05615): a box around the region that the highest number of answers cover (the
+    largest one, if there are several such regions).
 
     `places` are boxes, points or None. A point votes for a square that extends `reach` pixels to each side. Boxes are
     clipped to an image of this `size`. Returns None if no answer has a location."""

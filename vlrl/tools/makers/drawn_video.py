@@ -1,9 +1,9 @@
 """Short clips of drawn shapes that move, flash, appear and disappear, with questions whose answers are exact by
 construction.
 
-Each kind of clip is made by a function (rng, turn, clock) -> LabelledClip. `turn` counts the clips of this kind; the
-function uses it to cycle through directions, letters and counts. So all answers are equally frequent, and no constant
-answer is correct more often than another."""
+Each kind of clip is made by a function (rng, turn, clock) -> LabelledClip. `turn` is the number of earlier clips of
+this kind; the function uses it to cycle through directions, letters and counts. So all answers are equally frequent,
+and no constant answer is correct more often than another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class ClipTiming:
-    """Frames per second of a clip, and its height and width in pixels, which are equal."""
+    """Frames per second of a clip, and its `size`: the clip is square, and `size` is its side in pixels."""
 
     fps: int
     size: int
@@ -43,8 +43,8 @@ class LabelledClip:
 
 @dataclass(frozen=True)
 class Actor:
-    """A shape in a clip. `path` has its centre in every frame, as fractions of the image side; None in frames in which
-    it is invisible."""
+    """A shape in a clip. `path` has the centre of the shape in every frame, as fractions of the image side; None in
+    frames in which the shape is invisible."""
 
     colour: str
     shape: str
@@ -81,8 +81,8 @@ def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int,
 
 
 def clip(actors: Sequence[Actor], clock: ClipTiming, rng: random.Random, **row: Any) -> LabelledClip:
-    """A LabelledClip with all frames of these shapes on a dark background. The keyword arguments `row` become the
-    fields of the data row."""
+    """Draws these shapes on a dark background and returns the LabelledClip of all frames. The keyword arguments `row`
+    become the fields of the data row."""
     ground = (shade := rng.randint(10, 50), shade, shade)
     frames = np.stack([draw(actors, i, clock.size, ground) for i in range(len(actors[0].path))])
     return LabelledClip(frames, row)
@@ -97,12 +97,13 @@ def seconds(rng: random.Random) -> int:
 
 
 def span(rng: random.Random, length: int, shortest: int = 1) -> tuple[int, int]:
-    """A random span (start, end) in whole seconds of at most half the clip; all such spans are equally likely."""
+    """A random span (start, end) in whole seconds. It is at least `shortest` seconds long and at most half of a clip of
+    `length` seconds; all such spans are equally likely."""
     return rng.choice([(a, b) for a, b in _spans(length) if b - a >= shortest])
 
 
 def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
-    """Returns motionless shapes of different colours that do not touch."""
+    """Returns `count` motionless shapes of different colours that do not touch, for a clip of `frames` frames."""
     actors: list[Actor] = []
     for colour in rng.sample(sorted(COLOURS), count):
         actor = Actor(colour, rng.choice(SHAPES), rng.uniform(0.1, 0.13), ())
@@ -115,8 +116,8 @@ def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
 
 def moving(rng: random.Random, actor: Actor, others: Sequence[Actor], direction: str, start: float, end: float
            ) -> Actor:
-    """A copy of a shape that moves in a straight line from frame `start` to frame `end`. Its path does not touch the
-    other shapes unless there is too little room."""
+    """A copy of the shape `actor` that moves in a straight line from frame `start` to frame `end`. Its path does not
+    touch the shapes in `others` unless there is too little room."""
     (dx, dy), frames = DIRECTIONS[direction], len(actor.path)
     moved = actor
     for _ in range(60):
@@ -260,14 +261,14 @@ def when(what: str, start: int, end: int) -> dict[str, Any]:
 
 
 def _spans(length: int) -> list[tuple[int, int]]:
-    """All spans in whole seconds that cover at most half of the clip. Longer spans are not used, because a guessed long
-    span would score well on several clips."""
+    """All spans in whole seconds that cover at most half of a clip of `length` seconds. Longer spans are not used,
+    because a guessed long span would score well on several clips."""
     return [(a, b) for a in range(length) for b in range(a + 1, length + 1) if 2 * (b - a) <= length]
 
 
 def _short(times: tuple[int, int], length: float) -> float:
-    """The share of the clip that the event does not cover: near 1 for a short event, 0 for an event that lasts for the
-    entire clip."""
+    """The share of the clip that the event at `times` does not cover: near 1 for a short event, 0 for an event that
+    lasts for the entire clip."""
     return round(1 - (times[1] - times[0]) / length, 2)
 
 

@@ -78,8 +78,8 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
 
 def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: int = 128
                  ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
-    """Yields `count` rows, each with its images (path -> PNG). Scene n is generated from (seed, split, n), for the plan
-    that is furthest below its share of the rows so far."""
+    """Yields `count` pairs (row, its images as path -> PNG). Scene n is generated from (seed, split, n), for the plan
+    whose number of rows is furthest below its share."""
     from vlrl.tools.makers.driving_scenes import drive, scene
 
     wanted, have, tries = quotas(count), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -113,7 +113,8 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
 
 
 def quotas(count: int) -> dict[tuple[str, str], int]:
-    """Plan -> number of rows, out of `count`. Each number differs by less than one row from the share in SHARES."""
+    """Plan -> number of rows, out of `count`. Each number differs by less than one row from the plan's share in SHARES.
+    """
     wanted = {plan: int(count * share) for plan, share in SHARES.items()}
     rest = sorted(SHARES, key=lambda plan: wanted[plan] - count * SHARES[plan])
     for plan in rest[:count - sum(wanted.values())]:
@@ -156,8 +157,8 @@ def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
 
 
 def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> float:
-    """A difficulty in [0, 1]: 0.25 for each head (speed, path) that would be guessed wrong from the navigation text and
-    the current speed alone, plus up to 0.5 the closer the trajectory is to another plan."""
+    """A difficulty in [0, 1]. It has 0.25 for each word of the plan (speed, path) that would be guessed wrong from the
+    navigation text and the current speed alone, plus up to 0.5 the closer the trajectory is to another plan."""
     guess = "ACCELERATE" if speed < limit - 1.5 else "DECELERATE" if speed > limit + 1.5 else "KEEP"
     misled = (guess != plan.speed) + (_PATH_OF.get(navigation, "STRAIGHT") != plan.path)
     return round(0.25 * misled + 0.5 * (1 - plan.margin), 2)
@@ -189,8 +190,8 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
 
 
 def _is_safe(row: Mapping[str, Any]) -> bool:
-    """Whether the expert's waypoints avoid the obstacles of the row and stay on its drivable area. The check is that of
-    the rewards."""
+    """Whether the expert's waypoints avoid the obstacles of the row and stay on its drivable area, by the same check as
+    in the rewards."""
     from vlrl.rewards.driving import collides, footprints, leaves, sample_times
 
     times = sample_times(FUTURE[-1])
@@ -199,7 +200,7 @@ def _is_safe(row: Mapping[str, Any]) -> bool:
 
 
 def _pictures(driven: Drive, scenario: str, step: int, history: int, width: int, name: str) -> dict[str, bytes]:
-    """Draws the image and the earlier images of a row. Returns path -> PNG, oldest first."""
+    """Draws the image of a row and its `history` earlier images. Returns path -> PNG, the oldest image first."""
     from vlrl.environments.roadview import draw
     from vlrl.environments.traffic import STEP
 
@@ -238,8 +239,8 @@ _LANE, _IN_LANE = 2.4, 1.0  # m to the side: at least that of a lane change, at 
 
 @dataclass(frozen=True)
 class Plan:
-    """A meta-action with its two words, speed and path. `margin` in [0, 1] is the distance of the trajectory from any
-    other meta-action; 0 = borderline."""
+    """A driving plan of two words: speed (e.g. "KEEP") and path (e.g. "LEFT_TURN"). `margin` in [0, 1] says how far the
+    driven trajectory is from any other plan; 0 = borderline."""
 
     speed: str
     path: str

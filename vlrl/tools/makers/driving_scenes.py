@@ -33,7 +33,7 @@ _LEADS = {"STOP": "standing", "KEEP": "none", "ACCELERATE": "none", "DECELERATE"
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene before the simulation. The expert's vehicle is the first vehicle of the road."""
+    """A traffic scene before the simulation. The expert's vehicle is the first vehicle of the road."""
 
     road: Road
     navigation: str
@@ -43,7 +43,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Drive:
-    """A simulated scene."""
+    """A simulated scene: the states of all vehicles at each step, and the steps at which the expert decides."""
 
     scene: Scene
     states: np.ndarray
@@ -107,7 +107,8 @@ def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
 
 def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random
          ) -> tuple[Driver, float]:
-    """The expert's vehicle, placed so that it reaches about position `at` during the warm-up, and its start position.
+    """Returns (the expert's vehicle, its start position). The vehicle is placed so that it reaches about position `at`
+    during the warm-up.
 
     It drives at the speed limit, slower or faster, or it stands; it keeps its speed until the first decision."""
     share = rng.uniform(*_SPEEDS[_usual(aim[0], list(_SPEEDS), rng)])
@@ -119,8 +120,8 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
 
 
 def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random) -> None:
-    """May place something ahead of the expert in its lane: a slower, standing or equally fast vehicle, or an object on
-    the road."""
+    """May place something in the expert's lane, ahead of the expert: a slower, standing or equally fast vehicle, or an
+    object on the road."""
     routed = bool(ego.route)  # without a route, only a slower vehicle ahead makes it change lanes
     usual = _LEADS[aim[0]] if aim[1] == "STRAIGHT" else "none" if routed else "slow"
     kind = _usual(usual, ("none", "slow", "standing", "same"), rng)
@@ -158,8 +159,8 @@ def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on a motorway with a ramp. The expert is on the ramp, next to the lane it merges into, or
-    already on that lane."""
+    """Places the vehicles on a motorway with a ramp. The expert is on the ramp, next to the lane that the ramp merges
+    into, or already on that lane."""
     limit, at = rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 50)
     ramp = _usual(aim[1] == "LEFT_CHANGE", (True, False), rng)
     lane = ("b", "c", 2 if ramp else 1)

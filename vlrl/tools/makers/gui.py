@@ -92,8 +92,8 @@ ELEMENTS = """
   return {frame: [frame.x, frame.y, frame.right, frame.bottom], elements: found};
 }
 """
-"""JavaScript that returns the visible elements that are not covered by another element: role, name, whether the name is
-text displayed by the element, and box in CSS pixels."""
+"""JavaScript that returns the visible elements that are not covered by another element. Each has a role, a name, a flag
+whether the name is text displayed by the element, and a box in CSS pixels."""
 
 PHRASES: dict[str, Sequence[str]] = {
     "button": ("Click the button '{}'.", "Press '{}'.", "Press the button that says '{}'."),
@@ -130,9 +130,9 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
              force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
     """Writes train.jsonl, heldout.jsonl and images/ to a folder. Returns the number of rows per split.
 
-    `pages` is a folder with other .html files, `browser` the path of the Chromium executable. Every fifth group of
-    pages is held out, so no page occurs in both splits. Rows are in the canonical format of the gui task, with box,
-    element_type, platform and group_key.
+    `pages` is a folder of .html files to use instead of MiniWoB++, `browser` the path of the Chromium executable. Every
+    fifth group of pages is held out, so no page occurs in both splits. Rows are in the canonical format of the gui
+    task, with box, element_type, platform and group_key.
 
     Raises ConfigError if the browser, playwright or the pages are missing, DataError if the folder is not empty or the
     pages have too few elements."""
@@ -218,8 +218,8 @@ def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
 
 def _rows(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Screenshot]
            ) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yields `wanted` rows, each with its screenshot. Screenshot n is generated from (seed, split, n), which determines
-    the page, the scale and the content."""
+    """Yields `wanted` pairs (row, its screenshot as PNG). Screenshot n is generated from (seed, split, n), which
+    determines the page, the scale and the content."""
     count = empty = 0
     uses: Counter[str] = Counter()
     for visit in range(wanted * 4 + 50):
@@ -245,7 +245,7 @@ def _rows(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Call
 
 @contextmanager
 def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Screenshot]]:
-    """A context that starts Chromium and yields a function (page, seed, scale) -> Screenshot."""
+    """Context manager that starts Chromium and yields a function (page, seed, scale) -> Screenshot."""
     program = chromium_program(program or "")
     from playwright.sync_api import Error, sync_playwright
 

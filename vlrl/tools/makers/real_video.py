@@ -75,8 +75,8 @@ def frames_of(scene: Scene, side: int) -> np.ndarray:
 
 
 def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, parts: int = 1) -> list[np.ndarray]:
-    """Cuts `parts` sequences of `count` frames out of a shot. The sequences do not overlap, are in the order of the
-    film, and have the same crop and flip."""
+    """Cuts `parts` sequences of `count` frames each out of a shot. The sequences do not overlap, are in the order of
+    the film, and have the same crop and flip."""
     whole = frames_of(scene, clock.size * 5 // 4)
     stride = rng.choice([s for s in STRIDES if count * parts * s <= len(whole)])
     rest = len(whole) - count * parts * stride

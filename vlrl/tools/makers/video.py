@@ -75,7 +75,7 @@ def _chances(real: float, kinds: str | None) -> dict[str, float]:
 
 def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapping[str, float]
           ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
-    """Yields rows, each with its files. Row n is generated from (seed, split, n)."""
+    """Yields `count` pairs (row, its clip as path -> .mp4 content). Row n is generated from (seed, split, n)."""
     turns: Counter[str] = Counter()
     for number in range(count):
         rng = random.Random(f"{seed}/{split}/{number}")
@@ -92,8 +92,8 @@ def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapp
 
 
 def make(kind: str, rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of the category `kind`. `turn` counts the clips of this category, so that successive clips have
-    different answers."""
+    """Makes a clip of the category `kind`. `turn` is the number of earlier clips of this category; it varies the
+    answers."""
     if kind in real_video.KINDS:
         return real_video.KINDS[kind][0](rng, turn, clock, split)
     return drawn_video.KINDS[kind][0](rng, turn, clock)

@@ -43,7 +43,7 @@ class EpisodeLength:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationStats:
-    """Sizes of the observations in some episodes that were played: means over all observations, rounded up."""
+    """Sizes of the observations in a few episodes that were played: means over all observations, rounded up."""
 
     episodes: int
     observations: int
@@ -54,7 +54,8 @@ class ObservationStats:
     failed: str = ""  # why an episode failed; "" if none failed
 
     def length(self, limits: EpisodeSettings, action: int) -> EpisodeLength:
-        """Size of the longest episode that `limits` allow if each action has `action` tokens."""
+        """Size of the longest episode within `limits`, if each action has `action` tokens and each observation the mean
+        size."""
         tokens = visual = written = pictures = turns = 0
         while True:
             own = max(1, min(action, limits.max_tokens - tokens))
@@ -96,8 +97,8 @@ def measure(config: Config, task: Task, host: Environments, count: Count) -> Obs
 
 
 def _played(config: Config, host: Environments, sample: Sample, actions: Any) -> tuple[list[Step], str]:
-    """Plays one episode with these actions (None: empty actions). Returns its steps, and the reason if it failed (""
-    otherwise)."""
+    """Plays one episode with these actions (None: empty actions). Returns (its steps, why the episode failed, or "" if
+    it did not fail)."""
     assert sample.environment_seed is not None
     episode, steps = host.open(sample, sample.environment_seed), list[Step]()
     try:
@@ -117,7 +118,7 @@ def _played(config: Config, host: Environments, sample: Sample, actions: Any) ->
 
 
 def counted(encode: Encoder) -> Count:
-    """A function that counts tokens with the model's processor."""
+    """Returns a function that counts the tokens of an observation with the model's processor."""
     def count(observation: Observation) -> tuple[int, int]:
         prompt = encode.observation(observation, "an observation")
         return len(prompt), sum(prompt.visual_tokens)
@@ -126,8 +127,8 @@ def counted(encode: Encoder) -> Count:
 
 
 def estimated(config: Config, side: int) -> Count:
-    """A function that estimates token counts without a processor: text tokens from the number of characters, visual
-    tokens from the image size, with one token per `side` x `side` pixels."""
+    """Returns a function that estimates the tokens of an observation without a processor: text tokens from the number
+    of characters, visual tokens from the image size, with one token per `side` x `side` pixels."""
     def count(observation: Observation) -> tuple[int, int]:
         most = min(config.episode.max_pixels or math.inf, config.model.max_pixels or math.inf)
         visual = 0

@@ -30,8 +30,8 @@ from vlrl.types import PastAction, Sample
 
 @contextmanager
 def environments(config: Config, task: Task) -> Iterator[Environments | None]:
-    """A context that yields the environments of a task and closes them at its end. It yields None if the task has no
-    environment."""
+    """Context manager that yields the Environments (the host of the task's environments) and closes them at the end. It
+    yields None if the task has no environment."""
     host = Environments(lambda convention: task, config.environment) if has_environment(task) else None
     try:
         yield host
@@ -111,8 +111,8 @@ class PlayedEpisode:
 
 
 def after_reset(config: Config, host: Environments, sample: Sample, n: int) -> Sample:
-    """Sample number `n` after the reset of its environment: with the first observation, or with the reason why the
-    reset failed. A sample without an environment is returned unchanged."""
+    """Sample number `n` after the reset of its environment: the returned sample has the first observation, or the
+    reason why the reset failed. A sample without an environment is returned unchanged."""
     return host.reset_sample(sample, int(np.random.SeedSequence([config.seed, 8, n]).generate_state(1)[0]))
 
 

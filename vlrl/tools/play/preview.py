@@ -72,8 +72,8 @@ class SamplePreview:
 
 
 def preview_without_model(limits: LimitsSettings, task: Task, sample: Sample) -> SamplePreview:
-    """The preview of a sample as the task renders it. If the model's family is not known, boxes are in pixels of the
-    original image."""
+    """The preview of a sample as the task renders it, without a processor. If the model's family is not known, boxes
+    are in pixels of the original image."""
     convention = convention_of(task, sample)
     if convention == UNKNOWN:
         task.coordinates = Coordinates()
@@ -99,7 +99,8 @@ def preview_without_task(limits: LimitsSettings, sample: Sample) -> SamplePrevie
 
 
 def scored_oracle(task: Task, text: str, tokens: int | None, scored: AnswerScore, opened: str = "") -> ScoredOracle:
-    """The perfect answer `text` after the prompt's last text `opened`, with its score and the best possible reward."""
+    """The perfect answer `text` with its score `scored` and the best possible reward. `opened` is the text that the
+    chat template puts before the answer."""
     weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
     best = task.combine({part: (w > 0) * task.best_parts.get(part, 1.0) for part, w in weights.items()}, weights)
     return ScoredOracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward,

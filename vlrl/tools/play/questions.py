@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """An answer and its score."""
+    """A person's answer with its score, and the faults in its form."""
 
     text: str
     scored: AnswerScore
@@ -56,7 +56,8 @@ class ScoredAnswer:
 
 def walk(task: Task, split: str, index: int | None = None, id: str | None = None,
          shuffled: bool = False) -> Iterator[tuple[int, Sample]]:
-    """Yields (number, sample) of a split in order or shuffled, starting at an index or at the sample with an id.
+    """Yields (index in the split, sample) for the samples from index `index`, or from the sample with this `id`, to the
+    end. With `shuffled`, these samples come in random order.
 
     Raises ConfigError if the split has no such index or id."""
     with prints_aside():
@@ -101,13 +102,14 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 
 @prints_aside()
 def judge(task: Task, question: Question, text: str, step: int = 0) -> ScoredAnswer:
-    """Scores the text of an answer, as training would at `step`."""
+    """Scores the text of a person's answer, as training would at `step`."""
     return judge_answer(task, question, parse_answer(text, step=step))
 
 
 @prints_aside()
 def judge_answer(task: Task, question: Question, answer: Answer, error: str | None = None) -> ScoredAnswer:
-    """Scores an answer. The answer may be that of an episode that ended with an `error` of its environment."""
+    """Scores an answer to a question. `error` is the error of the environment if the answer is an episode that failed.
+    """
     reduced, skipped = without_absent_parts(task, question.sample, [answer], Services())
     (scored,) = score_group(reduced, question.sample, [answer], answer.step)
     faults = [] if answer.turns else complaints(question.text, answer.text)

@@ -87,8 +87,8 @@ def _number(value: Any, low: float, high: float) -> bool:
 
 @contextlib.contextmanager
 def chat(config: Config) -> Iterator[Chat]:
-    """A context that yields a Chat with the model that `vlrl eval` would evaluate: the newest checkpoint of the run, or
-    model.name if there is none."""
+    """Context manager that yields a Chat with the model that `vlrl eval` would evaluate: the newest checkpoint of the
+    run, or model.name if there is no checkpoint."""
     chosen = choose_model(config)
     settings = chosen.config
     check_engine(settings)

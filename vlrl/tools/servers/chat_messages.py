@@ -19,7 +19,7 @@ from vlrl.rollout.generate import sampling_of
 from vlrl.types import Completion, Media
 
 IGNORED = {"model", "user", "metadata", "store", "messages"}
-"""Request fields that do not affect sampling. They have no effect, or are read by other code."""
+"""Request fields that do not affect sampling: they have no effect, or other code reads them."""
 
 
 class RequestError(VlrlError):
@@ -108,8 +108,8 @@ def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature
                   allowed: Mapping[str, Sequence[Any]], null: bool = False) -> Sampling:
     """The sampling parameters of a request: the argument `temperature`, and the token limit and stop strings in `body`.
 
-    allowed: further fields -> values that are accepted because they have no effect. null: whether other fields are
-    accepted if their value is null. Raises RequestError for any other field or value."""
+    allowed: further fields -> values that are accepted because they have no effect. null: whether every other field may
+    have the value null. Raises RequestError for any other field or value."""
     given = {name: value for name, value in body.items() if name not in IGNORED}
     limits = [given.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     limit = next((n for n in limits if n is not None), rollout.max_new_tokens)
@@ -128,7 +128,7 @@ def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature
 
 
 def chat_reply(id: str, model: str, answer: Completion, prompt_tokens: int, **more: Any) -> dict[str, Any]:
-    """A completion as a reply in OpenAI's format."""
+    """The reply to a request, in OpenAI's format, with the completion `answer` and further top-level fields `more`."""
     n = len(answer.tokens)
     return {"id": id, "object": "chat.completion", "created": int(time.time()), "model": model, **more,
             "choices": [{"index": 0, "finish_reason": answer.finish_reason, "logprobs": None,
@@ -137,7 +137,7 @@ def chat_reply(id: str, model: str, answer: Completion, prompt_tokens: int, **mo
 
 
 def same(messages: Sequence[Message], recorded: Sequence[Message]) -> bool:
-    """Whether the messages equal the recorded messages."""
+    """Whether the messages of a request equal the recorded messages."""
     return len(messages) == len(recorded) and not any(map(contradiction, messages, recorded))
 
 

@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def recorder(config: Config, folder: Path, most_open: int, idle_s: float) -> Iterator[Recorder]:
-    """A context that yields a Recorder, which uses the model of a config and writes to a run folder. Open episodes are
-    closed at the end."""
+    """Context manager that yields a Recorder, which uses the model of a config and writes to a run folder. At its end,
+    open episodes are closed."""
     if config.engine.name == "vllm_server":
         raise ConfigError("--record with engine.name=vllm_server: the model must run in this process. Set engine=hf or "
                           "engine=vllm")
@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Drops the log message: requests are not logged."""
+        """Does nothing, so that requests are not logged."""
 
 
 def _name(given: Any) -> str:

@@ -92,8 +92,8 @@ class RecordedEpisode:
         self.messages.append(Message("assistant", (("text", action.text),)))
 
     def observe(self, message: Message, shown: Prompt, closing: Sequence[int]) -> None:
-        """Appends a user message; `shown` is its encoded form. If the last completion was truncated, its missing end
-        token (`closing`) is appended first."""
+        """Appends a user message; `shown` is the message as token ids and media. If the last completion was truncated,
+        its missing end token (`closing`) is appended first."""
         n, c = len(shown), len(closing)
         start = len(self.written) + c
         context = self.context.followed_by(np.array(closing, np.int64))
@@ -117,8 +117,8 @@ class RecordedEpisode:
 
 
 class Recorder:
-    """Generates replies to chat completion requests, each of which belongs to an episode, and stores an episode when it
-    is closed.
+    """Generates replies to chat completion requests, each of which belongs to an episode. Stores an episode when it is
+    closed.
 
     most_open: largest number of open episodes. idle_s: seconds without a call after which an episode is closed without
     a reward. Methods may be called from any thread; calls are processed one at a time."""
@@ -130,7 +130,7 @@ class Recorder:
         self._access = MediaAccess.of(config.data)
         self._open: dict[str, RecordedEpisode] = {}
         self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """Id -> report, for the episodes closed last (at most `most_open`)."""
+        """Id -> report, for the last episodes that were closed (at most `most_open`)."""
         numbers = (int(file.stem.rpartition("-")[2]) for file, *_ in folder.rollout_files("rollouts"))
         self._next = max(numbers, default=-1) + 1
         self._known = {row for row in folder.rollouts(columns=["episode_id"])["episode_id"].to_pylist() if row}
@@ -167,8 +167,8 @@ class Recorder:
             return current.reply
 
     def reward(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Closes an episode with {"reward": number or null, "parts": {name: number}} and stores it; returns the
-        episode's report."""
+        """Closes and stores an episode, with the body {"reward": number or null, "parts": {name: number}}. Returns the
+        episode's report (see `get`)."""
         if unknown := sorted(body.keys() - {"reward", "parts"}):
             raise RequestError(400, f"unknown fields {', '.join(unknown)}: send only reward and parts")
         parts = body.get("parts") or {}
@@ -185,7 +185,8 @@ class Recorder:
             return self._close(episode, {"reward": body["reward"], "parts": parts, "error": None})
 
     def get(self, name: str) -> dict[str, Any]:
-        """The report of the episode `name`, which must be open or among the episodes closed last."""
+        """The report of the episode `name`: outcome, token ids, log-probabilities, loss mask and turns. The episode
+        must be open, or among the last episodes that were closed."""
         with self._lock:
             return self._closed.get(name) or self._report(self._open_episode(name))
 
