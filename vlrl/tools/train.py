@@ -22,9 +22,9 @@ def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -
     """Trains as `vlrl train` does, resuming from the newest checkpoint in run.dir, and returns the finished run.
 
     `config` is the path of a file, a Config or a dictionary; `settings` override it as in load_config. If algo.loss is
-    `supervised`, training is as by `vlrl sft`. If the config has `stages`, all of them are run, and the run of the last
-    stage that has steps is returned. Raises ConfigError if a dictionary or Config has no run.dir, and KeyboardInterrupt
-    if the run is stopped before its last step."""
+    `supervised`, training is that of `vlrl sft`. If the config has `stages`, all of them are run, and the run of the
+    last stage that trained is returned. Raises ConfigError if a dictionary or Config has no run.dir, and
+    KeyboardInterrupt if training is stopped before its last step."""
     from vlrl.tools.run import load_run
 
     resolved = config_of(config, **settings)
@@ -35,9 +35,9 @@ def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -
 
 
 def run_to_end(config: Config, supervised: bool = False) -> Path:
-    """Trains a config, or all its stages, prints the summary on rank 0, and returns the folder of the last run.
+    """Trains a config, or all its stages, and prints the summary on rank 0. Returns the folder of the last run.
 
-    Raises KeyboardInterrupt if the run is stopped before its last step."""
+    Raises KeyboardInterrupt if training is stopped before its last step."""
     if config.stages:
         return _run_stages(config)
     if supervised:
@@ -74,8 +74,8 @@ def _run_stages(config: Config) -> Path:
 
 
 def last_run(folder: Path) -> Path:
-    """The run folder of the last stage that has one; for a stage of rounds, the run folder of its last round. `folder`
-    itself if there are no stages."""
+    """The run folder of the last stage that has a run; for a stage of rounds, the run folder of its last round. If
+    there are no stages, `folder` itself."""
     from vlrl.tools.stages.stage_list import read_stages
 
     known = read_stages(folder)

@@ -62,7 +62,7 @@ class DistillSettings:
 
 @dataclass(frozen=True)
 class DistillFiles:
-    """The file of kept answers, and the files next to it."""
+    """Paths of the files of a distillation: `out` has the kept answers, and the others are next to it."""
 
     out: Path
 
@@ -76,14 +76,14 @@ class DistillFiles:
 
 
 def goes_on(files: DistillFiles) -> bool:
-    """Whether the files were written by an earlier command in which requests failed, so that the command may be
-    repeated."""
+    """Whether an earlier command has written the files `files`, but some of its requests failed. If so, the command may
+    be repeated to request them again."""
     return bool((read_json(files.about) or {}).get("unanswered"))
 
 
 def check(config: Config, settings: DistillSettings, files: DistillFiles) -> Bound:
-    """Returns the function that selects which right answers are kept. Raises ConfigError for settings that cannot be
-    used together."""
+    """Returns the function (from `settings.choose`) that selects which right answers are kept. Raises ConfigError for
+    settings that cannot be used together."""
     choose = bind("--choose", settings.choose, CHOICES)
     if files.out.suffix != ".jsonl":
         raise ConfigError(f"{files.out}: data.solutions reads lines of JSON; give --out a name that ends in .jsonl")
@@ -125,7 +125,8 @@ def distill_answers(config: Config, server: Server, settings: DistillSettings, f
 
 
 def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int, Sample]]:
-    """Yields (number in the training split, sample) for the rows that the teacher is asked about."""
+    """Yields (index in the training split, sample) for the first `most` rows (None = all). With data.quarantine, rows
+    that cannot be read are left out."""
     samples = task_samples(task, "train")
     for place in islice(range(len(samples)), most):
         sample = readable(samples, place) if config.data.quarantine else samples[place]
@@ -135,8 +136,8 @@ def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int
 
 @dataclass(eq=False, kw_only=True)
 class _Work:
-    """The state of a distillation. `samples` has (number in the training split, sample) for each row that the teacher
-    is asked about."""
+    """The state of a distillation. `samples` has (index in the training split, sample) for each row that the teacher is
+    asked about; `left_out` maps the index of a row that could not be asked to the reason."""
 
     config: Config
     task: Task
@@ -148,7 +149,7 @@ class _Work:
     left_out: dict[int, str] = field(default_factory=dict)
 
     def draw(self, teacher: Endpoint) -> int:
-        """Requests the answers that are missing; returns the number of failed requests."""
+        """Requests the missing answers of the teacher. Returns the number of failed requests."""
         wanted = [(place, i) for place, _ in self.samples for i in range(self.settings.answers)]
         return self.replies.fill(teacher, wanted, self._requests, self.progress, "asking the teacher")
 
@@ -170,7 +171,8 @@ class _Work:
 
     def verified(self, choose: Bound, services: ServiceSet | None,
                  teacher: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        """Returns (rows with the answers that are kept, counts over all replies)."""
+        """Scores all answers. Returns (rows with the answers that are kept, counts of prompts and answers). `choose`
+        selects the answers that are kept; `teacher` is the teacher's name."""
         rows: list[dict[str, Any]] = []
         groups: list[Group] = []
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})

@@ -35,7 +35,7 @@ class HeldOutRows:
 
     @classmethod
     def read(cls, config: Config, task: Task, progress: Progress = no_progress) -> HeldOutRows:
-        """Reads the held-out split if there is one; rows that cannot be read are skipped. Images are read only from
+        """Reads the held-out split if the task has one; rows that cannot be read are skipped. Images are read only from
         data.heldout, because a task that generates held-out samples never generates the same image for training."""
         own = getattr(task.samples, "__func__", None) is not Task.samples
         samples = task_samples(task, "heldout") if config.data.heldout or own else ()
@@ -58,15 +58,15 @@ class SignatureReader:
     _read: dict[str, ImageSignature] = field(default_factory=dict)
 
     def of_row(self, row: Row) -> Iterator[ImageSignature]:
-        """The signatures of a row's images and videos; [] for a row that the task cannot read."""
+        """Yields the signatures of a row's images and videos; nothing for a row that the task cannot read."""
         try:
             yield from self.of_sample(make_sample(self.task, row, self.root))
         except DataError:
             return
 
     def of_sample(self, sample: Sample) -> Iterator[ImageSignature]:
-        """The signatures of a sample's images, and the hashes of its video files. Raises DataError for media that
-        cannot be read."""
+        """Yields the signatures of a sample's images, and the hashes of its video files. Raises DataError for media
+        that cannot be read."""
         for media in sample.media:
             named = isinstance(media.source, (str, os.PathLike))
             if media.kind == "image" or named:
@@ -84,21 +84,21 @@ class SignatureReader:
 
 
 def question_text(task: Task, row: Mapping[str, Any]) -> str:
-    """The question of a row: from its canonical fields, or else from the fields listed in the task's `written_fields`.
-    """
+    """The question of a row, taken from its canonical fields. If these are empty, the fields in the task's
+    `written_fields`, joined."""
     return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
 
 
 def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, reader: SignatureReader | None = None,
              parents: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
-    """Removes near duplicates. Returns (number -> row of the remaining candidates, reason -> number of removed
-    candidates).
+    """Removes near duplicates from new prompts. Returns (number -> row of the remaining candidates, reason -> number of
+    removed candidates).
 
     A candidate is a near duplicate of another text if both have the same words, or if half of its 13-grams occur in the
     other text. It is compared with the texts of held-out rows, and with earlier candidates of the same category and the
     same media. A candidate is also removed if it has the same words as a row in `parents` (the rows that candidates are
     made from), if it has an image of a held-out row (also resized, recompressed or cropped), or if its id already
-    exists. The same words about another image are a different question."""
+    exists. Candidates with the same words but different media are both kept."""
     rows, counts, same = dict[int, Row](), Counter[str](), dict[tuple[str, ...], list[str]]()
     near = _near_heldout([one.row for one in candidates if one.row is not None], heldout, task, reader)
     words_of = {(*_kind(row), *words(question_text(task, row))) for row in parents}

@@ -26,8 +26,8 @@ VARIATIONS = {"similar": "of the same kind that asks something else",
 PER_PARENT = 4  # number of new prompts per parent in the recipe eva
 DRAWN = 0.25  # share of the prompts that the recipe eva samples as parents
 WEAK = 0.5
-"""The pass rate of a weak prompt always stays below this value. A prompt with a pass rate above this value counts as
-solved."""
+"""A weak prompt is one whose pass rate always stays below this value. A prompt with a pass rate above this value counts
+as solved."""
 _WINDOWS = 4  # parts of a run with a pass rate per category, where no prompt was drawn twice
 _EVEN = 1e-9  # largest magnitude of a slope that counts as 0
 _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "variant", "sample")
@@ -46,13 +46,13 @@ class GroupOutcome:
 
     @property
     def pass_rate(self) -> float:
-        """The share of right completions; NaN if it is not known which are right."""
+        """The share of right completions; NaN if their correctness is not known."""
         return float(np.mean(self.right)) if self.right else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """A prompt that new prompts are made from."""
+    """An existing prompt that new prompts are made from: its id, and the kind of variation."""
 
     id: str
     variation: str = "similar"
@@ -66,7 +66,8 @@ made from the parents in turn."""
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A function that selects parents by their outcomes, and the rules by which new prompts are kept."""
+    """How the parents are selected by their outcomes (`choose`), and which new prompts are kept: pass rates from
+    `least` to `most`, and at most `keep` rows."""
 
     choose: Choose
     needs: str = ""  # what the recipe needs in addition to a file of pass rates, for error messages; "" = nothing
@@ -79,7 +80,7 @@ class Recipe:
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe with this name. Raises ConfigError if there is none."""
+    """The recipe with this name. Raises ConfigError for an unknown name."""
     if name not in RECIPES:
         raise ConfigError(f"--recipe {name!r} is not known.{did_you_mean(name, RECIPES)} Known: {', '.join(RECIPES)}")
     return RECIPES[name]
@@ -107,7 +108,7 @@ def outcomes_of_run(folder: Path) -> list[GroupOutcome]:
 
 
 def outcomes_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
-    """The outcomes of the rows that have a pass rate (column pass_at_k)."""
+    """The outcomes of the prompts in rows of a file. Only rows with a pass rate (column pass_at_k) are used."""
     counts = [(row, int(row.get("answers_scored") or 1)) for row in rows if row.get("pass_at_k") is not None]
     return [GroupOutcome(id=str(row["id"]), category=str(row.get("category") or ""),
                   right=tuple(i < round(row["pass_at_k"] * n) for i in range(n))) for row, n in counts]

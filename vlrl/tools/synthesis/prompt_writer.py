@@ -66,8 +66,8 @@ class Files:
 
 
 def check(task: Task, parents: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ConfigError if a generator cannot write prompts for the task, or if the answers to new prompts could not
-    be verified."""
+    """Raises ConfigError if a generator cannot write prompts for the task, or if the right answers to its prompts could
+    not be determined."""
     if has_environment(task):
         raise ConfigError(f"--endpoint with task '{task.name}': its prompts have environments, which cannot be "
                           "written as text. Leave --endpoint out, so that the task proposes prompts itself")
@@ -89,8 +89,8 @@ def _fields(task: Task, row: Mapping[str, Any]) -> list[str]:
 
 
 def request_text(task: Task, parent: Mapping[str, Any], variation: str, other: Mapping[str, Any] | None = None) -> str:
-    """The text that asks the generator for one new prompt: a variation of `parent`, of the kind `variation`. If `other`
-    is given, the two prompts are to be combined."""
+    """The text that asks the generator for one new prompt: a variation of `parent`. The kind `variation` is one of
+    parents.VARIATIONS. If `other` is given, the generator is to combine the two prompts."""
     fields = _fields(task, parent)
     texts = [json.dumps({name: row[name] for name in fields if name in row}, ensure_ascii=False)
              for row in (parent, other) if row is not None]
@@ -102,8 +102,8 @@ def request_text(task: Task, parent: Mapping[str, Any], variation: str, other: M
 
 
 def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields of a new prompt, parsed from a reply. None unless the reply has the parent's fields with the same
-    types.
+    """The fields of a new prompt, parsed from the generator's reply. None unless the reply has all fields of `parent`
+    that may be written, with values of the same types.
 
     Replies are untrusted: other fields are dropped, and strings with control characters or special tokens of chat
     templates are refused."""
@@ -186,8 +186,8 @@ class PromptWriter:
         return Candidate(number=number, row=child(row, fields, number, f"{generator}: {variation}"))
 
     def verified(self, rows: Mapping[int, Row]) -> tuple[list[Row], Counter[str]]:
-        """Returns the rows whose right answer is known, with the column `verifier`, and the numbers of other rows by
-        reason: the task refuses the row, or the teacher's answers have no majority."""
+        """Returns (the rows whose right answer is known, with the column `verifier`; reason -> number of other rows).
+        The reasons: the task refuses the row, the teacher's answers have no majority, or answers are missing."""
         counts, done, pending = Counter[str](), dict[int, Row](), dict[int, tuple[Row, Prompt]]()
         for number, row in rows.items():
             try:
@@ -230,8 +230,8 @@ class PromptWriter:
 
     def majority(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
                  services: ServiceSet | None) -> tuple[Row, int] | None:
-        """Returns (row with the answer that more than half of the votes agree on, number of votes for the answer); None
-        if there is no such answer.
+        """Returns (the row with the answer that more than half of the teacher's answers `votes` agree on, their
+        number); None if there is no such answer.
 
         Two answers agree if the task scores one of them as correct when the other is the ground truth. Truncated
         answers do not count."""

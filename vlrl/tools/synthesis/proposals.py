@@ -28,7 +28,7 @@ from vlrl.training.build_task import make_task
 from vlrl.types import Row
 
 _STREAM = 23
-"""Second number in the keys of the random streams from which knobs (settings of a generated sample) are drawn."""
+"""Second number in the keys of the random streams from which knobs (difficulty settings of a sample) are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class Search:
 
     candidates: int = 64
     least: float = 0.0
-    """Smallest pass rate of a prompt that is kept; `most` is the largest. Prompts with a pass rate of 0 or 1 are never
-    kept."""
+    """Smallest pass rate of a prompt that is kept; `most` is the largest pass rate. Prompts with a pass rate of 0 or 1
+    are never kept."""
     most: float = 1.0
     parents: tuple[Mapping[str, Any], ...] = ()
     """Rows that candidates are variations of, used in turn. () = the task proposes prompts by exploring."""
     variations: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()
-    """(kind of variation, second row) for each parent, if a generator writes the prompts. The kind is one of
-    parents.VARIATIONS; the second row is used by the kind "combined". () = the kind "similar" for all parents."""
+    """(kind of variation, second row) for each row in `parents`, if a generator writes the prompts. The kind is one of
+    parents.VARIATIONS; the second row is only used by the kind "combined". () = the kind "similar" for all parents."""
     keep: int | None = None
     """Number of rows to keep, those with the lowest pass rates. None = all rows are kept, in their order."""
 
@@ -69,9 +69,10 @@ _NEAR = 0.1  # standard deviation of a variation's knobs around the knobs of its
 
 def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), location: MediaLocation | None = None
             ) -> Candidate:
-    """Makes candidate `number` of a task: with Task.propose or, if the task has knobs (settings of a generated sample),
-    as a sample generated with random knobs. Images are written to `location`. Raises ConfigError if the task has
-    neither, TaskError if the task's code fails."""
+    """Makes candidate `number`: with Task.propose or, if the task only has knobs (difficulty settings of a sample), by
+    generating a sample with random knobs. If there are `parents`, the candidate is a variation of one of them.
+    Images are written to `location`. Raises ConfigError if the task can do neither, TaskError if the task's code
+    fails."""
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
         raise ConfigError(f"task '{task.name}' cannot propose prompts: implement Task.propose, or Task.knobs "
@@ -98,8 +99,8 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
 
 
 def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, location: MediaLocation) -> Row:
-    """A sample generated with random values of its knobs, from their full ranges or, with a parent, from near the
-    parent's values. Raises ConfigError for a parent without knobs."""
+    """The row of a sample generated with random knobs. Without a parent, the knobs come from their full ranges, else
+    from near the parent's values. Raises ConfigError for a parent without the task's knobs."""
     rng = np.random.default_rng([task.seed, _STREAM, number])
     low, high = np.array([*task.knobs.values()], float).T
     values = low + (high - low) * rng.random(len(low))
@@ -116,14 +117,14 @@ def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, locati
 
 
 Explore = Callable[[Sequence[int]], Iterable[Candidate]]
-"""Function of the numbers of candidates that returns these candidates in order."""
+"""Function of numbers of candidates (0, 1, ...) that returns these candidates in the same order."""
 
 
 @contextmanager
 def explorers(config: Config, search: Search, location: MediaLocation) -> Iterator[Explore]:
-    """A context that yields a function which lets `environment.workers` processes propose candidates. The processes,
-    and everything that the task has started in them, end with the context, so that afterwards a model can be loaded
-    and processes can be forked."""
+    """Context manager that yields a function which lets `environment.workers` processes propose candidates. At its end,
+    the processes and everything that the task has started in them end, so that afterwards a model can be loaded and
+    processes can be forked."""
     with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin,
                              (config, search, location)) as pool:
         try:

@@ -25,28 +25,29 @@ from vlrl.tools.datasets.prompt_table import COLUMNS
 from vlrl.types import Media, Row, Sample
 
 _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta", "original_id", "group_key", "refused"}
-"""Fields of a row that are not copied to new prompts made from the row."""
+"""Fields of a row that are not copied to a new prompt made from it, because they describe the old prompt or its
+answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLocation:
-    """Where the images and videos of a file of rows are stored."""
+    """The folders in which the images and videos of a file of rows are stored."""
 
     root: Path  # folder that media paths are relative to
     folder: Path  # folder inside `root` to which new images are written
 
     @classmethod
     def for_file(cls, config: Config, out: Path) -> MediaLocation:
-        """The location for a file `out` whose rows will be read with this config. `root` is data.root or, if that is
-        not set, the folder of the file."""
+        """The location for media of the file `out`, whose rows will be read with this config. `root` is data.root or,
+        if that is not set, the folder of the file."""
         return cls(root=Path(config.data.root) if config.data.root else out.parent,
                    folder=out.with_name(f"{out.stem}_media"))
 
 
 def row_of(task: Task, sample: Sample, location: MediaLocation) -> Row:
     """Converts a sample to a row with an id, without the fields that the task adds for its templates. Images drawn by
-    code are written to files. Raises DataError for media that a row cannot refer to, because they lie outside `root`
-    or are of an unknown type."""
+    code are written to files. Raises DataError for media that a row cannot refer to: they lie outside
+    `location.root`, or are of an unknown type."""
     filled = {*task.of(sample).placeholders(sample.row)} - FIELDS
     row = {name: value for name, value in sample.row.items() if name not in {*MEDIA_FIELDS, *_ABOUT_ANSWERS, *filled}}
     for kind, several in (("image", "images"), ("video", "video")):
@@ -93,7 +94,8 @@ def _written(image: Any, location: MediaLocation) -> Path:
 
 
 def child(parent: Mapping[str, Any], changes: Mapping[str, Any], number: int, generator: str) -> Row:
-    """The row of a new prompt: a copy of `parent` with `changes`. Its `verifier` is added later."""
+    """The row of a new prompt: a copy of `parent` with `changes`. `number` makes its id unique. The field `verifier` is
+    added later."""
     inherited = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
     return {**inherited, **changes, "id": f"{parent['id']}~{number}", "generator": generator,
             "parent": str(parent["id"])}

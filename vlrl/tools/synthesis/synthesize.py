@@ -50,7 +50,7 @@ FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt th
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisFiles:
-    """The file of kept rows, and the files next to it."""
+    """Paths of the files of a synthesis: `out` has the kept rows, and the others are next to it."""
 
     out: Path
 
@@ -59,7 +59,7 @@ class SynthesisFiles:
 
     @property
     def candidates(self) -> Path:
-        """File of the candidates so far; deleted when the synthesis is complete."""
+        """File of the candidates proposed so far; deleted when the synthesis is complete."""
         return self._with_ending("candidates.part.jsonl")
 
     def answers(self, rows: Sequence[Row]) -> Path:
@@ -84,19 +84,20 @@ class SynthesisFiles:
 
     @property
     def about(self) -> Path:
-        """File of the settings, and of the number of candidates that passed each filter."""
+        """File of the settings, and of the number of candidates that each filter passed."""
         return self._with_ending("about.json")
 
 
 def facts(config: Config, search: Search) -> dict[str, Any]:
-    """Everything that the candidates depend on, as JSON. A search is continued only if its facts are unchanged."""
+    """Everything that the candidates depend on, as JSON. A search that was interrupted resumes only if these facts are
+    unchanged."""
     parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.variations))
     return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
 
 
 def goes_on(files: SynthesisFiles) -> bool:
-    """Whether the files were written by an earlier command in which requests failed, so that the command may be
-    repeated."""
+    """Whether an earlier command has written the files `files`, but some of its requests failed. If so, the command may
+    be repeated to request them again."""
     return bool((read_json(files.about) or {}).get("unanswered"))
 
 
@@ -104,7 +105,7 @@ GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
          "distinct": ("near a held-out row", "near-duplicate"),
          "verified": ("refused by the task", "no majority", "not all votes"), "measured": ("not measured",),
          "kept": ("never right", "always right", "outside the range", "beyond --keep")}
-"""Name of a filter -> the reasons with which it removes candidates."""
+"""Name of a filter -> the reasons for which this filter removes candidates."""
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
@@ -131,8 +132,8 @@ def propose_all(explore: Explore, search: Search, part: Path, known: Mapping[str
 
 
 def verdict(measured: MeasuredPrompt, search: Search) -> str:
-    """Why a prompt is not kept: "never right", "always right", "outside the range" or "not measured"; "" if it is kept.
-    """
+    """Why a measured prompt is not kept: "never right", "always right", "outside the range" or "not measured"; "" if it
+    is kept."""
     right, scored = measured.counts
     if measured.reason is not None:
         return "not measured"
@@ -143,8 +144,8 @@ def verdict(measured: MeasuredPrompt, search: Search) -> str:
 
 def filter_rows(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], search: Search, counts: Counter[str]
           ) -> tuple[list[Row], list[Row]]:
-    """Returns (kept rows, other rows), with the columns of their measurements. The other rows also have the reason in
-    the column `refused`. Adds the numbers of rows to `counts`.
+    """Returns (kept rows, other rows), each row with its measured columns. The other rows also have the reason in the
+    column `refused`. Adds the number of rows per reason, and of kept rows, to `counts`.
 
     With search.keep only the rows with the lowest pass rates are kept, sorted by pass rate."""
     accepted, refused = list[Row](), list[Row]()
@@ -165,7 +166,8 @@ def filter_rows(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], sea
 
 
 def gates(counts: Mapping[str, int]) -> dict[str, int]:
-    """Filter (found, distinct, verified, measured, kept) -> number of candidates that passed it."""
+    """Name of a filter (found, distinct, verified, measured, kept) -> number of candidates that passed this filter and
+    those before it. The key "candidates" has the number of all candidates."""
     left, out = sum(counts.values()), {"candidates": sum(counts.values())}
     for name, reasons in GATES.items():
         left -= sum(counts.get(reason, 0) for reason in reasons)
@@ -198,7 +200,7 @@ def write(files: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row]
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesis:
-    """The result of a synthesis."""
+    """The result of a synthesis: the kept rows, and counts of candidates, of failed requests and of costs."""
 
     counts: dict[str, int]  # outcome -> number of candidates with this outcome
     rows: list[Row]
@@ -233,7 +235,8 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
 def _candidates(config: Config, search: Search, files: SynthesisFiles, location: MediaLocation,
                 known: Mapping[str, Any], progress: Progress, settings: WriterSettings | None
                 ) -> tuple[list[Row], Counter[str], dict[str, Any]]:
-    """Returns (rows to measure, reason -> number of removed candidates, results of servers)."""
+    """Returns (rows to measure, reason -> number of removed candidates, {"unanswered", "cost"} of the requests to
+    servers or {})."""
     task = make_task(config)
     writing = settings and PromptWriter(config=config, task=task, search=search, settings=settings, files=files.replies,
                                         location=location, known=known, progress=progress)

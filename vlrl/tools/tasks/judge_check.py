@@ -77,7 +77,8 @@ class Agreement:
 
 @dataclass(kw_only=True)
 class Audit:
-    """The result of `vlrl judge check`."""
+    """The result of `vlrl judge check`: agreement of the judge and of the task's rule with the labels, and biases of
+    the judge."""
 
     judge: Agreement | None = None
     rule: Agreement | None = None
@@ -94,7 +95,7 @@ class Audit:
 
 @prints_aside()
 def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
-    """Compares the verdicts of the judge and of the task's rule with the labels in a file. Without a judge, only the
+    """Compares the verdicts of the judge and of the task's rule with the labels in `file`. Without a judge, only the
     rule's verdicts are compared.
 
     Raises DataError naming file and row for a malformed row, and ConfigError if the file has no rows."""
@@ -120,7 +121,8 @@ def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
 
 
 def read(task: Task, file: Path) -> tuple[list[LabelledAnswer], list[Pair]]:
-    """Reads the labelled answers and the pairs in a file. Raises DataError naming file and row for a malformed row."""
+    """Returns (the labelled answers in a file, the pairs of answers in it). Raises DataError naming file and row for a
+    malformed row, ConfigError if the file has no rows."""
     rows = read_rows(file)
     if not rows:
         raise ConfigError(f'{file} has no rows; each row is {{"id" or "sample", "answer": text, "correct": true}}, or '
@@ -172,8 +174,8 @@ def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wordi
 
 
 def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """How often the judge prefers the better answer, how often its choice changes with the order of the two answers,
-    and its bias towards the first position (share of "first" minus one half)."""
+    """How often the judge prefers the better answer of a pair, how often its choice changes with the order of the two
+    answers, and its bias towards the first position (share of "first" minus one half). {} without pairs."""
     if not pairs:
         return {}
     questions = []

@@ -50,11 +50,12 @@ class RescoredGroup:
 
     @property
     def order(self) -> tuple[float, float | None]:
-        """Returns two measures of how much the ranking of the answers changed: the change, and Kendall's tau-b between
-        the old and the new reward.
+        """Returns (change, tau), two measures of how much the ranking of the group's answers changed between the old
+        and the new reward.
 
-        The change is the mean over pairs of answers: 1 for a swapped pair, 1/2 for a tie made or broken. Tau is None if
-        one of the two rewards is equal for all answers. Unscorable answers are left out."""
+        The change is the mean over pairs of answers: 1 for a swapped pair, 1/2 for a tie made or broken. Tau is
+        Kendall's tau-b; it is None if all answers have the same old or the same new reward. Unscorable answers are left
+        out."""
         both = [(a, b) for a, b in zip(self.old, self.new, strict=True) if a is not None and b is not None]
         if len(both) < 2:
             return 0.0, None
@@ -80,8 +81,8 @@ class _Mean:
 
 @dataclass
 class RewardComparison:
-    """The old and the new reward, compared over all groups. `means` has (old mean, new mean) for each reward part, and
-    for the total under "reward"."""
+    """The old and the new reward, compared over all groups. `means` maps each "part <name>", and "reward" for the
+    total, to (old mean, new mean)."""
 
     rollouts: int = 0
     groups: int = 0
@@ -92,7 +93,8 @@ class RewardComparison:
     flat: list[int] = field(default_factory=lambda: [0, 0])
     """Number of groups in which all answers have the same reward: (under the old reward, under the new reward)."""
     taus: _Mean = field(default_factory=_Mean)
-    """Mean Kendall's tau-b, over the groups in which neither the old nor the new reward is equal for all answers."""
+    """Mean of Kendall's tau-b over groups. Groups whose answers all have the same old or the same new reward are left
+    out."""
     means: dict[str, tuple[_Mean, _Mean]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     unknown_templates: int = 0
@@ -132,8 +134,8 @@ class RewardComparison:
         return [group for _, _, group in sorted(self.most_changed, key=lambda entry: entry[:2], reverse=True)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison as a JSON object. `parts` has the {old, new} means; a mean is null if the reward does not have
-        the part."""
+        """The comparison as a JSON object. `parts` has {"old", "new"} with the mean of each part; a mean is null if the
+        part is missing in that reward."""
         means = {name: {"old": old.value, "new": new.value} for name, (old, new) in self.means.items()}
         groups = [{"group_id": g.group_id, "sample_id": g.sample_id, "step": g.step, "change": g.order[0],
                    "tau": g.order[1], "answers": [
@@ -150,11 +152,12 @@ class RewardComparison:
 
 def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: str | None = None, keep: int = 3,
             progress: Callable[[int, int], None] = lambda done, total: None) -> RewardComparison:
-    """Compares the stored and the new rewards over the training rollouts of `run` in `steps` (None = all), or over the
-    evaluations of `split`.
+    """Compares the stored rewards with newly computed ones. The rollouts are the training rollouts of `run` in `steps`
+    (None = all), or those of the evaluations of `split`. The `keep` groups whose ranking changed most are kept in
+    the result.
 
-    `progress` is called with the number of finished steps and the total. Raises RunError if the run has no such
-    rollouts."""
+    `progress` is called with the number of finished steps and their total number. Raises RunError if the run has no
+    such rollouts."""
     stored = stored_steps(run, split)
     wanted = [step for step in stored if steps is None or step in steps]
     if not wanted:
@@ -184,8 +187,8 @@ def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
 
 @prints_aside()
 def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> RescoredGroup:
-    """Scores one stored group again. Stored answers to variants of the prompt (e.g. with other media) are passed to the
-    scorer as well."""
+    """Scores one stored group again; `rows` are its stored rollouts. Stored answers to variants of the prompt (e.g.
+    with other media) are passed to the task's score_group as well."""
     aside = [row for row in rows if row["variant"] and row["advantage"] is None]
     rows = [row for row in rows if not (row["variant"] and row["advantage"] is None)]
     first = rows[0]
@@ -232,7 +235,7 @@ def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[
 
 
 def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
-    """Returns the sample rebuilt from a stored row, and whether the stored prompt contains a template of the task."""
+    """Returns (the sample rebuilt from a stored row, whether the stored prompt contains a template of the task)."""
     try:
         fields = dict(json.loads(row["sample"]))
     except (ValueError, TypeError, RecursionError):

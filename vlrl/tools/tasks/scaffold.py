@@ -31,7 +31,8 @@ _COLOURS = ("red", "green", "blue", "black")
 
 
 def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
-    """Writes the files of a new task and returns their paths, the task file first. `kind` selects the template.
+    """Writes the files of a new task and returns their paths, the task file first. `kind` selects the template: "task",
+    "rows" or "environment".
 
     Raises ConfigError if the name cannot be a module or shadows another module, if a file exists, or if the folder
     cannot be written."""
@@ -56,14 +57,14 @@ def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
 
 
 def class_name(name: str) -> str:
-    """The class name for a task name: `count_mugs` -> `CountMugs`. `Task` is appended if the template already imports
-    this class name."""
+    """The class name for a task name: `count_mugs` -> `CountMugs`. If the template already imports a class of this
+    name, `Task` is appended."""
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     return f"{camel}Task" if camel in _USED else camel
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError, with a suggestion, if a task file cannot have this name."""
+    """Raises ConfigError if a task file cannot have this name. The message suggests another name."""
     problem = _name_problem(name)
     if problem:
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name.removesuffix(".py"))

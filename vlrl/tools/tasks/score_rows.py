@@ -93,7 +93,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
 
 
 def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
-    """The task that scores a row, and its label ("" if the config has one task)."""
+    """Returns (the task that scores a row, its label, or "" if the config has one task)."""
     label = row.get("task")
     if not task.labels:
         return task, ""
@@ -110,8 +110,8 @@ def to_json(value: Any) -> str:
 
 
 class _Watched(Coordinates):
-    """A task's coordinates in a wrapper that stores the first conversion error in `error`. Scoring alone would turn
-    such an error into a reward part of 0."""
+    """The coordinates `given` of a task in a wrapper that stores the first conversion error in `error`. Scoring alone
+    would turn such an error into a reward part of 0."""
 
     def __init__(self, given: Coordinates):
         self.given = given
@@ -137,7 +137,7 @@ class _Watched(Coordinates):
 
 @contextmanager
 def _watched(task: Task, sample: Sample) -> Iterator[None]:
-    """A context that, when it ends, raises the DataError of a row whose coordinates could not be converted (e.g.
+    """Context manager that, at its end, raises the DataError of a row whose coordinates could not be converted (e.g.
     without `processed_size`)."""
     given, watched = task.coordinates, _Watched(task.coordinates)
     task.coordinates = watched
@@ -152,8 +152,8 @@ def _watched(task: Task, sample: Sample) -> Iterator[None]:
 
 
 def _convert_once(task: Task, convention: Convention, sample: Sample) -> None:
-    """Converts a box once if the model answers in processed pixels, because the completions of the row may not contain
-    any box."""
+    """Has the task convert a box if the model answers in processed pixels, so that an error is found even if no
+    completion of the row contains a box."""
     try:
         if convention.used(sample) == "processed":
             task.oracle(sample)

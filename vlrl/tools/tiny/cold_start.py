@@ -99,7 +99,7 @@ _CLIP_FPS, _CLIP_SIZE = 2, 64
 
 
 def stages(clips: bool = True) -> list[Stage]:
-    """STAGES, with the clips removed for a model that does not support videos."""
+    """Returns STAGES. With clips=False, for a model that does not support videos, the stages have no clips."""
     return [stage if clips else replace(stage, clips=0) for stage in STAGES]
 
 
@@ -145,7 +145,7 @@ def _thought_example(stage: Stage, seed: int, index: int, rng: random.Random) ->
 
 
 def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
-    """A handwritten digit with its label, which is sometimes wrong."""
+    """Returns (the image of a handwritten digit, its label). The label is sometimes wrong, see Stage.misread."""
     from vlrl.tasks import digits  # pyright: ignore[reportMissingImports]  # likewise
 
     arrays, labels = digits.digit_arrays()
@@ -187,7 +187,8 @@ def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 @functools.cache
 def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
-    """Rows (as many as PLANS) and images of simulated drives. Raises ConfigError if highway-env is not installed."""
+    """Returns PLANS pairs (row, image), each a moment of a simulated drive. Raises ConfigError if highway-env is not
+    installed."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers.driving import driving_rows
@@ -233,7 +234,8 @@ def _sample(example: Example, name: str) -> Sample:
 
 
 def run(family: str, out: Path, seed: int) -> None:
-    """Builds a tiny model with random weights and trains it. All data is drawn by code or included in scikit-learn."""
+    """Builds a tiny model of a family with random weights, trains it, and writes it to `out`. All data is drawn by code
+    or included in scikit-learn."""
     started, log = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "random"

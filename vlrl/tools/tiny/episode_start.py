@@ -30,7 +30,7 @@ FROM = "embedded/tiny-qwen3-vl"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of supervised training. `tasks` are the settings of each task of its mixture."""
+    """One stage of supervised training on a mixture of tasks. `tasks` maps the class of each task to its settings."""
 
     name: str
     steps: int
@@ -54,7 +54,8 @@ _Recall: Any = load_class("recall")
 
 
 class _Start(Task):
-    """A task whose scenes occur in no training or held-out split."""
+    """Base class of the tasks of this training. Its scenes occur in no training or held-out split of the tasks zoom and
+    recall."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         task: Any = self
@@ -81,9 +82,9 @@ class Look(_Start, _Zoom):
 
 
 class Read(_Start, _Zoom):
-    """The enlarged image as a question without a tool call.
+    """The plate in the enlarged image as a question that is answered without a tool call.
 
-    In an episode only one token in thirty is about the plate, so reading is also trained separately."""
+    In an episode only one token in thirty is about the plate, so reading it is also trained separately."""
 
     jitter: float = 0.0
     tool: bool = False
@@ -114,7 +115,7 @@ class Mistaken(_Start, _Recall):
 
 
 def misplaced(rng: random.Random, box: Sequence[float], share: float) -> tuple[float, float, float, float]:
-    """A box shifted by up to `share` of its side in each direction, and enlarged up to `1 + 2 * share` times."""
+    """A box shifted in each direction by up to `share` of its width, and enlarged up to `1 + 2 * share` times."""
     side = box[2] - box[0]
     x, y = (rng.uniform(-share, share) * side for _ in range(2))
     more = rng.uniform(0, share) * side
@@ -135,7 +136,8 @@ _CALLS = """{% for call in message['tool_calls'] or () %}<tool_call>{"name": "{{
 
 
 def base(out: Path, seed: int) -> None:
-    """Writes the embedded model with TOKENS added, and a chat template with the name and arguments of each tool."""
+    """Writes the embedded model with TOKENS added to `out`. Its chat template lists the name and arguments of each
+    tool."""
     import torch
     from tokenizers import AddedToken
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -154,7 +156,8 @@ def base(out: Path, seed: int) -> None:
 
 
 def run(out: Path, seed: int) -> None:
-    """Adds the tokens for tool calls to the embedded model, and trains it. All data is drawn by code."""
+    """Adds the tokens for tool calls to the embedded model, trains the model, and writes it to `out`. All data is drawn
+    by code."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "base"

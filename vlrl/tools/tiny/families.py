@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Special tokens of a family's tokenizer, in the family's order."""
+    """Special tokens of a family's tokenizer, in the order of the family's own tokenizer."""
 
     special: tuple[str, ...]  # the special tokens; <|endoftext|>, <|im_start|> and <|im_end|> come first
     eos: str = "<|im_end|>"
