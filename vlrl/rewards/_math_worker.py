@@ -14,22 +14,22 @@ from multiprocessing.connection import Connection
 
 MEMORY = 4 * 2**30  # maximum address space of the process in bytes; an expression that needs more memory fails
 MOST_DIGITS = 5000
-"""Maximum number of digits of an answer's value, if the gold answer has fewer. An answer that may have more digits
-counts as unequal, because evaluating a tower of powers would take all the time."""
+"""An answer whose value may have more digits than this and more digits than the gold answer counts as unequal, because
+evaluating a tower of powers would take all the time."""
 _DIVIDES = re.compile(r"\\[dt]?(?:frac|binom)|\\div|\\gcd|\\lcm|\d\s*[/:]\s*\d")
 
 
 def expression(text, parse, config):
-    r"""Parses a text as the content of one \boxed{}, so that math-verify does not search the text for an expression.
-    Returns math-verify's result: a list that starts with the sympy expression, or [] if parsing fails."""
+    r"""Parses all of `text` as one expression, by enclosing it in \boxed{}. `parse` and `config` are math-verify's
+    function and its extraction settings. Returns a list that starts with the sympy expression; [] if parsing fails."""
     return parse(f"\\boxed{{{text}}}", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
 
 
 def answer(question, parse, verify, config):
-    """Handles one request. Returns {"value": bool}, or {"error": reason} if math-verify raises.
+    """The reply to one request (`question`): {"value": bool}, or {"error": reason} if math-verify raises.
 
     Without an "answer" in the request, the value says whether the gold answer can be parsed. With an "answer", it says
-    whether that answer equals the gold answer."""
+    whether that answer equals the gold answer. `parse`, `verify` and `config` belong to math-verify."""
     try:
         gold = expression(question["gold"], parse, config)
         if "answer" not in question:
@@ -67,14 +67,13 @@ def digits(node):
 
 
 def holds(part):
-    """Whether a subexpression is not a wrong equation. False only for an equation between two numbers that are not
-    equal, such as "3 = 2"; True for all other subexpressions."""
+    """False for an equation between two unequal numbers, such as "3 = 2"; True for every other subexpression."""
     return type(part).__name__ != "Equality" or bool(part.free_symbols) or abs((part.lhs - part.rhs).evalf()) < 1e-6
 
 
 def work_left(text, parse, config):
-    """The number of subexpressions after the last equals sign that still have to be computed: sums and products of
-    several numbers, and single numbers in an unevaluated form such as 10!, 24/2 or sqrt(4)."""
+    """How many computations a text leaves undone after its last equals sign: sums and products of several numbers, and
+    single numbers in an unevaluated form such as 10!, 24/2 or sqrt(4)."""
     text = last_side(text)
     (expr, *_) = expression(text, parse, config) or [None]
     if getattr(expr, "is_Integer", False) and _DIVIDES.search(text):
@@ -150,7 +149,7 @@ def _sibling(name):
 
 
 def main():
-    """Answers requests until the connection closes."""
+    """Answers requests on the connection at standard input until that connection closes."""
     connection = Connection(os.dup(0))
     try:
         import resource

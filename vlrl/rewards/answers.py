@@ -131,9 +131,9 @@ def mathvista(answer: str, truth: str, options: Sequence[str] = (), precision: i
 
 
 def video_mme(answer: str, truth: str) -> float | None:
-    """1 if an answer is correct under Video-MME's rule (2405.21075, eval_your_results.py linked from its page), else 0:
-    the first capital letter from A to D anywhere in the answer must be `truth`. None if the answer contains no such
-    letter; Video-MME leaves these answers out of its accuracy."""
+    """1 if an answer is correct under the rule of Video-MME (2405.21075; eval_your_results.py, linked from the page of
+    Video-MME), else 0: the first capital letter from A to D anywhere in the answer must be `truth`. None if the
+    answer contains no such letter; Video-MME leaves these answers out of its accuracy."""
     match = re.search("[ABCD]", answer[:MOST_CHARACTERS].replace("Answer:", ""))
     return float(match[0] == truth) if match else None
 
@@ -269,8 +269,9 @@ written; `tolerant` returns more lenient functions."""
 def tolerant(kind: str, options: Sequence[str] = (), labels: Sequence[str] = (), tolerance: float = 0.0) -> Scorer:
     """The scoring function of the answer type `kind`, for answers in free wording.
 
-    The function accepts an option by its letter or text, a number among words, and a label from a closed list
-    regardless of case and punctuation. The other types are scored as in `STRICT`."""
+    The function accepts an option by its letter or text, a number among words that differs from the truth by at most
+    `tolerance`, and one of the closed list `labels` regardless of case and punctuation. The other types are scored as
+    in `STRICT`."""
     if kind == "choice":
         return partial(choice, options=options)
     if kind == "number":

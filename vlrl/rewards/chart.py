@@ -1,5 +1,5 @@
-"""Chart values, transcripts, counts, and yes or no: answers that name exactly one thing. No text makes a function
-raise."""
+"""Parses and compares answers that name exactly one thing: a chart value, a count, yes or no, a transcript. No text
+makes a function raise."""
 
 import re
 

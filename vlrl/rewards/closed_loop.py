@@ -15,8 +15,7 @@ LEAST_TTC = 0.95  # Time to collision in seconds; below it, the reward of a deci
 BRAKING, PUSHING, SIDEWAYS = -4.05, 2.40, 4.89
 """Largest comfortable accelerations in m/s^2: braking, speeding up, and sideways. The values are nuPlan's."""
 HALF = 0.5
-"""Factor for a soft infraction that has no degree (it either occurs or does not), such as too small a time to
-collision."""
+"""Penalty factor for a soft infraction that either occurs or does not, such as too short a time to collision."""
 
 
 def carl(before: float, now: float, factors: Iterable[float]) -> float:
@@ -27,18 +26,21 @@ def carl(before: float, now: float, factors: Iterable[float]) -> float:
 
 
 def speed_factor(speed: float, limit: float) -> float:
-    """1 up to 10 % above the speed limit (which must be > 0), then falling linearly to 0 at 50 % above it."""
+    """The penalty factor for speed: 1 up to 10 % above the speed limit (which must be > 0), then falling linearly to 0
+    at 50 % above it."""
     over = speed / limit - 1 - SPEED_SLACK
     return min(1.0, max(0.0, 1 - over / SPEED_SPAN))
 
 
 def gap_factor(ttc: float) -> float:
-    """0.5 if the smallest time to collision was below 0.95 s, else 1. Infinity means that nothing is ahead."""
+    """The penalty factor for following too closely: 0.5 if `ttc`, the smallest time to collision, is below 0.95 s, else
+    1. A `ttc` of infinity means that nothing is ahead."""
     return HALF if ttc < LEAST_TTC else 1.0
 
 
 def comfort_factor(along: Iterable[float], across: Iterable[float]) -> float:
-    """1 if all accelerations along and across the vehicle (m/s^2) are within the comfort bounds, else 0.5."""
+    """The penalty factor for comfort: 1 if all accelerations along and across the vehicle (m/s^2) are within the
+    comfort bounds, else 0.5."""
     gentle = all(BRAKING <= a <= PUSHING for a in along) and all(abs(a) <= SIDEWAYS for a in across)
     return 1.0 if gentle else HALF
 

@@ -1,5 +1,5 @@
-"""Plans that are checked against lists of constraints: process rewards from "share of constraints satisfied" to "all
-satisfied". No plan makes a function raise.
+"""Rewards plans by the constraints that they satisfy: by the share of satisfied constraints, and for satisfying all. No
+plan makes a function raise.
 
     parts = levels({"commonsense": [True, False], "hard": [True]})
     # {"commonsense_micro": .5, "commonsense_macro": 0, "hard_micro": 1, "hard_macro": 1, "pass": 0}
@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 
 
 def levels(satisfied: Mapping[str, Collection[bool]]) -> dict[str, float]:
-    """The reward parts of a plan. For each kind of constraint: `<kind>_micro`, the share of constraints satisfied, and
-    `<kind>_macro`, 1 if all are satisfied. For the plan: `pass`, 1 if all constraints of all kinds are satisfied. A
-    kind without constraints counts as satisfied."""
+    """The reward parts of a plan. `satisfied` says for each kind of constraint which of its constraints are satisfied.
+    `<kind>_micro` is the share of satisfied constraints (1 if there are none). `<kind>_macro` is 1 if all
+    constraints of the kind are satisfied, else 0. `pass` is 1 if all constraints of all kinds are satisfied, else 0."""
     shares: dict[str, float] = {}
     for kind, each in satisfied.items():
         shares[f"{kind}_micro"] = sum(map(bool, each)) / len(each) if each else 1.0
@@ -25,7 +25,7 @@ def levels(satisfied: Mapping[str, Collection[bool]]) -> dict[str, float]:
 
 
 def gained(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """The increase of each reward part from `before` to `now`; with `before={}` the values of `now`. If every turn
-    returns these increases as `Step.parts`, they add up to the parts of the last turn, so undoing and redoing
-    something earns nothing."""
+    """The increase of each reward part from `before` ({} at the start) to `now`. If an environment returns the
+    increases as `Step.parts` of every turn, they add up to the parts after the last turn. Undoing and redoing
+    something therefore earns nothing."""
     return {name: value - before.get(name, 0.0) for name, value in now.items()}

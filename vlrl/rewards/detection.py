@@ -73,7 +73,8 @@ def average_precision(predictions: Sequence[Detection], truths: Sequence[Detecti
 
 def _hits(overlaps: Sequence[Sequence[float]], truths: int, threshold: float) -> list[bool]:
     """For each prediction, in order of descending score: whether it matches a ground truth that no earlier prediction
-    has matched."""
+    has matched. `overlaps` has one row of IoUs per prediction, `truths` is the number of ground truths, and a match
+    has an IoU of at least `threshold`."""
     free, hits = set(range(truths)), []
     for row in overlaps:
         best = max(free, key=lambda j: (row[j], j), default=None)
@@ -86,8 +87,8 @@ def _hits(overlaps: Sequence[Sequence[float]], truths: int, threshold: float) ->
 
 @lru_cache(maxsize=64)  # neighbouring thresholds mostly have the same hits
 def _interpolated(hits: tuple[bool, ...], truths: int) -> float:
-    """Average precision at 101 recall levels; at each level, the best precision at this recall or a higher one counts.
-    """
+    """Average precision at 101 recall levels, from the result of `_hits` and the number of ground truths. At each
+    level, the best precision at this recall or a higher one counts."""
     right = list(accumulate(hits))
     precision = [n / (i + 1) for i, n in enumerate(right)]
     best = list(accumulate(reversed(precision), max))[::-1]
@@ -156,8 +157,8 @@ def clipped(value: float, low: float, high: float) -> float:
 
 def greedy_matches(predictions: Sequence[Detection], truths: Sequence[Detection],
                    threshold: float = 0.5) -> list[float]:
-    """For each prediction, in order of descending confidence: its IoU with the best ground truth that is not yet
-    matched, or 0 if this IoU does not exceed `threshold`."""
+    """For each prediction, the IoU with the ground truth that it matches; 0 if it matches none. In order of descending
+    confidence, a prediction matches the best ground truth that is still free if their IoU exceeds `threshold`."""
     order = sorted(range(len(predictions)), key=lambda i: -predictions[i]["score"])
     overlaps = iou_matrix([d["box"] for d in predictions], [t["box"] for t in truths])
     free, matched = set(range(len(truths))), [0.0] * len(predictions)
@@ -170,8 +171,8 @@ def greedy_matches(predictions: Sequence[Detection], truths: Sequence[Detection]
 
 
 def calibration(predictions: Sequence[Detection], matched: Sequence[float]) -> float:
-    """Visual-RFT's confidence reward (2503.01785): the mean over the predictions of the confidence of a matched one and
-    1 - confidence of an unmatched one."""
+    """Visual-RFT's confidence reward (2503.01785): the mean of the confidences, where an unmatched prediction counts
+    with 1 - confidence. `matched` is the result of `greedy_matches`. 0 if there are no predictions."""
     given = [d["score"] if m > 0 else 1 - d["score"] for d, m in zip(predictions, matched, strict=True)]
     return sum(given) / len(given) if given else 0.0
 
@@ -182,10 +183,10 @@ def calibration(predictions: Sequence[Detection], matched: Sequence[float]) -> f
 def coco_map(predictions: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Detection]],
              crowds: Sequence[Sequence[Detection]] = ()) -> dict[str, float]:
     """COCO's metrics `map` and `map@.5` over several images, computed by pycocotools; {} if there are no ground truths.
+    Every argument has one list of boxes per image.
 
-    `crowds` are regions of each image in which extra predictions of the region's label do not count as errors. A
-    missing score counts as 1. Of predictions with equal scores, the earlier one in the order of the images comes first.
-    """
+    `crowds` are regions in which extra predictions of the region's label do not count as errors. A missing score counts
+    as 1. Of predictions with equal scores, the earlier one in the order of the images comes first."""
     labels = sorted({t["label"] for image in truths for t in image})
     if not labels:
         return {}
@@ -211,7 +212,8 @@ def coco_map(predictions: Sequence[Sequence[Detection]], truths: Sequence[Sequen
 
 
 def _entry(image: int, detection: Detection, number: Mapping[str, int], crowd: int) -> dict[str, Any]:
-    """A box as a COCO annotation. A box that is inverted along one axis gets a negative area, which COCO ignores."""
+    """A box as a COCO annotation of the given image. `number` maps labels to COCO's category numbers; `crowd` is 1 for
+    a crowd region, else 0. A box that is inverted along one axis gets a negative area, which COCO ignores."""
     x1, y1, x2, y2 = detection["box"]
     return {"image_id": image, "category_id": number[detection["label"]], "bbox": [x1, y1, x2 - x1, y2 - y1],
             "area": (x2 - x1) * (y2 - y1), "iscrowd": crowd, "score": detection.get("score", 1.0)}

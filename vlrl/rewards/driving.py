@@ -80,7 +80,7 @@ def mean_weight(words: Collection[str], weights: Mapping[str, float]) -> float:
 
 def diversity(answers: Sequence[Collection[str]]) -> list[float]:
     """AlphaDrive's diversity factor for each answer of a group, in [.8, 1]: 1 - min(.2, share of answers with the same
-    words).
+    words). An answer is given as its words.
 
     This is Algorithm 1 of 2503.07608, but computed over the whole group, so that the result does not depend on the
     order of the answers. Answers without words are not counted and get a factor of 1."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 def combined(name: str, scores: Sequence[float], lam: float | None = None) -> float:
-    """Combines the scores with the function `name` in ENSEMBLES; `lam` weighs the disagreement (None: as in the paper).
-    """
+    """Combines scores into one reward by the function that ENSEMBLES has under `name`. `lam` is the weight of the
+    disagreement; None = the weight of the function's paper."""
     return ENSEMBLES[name](scores) if lam is None else ENSEMBLES[name](scores, lam)
 
 

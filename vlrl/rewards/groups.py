@@ -8,9 +8,10 @@ _ROUNDING = 1e-12
 
 
 def temporal_bonus(ordered: Sequence[float], shuffled: Sequence[float], ratio: float = 0.8) -> list[float]:
-    """T-GRPO's temporal bonus (2503.21776) for each answer: 1 for a correct answer if the group's mean accuracy exceeds
-    `ratio` times the mean accuracy of the answers to shuffled frames, else 0. All are 0 if there are no answers to
-    shuffled frames. Accuracies are in [0, 1]."""
+    """T-GRPO's temporal bonus (2503.21776) for each answer of a group: 1 for a correct answer if the group's mean
+    accuracy exceeds `ratio` times the mean accuracy with shuffled frames, else 0. `ordered` are the group's
+    accuracies in [0, 1], `shuffled` those of answers to the same clip with shuffled frames. Without the latter, all
+    bonuses are 0."""
     earned = bool(ordered) and bool(shuffled) and _mean(ordered) > ratio * _mean(shuffled) + _ROUNDING
     return [float(earned and accuracy > CORRECT) for accuracy in ordered]
 

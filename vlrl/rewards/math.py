@@ -138,8 +138,8 @@ def readable(gold: str, seconds: float = SECONDS) -> bool:
 
 
 def verified(answer: str, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
-    """Whether math-verify finds two expressions equal, without the shortcuts of `equal`. Raises the same errors as
-    `equal`."""
+    """Whether math-verify finds two expressions equal. Unlike `equal`, it also asks math-verify about plain numbers and
+    identical texts. The parameters and the errors raised are those of `equal`."""
     return _verdict(gold, answer, seconds, worked_out)
 
 
@@ -152,8 +152,9 @@ def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = T
 
 @functools.lru_cache(maxsize=50_000)
 def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool) -> bool | str:
-    """The cached verdict, or the reason as a string if math-verify returned none. Caching the failures too means that a
-    comparison that hangs does so only once."""
+    """The verdict of math-verify, cached; the reason as a string if there is no verdict. With answer=None, the verdict
+    says whether the gold answer can be parsed. Failures are cached too, so that a comparison that hangs does so only
+    once."""
     question = {"gold": gold, "seconds": seconds, "worked_out": worked_out}
     try:
         return _VERIFIER.ask(question | ({} if answer is None else {"answer": answer}))
@@ -165,7 +166,7 @@ def require_library() -> None:
     """Raises ConfigError if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
         raise ConfigError("answers of rows with answer_type=math are checked by math-verify, which is not installed: "
-                          "pip install 'math-verify[antlr4_13_2]', or set their answer_type to number or text")
+                          "pip install 'math-verify[antlr4_13_2]', or set answer_type=number or text in these rows")
 
 
 def _latex(text: str) -> str:

@@ -108,7 +108,8 @@ def _braced(body: str) -> list[int]:
 
 
 def _closes(body: str, at: int) -> bool:
-    """Whether there is a closing brace on the rest of the line or, if the rest is blank, on the next non-blank line."""
+    """Whether a closing brace follows position `at` of `body` on the same line or, if the rest of this line is blank,
+    on the next non-blank line."""
     end = body.find("\n", at)
     rest = body[at:] if end < 0 else body[at:end]
     if "}" in rest:
@@ -188,9 +189,9 @@ def squad_f1(answer: str, truth: str) -> float:
 
 
 def gui_act_step(truth: Action, answer: Action | None, elements: Sequence[Place] = ()) -> dict[str, float]:
-    """Scores one action as GUI-Act's own evaluation does (GUICourse, 2406.11317, eval_single_action.py). Returns 0 or 1
-    for `type` and for `step` (the step success rate), and `score` in [0, 1]. Taps are fractions of the screen size
-    with three digits; boxes are in pixels.
+    """Scores one action as GUI-Act's own evaluation does (GUICourse, 2406.11317, eval_single_action.py). Returns `type`
+    and `step` (the step success rate), each 0 or 1, and `score` in [0, 1], which also rewards a partly correct
+    argument. Taps are fractions of the screen size with three digits; boxes are in pixels.
 
     A click is correct if `element_of` maps the answered box to the element with the index `truth["element"]`. A text is
     correct with an F1 above .5, a scroll or swipe with the correct direction. Action types that GUI-Act does not know

@@ -114,11 +114,11 @@ def closing_tag(opened: str) -> str:
 
 def scored_text(text: str, opened: str = "") -> str:
     """The text that is scored: `opened`, which is the end of the prompt that the model continued (such as "<think>"),
-    followed by the completion.
+    followed by the completion `text`.
 
-    A block that the prompt both opened and closed, such as an empty <think></think>, is left out in two cases: if the
-    completion starts with a block of the same name, which replaces it, and if the completion starts with neither a tag
-    nor a box, so that it does not consist of blocks."""
+    If the prompt both opened and closed a block, such as an empty <think></think>, `opened` is left out in two cases.
+    Either the completion starts with a block of the same name, which replaces the prompt's block. Or it starts with
+    neither a tag nor a box, so its format has no blocks."""
     if not opened or closing_tag(opened):
         return opened + text
     blocks = [match[0] for match in _OPENING.finditer(opened)]
@@ -232,9 +232,9 @@ def choice_letters(text: str, letters: str = "ABCDE") -> str:
 def token_f1(a: str, b: str, contained: bool = False) -> float:
     """The F1 score of the sets of words of two texts, in [0, 1], ignoring case; 1 if both texts are empty.
 
-    If both texts are single words and one contains the other, the result depends on `contained`: with it, they count as
-    equal, even if one is a single letter (GUI-R1, 2504.10458). Without it, the result is the F1 score of their letters,
-    or 0 if one is a single letter."""
+    Two single words of which one contains the other are an exception. If `contained` is true, they count as equal, even
+    if one is a single letter (GUI-R1, 2504.10458). Otherwise the result is the F1 score of their letters, or 0 if one
+    is a single letter."""
     first, second = set(a.casefold().split()), set(b.casefold().split())
     if not first or not second:
         return float(first == second)

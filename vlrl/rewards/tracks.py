@@ -15,8 +15,8 @@ Track = Sequence[Sequence[float] | None]
 
 
 def overlaps(track: Track, truth: Track) -> list[float]:
-    """The IoU for each frame in which the object is visible. A missing box gives 0. If the two tracks differ in their
-    number of frames, all values are 0."""
+    """The IoU of two tracks in each frame in which the object is visible, i.e. in which `truth` has a box. A missing
+    box in `track` gives 0. If the two tracks differ in their number of frames, all values are 0."""
     if len(track) != len(truth):
         track = [None] * len(truth)
     return [0.0 if box is None else iou(box, true) for box, true in zip(track, truth, strict=True) if true is not None]

@@ -88,8 +88,9 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 
 def canonical_verdict(text: str, fields: Fields | None = None) -> str:
-    """A normal form of a reply, so that equivalent replies compare as equal: its fields as JSON if `fields` are given,
-    else the last decimal number such as 1.0, else the text in lower case with single spaces."""
+    """A judge's reply in a normal form, so that equivalent replies compare as equal. With `fields`, it is the reply's
+    fields as JSON. Otherwise it is the last decimal number such as 1.0 or, if there is none, the text in lower case
+    with single spaces."""
     if fields:
         return json.dumps(read_fields(text, fields), sort_keys=True)
     numbers = re.findall(r"(?<![\d.])-?\d+\.\d+(?![\d.])", text)

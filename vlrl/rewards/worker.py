@@ -1,5 +1,5 @@
-"""A worker process that answers one request at a time. If it takes too long, it is killed together with everything it
-started.
+"""A worker process that answers one request at a time. A process that takes too long is killed together with everything
+it started.
 
     worker = Worker(start)                                  # start() -> (connection, the process or its id)
     reply = worker.ask(request, lambda: (progress, seconds))
@@ -40,8 +40,8 @@ class WorkerHung(WorkerEnded):
 
 
 class Worker:
-    """One worker process. It is started at the first request, and again at the next request after it ended or was
-    killed."""
+    """Sends requests to a process of its own, which is started at the first request and, after it has ended or was
+    killed, again at the next one."""
 
     def __init__(self, start: Callable[[], tuple[Connection, subprocess.Popen[bytes] | int]]):
         self._start = start
@@ -51,7 +51,7 @@ class Worker:
         self.late = 0  # number of replies that did not belong to the current request and were dropped
         self._connection: Connection | None = None
         self._number = self._answered = 0
-        """Numbers of the last request sent, and of the last request whose reply was received."""
+        """Number of the last request sent; `_answered` is the number of the last request whose reply was received."""
 
     def ask(self, request: bytes, patience: Callable[[], tuple[object, float]]) -> bytes:
         """Sends a request and returns the reply.
@@ -115,7 +115,8 @@ class Worker:
 
 
 def _await(connection: Connection, patience: Callable[[], tuple[object, float]]) -> None:
-    """Waits for a reply. Raises WorkerHung if the progress has not changed for too long."""
+    """Waits until a reply can be received. `patience` is that of `Worker.ask`. Raises WorkerHung if the progress has
+    not changed for too long."""
     at, seconds = patience()
     quiet, then = 0.0, time.monotonic()
     while not connection.poll(tick := min(_TICK_S, seconds / 4)):
