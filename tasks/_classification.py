@@ -105,8 +105,9 @@ def names_in(text: str) -> list[str]:
 
 
 def _names(form: AnswerFormat, row: Record, given: str, label: str, negations: bool) -> bool:
-    """Whether an answer's text names the class `label`. With `negations`, a text that starts with a negation matches
-    only class names that also start with a negation, and a clause that denies the class does not count."""
+    """Whether the text `given` of an answer names the class `label`, as decided by the answer format. With `negations`,
+    a text that starts with a negation matches only class names that also start with a negation, and a clause that
+    denies the class does not count."""
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
     own = [name for name in own if denies(name)] if negations and denies(given) else own
@@ -175,8 +176,8 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 
 
 def _plain(row: Record, answer: Answer) -> float:
-    """Returns 1 if the answer consists of names from the row's list; if the row has no list, 1 for a single line
-    without tags. Else 0."""
+    """Returns 1 if the answer consists of names from the row's `labels`; if the row has no `labels`, 1 for a single
+    line without tags. Else 0."""
     text = said(answer)
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])
@@ -252,10 +253,10 @@ RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_think
 
 
 def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
-    """Selects `shots` samples per class, from the (id, classes) of each sample; returns their indices. A class with
-    fewer samples is taken completely. The samples are taken in an order that depends only on their ids and on `seed`.
-    Smaller selections are therefore subsets of larger ones, and the order of the rows does not matter. A sample with
-    several classes is taken if at least one of its classes still needs samples."""
+    """Selects `shots` samples per class, from the (id, classes) of each sample; returns the indices of the selected
+    samples. A class with fewer samples is taken completely. The samples are taken in an order that depends only on
+    their ids and on `seed`. Smaller selections are therefore subsets of larger ones, and the order of the rows does
+    not matter. A sample with several classes is taken if at least one of its classes still needs samples."""
     def drawn(place: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{samples[place][0]}".encode("utf-8", "backslashreplace")).digest()
     taken: Counter[str] = Counter()
@@ -305,7 +306,8 @@ def halves(all_classes: Sequence[str]) -> dict[str, list[str]]:
 
 
 def validated(row: Record) -> dict[str, Any]:
-    """The row with its label, class names and synonyms converted to strings. Raises DataError if one is unusable."""
+    """The row with its label, class names and synonyms converted to strings. Raises DataError if one of these is
+    unusable."""
     label = row.get("label")
     several = isinstance(label, list) or row.get("multi") is True
     given = label if isinstance(label, list) else [label]

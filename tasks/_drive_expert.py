@@ -1,5 +1,5 @@
-"""A rule-based driver for demonstrations: it tries each action that it prefers in a copy of the world, and takes the
-first safe one.
+"""A rule-based driver for demonstrations. It tries its preferred actions one after the other in a copy of the world,
+and takes the first safe one.
 
 An action is safe if the vehicle can come to a stop afterwards without an infraction. The driver knows what the other
 vehicles will do, which no model knows, so its success does not show what can be inferred from the images."""
@@ -14,8 +14,8 @@ from ._drive_world import STEP, Decision, World
 
 _STOPPING = 4  # seconds within which a stop is tried
 _BEHIND = 35.0
-"""Thresholds of a lane change: how close (in metres) a slower vehicle ahead must be, and by how many metres the other
-lane must be freer."""
+"""Largest distance in metres to a slower vehicle ahead at which a lane change is considered; `_FREER` says by how many
+metres the other lane must be freer."""
 _FREER = 8.0
 _SIDEWAYS, _EASY = 4.0, 2.0  # lateral acceleration in a bend, and deceleration before it, in m/s^2
 _BEND = 3  # points over which curvature is measured, because roads meet at cut angles
@@ -36,7 +36,8 @@ def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: 
 
 
 def choose(world: World, ways: bool) -> Decision:
-    """The expert's most preferred safe decision: as waypoints with `ways`, else as words."""
+    """The most preferred decision among the safe ones; to stop if none is safe. With `ways` it consists of waypoints,
+    else of words."""
     liked = (as_waypoints(world, words) if ways else words for words in _liked(world))
     stop = Decision("STOP")
     return next((decision for decision in liked if _safe(world, decision)), as_waypoints(world, stop) if ways else stop)
@@ -108,7 +109,7 @@ def _paths(world: World) -> list[str]:
 
 
 def _free(world: World, number: int) -> float:
-    """Metres to the next vehicle ahead in the given lane of the current road; 100 if there is none."""
+    """Metres to the next vehicle ahead in lane number `number` of the current road; 100 if there is none."""
     lane = world.road.network.get_lane((*world.ego.lane_index[:2], number))
     own, ahead = lane.local_coordinates(world.ego.position)[0], [100.0]
     for other in world.road.vehicles:

@@ -29,19 +29,20 @@ class Scene:
 Make = Callable[..., Any]
 
 
-def _begin(road: Road, rng: random.Random, make: Make, lane: Lane, at: float, limit: float) -> None:
+def _begin(road: Road, rng: random.Random, new_vehicle: Make, lane: Lane, at: float, limit: float) -> None:
     where, speed = road.network.get_lane(lane), rng.uniform(0.5, 0.9) * limit
-    ego = make(road, where.position(at, 0), where.heading_at(at), speed, target_lane_index=lane)
+    ego = new_vehicle(road, where.position(at, 0), where.heading_at(at), speed, target_lane_index=lane)
     ego.lane_index, ego.lane = lane, where
     ego.target_speed = speed
     road.vehicles.append(ego)
 
 
-def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Draws a Scene on a highway with three lanes, whose slower traffic the driver has to overtake to be in time."""
+def highway(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
+    """Draws a Scene on a highway with three lanes, whose slower traffic the driver has to overtake to be in time.
+    `new_vehicle` constructs the driven vehicle; `traffic` scales the number of other vehicles."""
     road, limit = empty_road("highway", rng.getrandbits(32)), rng.choice((12.0, 14.0, 16.0))
     lane, at = ("0", "1", rng.randrange(3)), rng.uniform(100, 900)
-    _begin(road, rng, make, lane, at, limit)
+    _begin(road, rng, new_vehicle, lane, at, limit)
     for number in range(3):
         ahead = at + (rng.uniform(18, 30) if number == lane[2] else rng.uniform(-6, 25))
         while ahead < at + 130:
@@ -53,11 +54,12 @@ def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
     return Scene(road, lane, at, ("1",), limit, "Follow the road.")
 
 
-def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Draws a Scene on a motorway ramp: the lane ends, so the driver has to merge into a gap in the next lane."""
+def merge(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
+    """Draws a Scene on a motorway ramp: the lane ends, so the driver has to merge into a gap in the next lane. The
+    arguments are those of `highway`."""
     road, limit, at = empty_road("merge", rng.getrandbits(32)), rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 14)
     lane = ("b", "c", 2)
-    _begin(road, rng, make, lane, at, limit)
+    _begin(road, rng, new_vehicle, lane, at, limit)
     for number in (0, 1):
         ahead = at + rng.uniform(-8, 12)
         while ahead < 76:
@@ -73,14 +75,15 @@ def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
     return Scene(road, lane, at, ("c", "d"), limit, "Merge left.")
 
 
-def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Draws a Scene at an intersection with four arms. All vehicles yield according to the right of way."""
+def intersection(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
+    """Draws a Scene at an intersection with four arms. All vehicles yield according to the right of way. The arguments
+    are those of `highway`."""
     road, limit = empty_road("intersection", rng.getrandbits(32)), 10.0
     arm, (turn, words) = rng.randrange(4), rng.choice(
         ((1, "Turn left."), (2, "Go straight."), (3, "Turn right.")))
     to, at = (arm + turn) % 4, 100 - rng.uniform(14, 30)
     lane = (f"o{arm}", f"ir{arm}", 0)
-    _begin(road, rng, make, lane, at, limit)
+    _begin(road, rng, new_vehicle, lane, at, limit)
     for other in sorted({0, 1, 2, 3} - {arm}):
         before = rng.uniform(2, 30)
         while before < 60:
@@ -94,14 +97,15 @@ def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
     return Scene(road, lane, at, (f"ir{arm}", f"il{to}", f"o{to}"), limit, words)
 
 
-def roundabout(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Draws a Scene at a roundabout with traffic on its ring: the driver has to enter and to leave it."""
+def roundabout(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
+    """Draws a Scene at a roundabout with traffic on its ring: the driver has to enter and to leave it. The arguments
+    are those of `highway`."""
     road, limit, arms, arm = empty_road("roundabout", rng.getrandbits(32)), 8.0, "senw", rng.randrange(4)
     here, lane = arms[arm], (f"{arms[arm]}er", f"{arms[arm]}es", 0)
     exits = rng.choice((1, 2, 3))
     out = arms[(arm + exits) % 4]
     at = road.network.get_lane(lane).length - rng.uniform(1, 6)
-    _begin(road, rng, make, lane, at, limit)
+    _begin(road, rng, new_vehicle, lane, at, limit)
     nodes = [f"{here}es", f"{here}e"]
     for step in range(1, exits + 1):
         nodes += [f"{arms[(arm + step) % 4]}x", f"{arms[(arm + step) % 4]}e"]

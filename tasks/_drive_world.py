@@ -31,7 +31,7 @@ from ._drive_scenes import SCENES
 STEP = 0.2
 """Seconds per simulation step; a decision lasts one second."""
 PACE = 0.65
-"""Share of the speed limit at which the vehicle reaches the goal in time."""
+"""Mean speed, as a share of the speed limit, with which the vehicle reaches the goal just in time."""
 _MARGIN = 1.0  # metres beside the lanes of the route that still count as on it
 _FASTER = 3.0  # largest change of speed per second by a speed word, in m/s
 _SOON = 0.5  # seconds ahead at which a vehicle following waypoints aims
@@ -143,8 +143,9 @@ class Route:
         return abs(aside) <= way.width_at(along) / 2 + _MARGIN
 
     def points(self, lane: int, done: float, far: float = _FAR) -> np.ndarray:
-        """Returns [n, 2] positions along the route ahead, two metres apart, up to `far` metres or the goal. They follow
-        lane number `lane`, or the last lane where the road has fewer lanes."""
+        """Returns [n, 2] positions along the route, two metres apart. They begin `done` metres after the start and
+        extend over `far` metres, or to the goal if it is nearer. They follow lane number `lane`, or the last lane
+        where the road has fewer lanes."""
         ends = np.arange(done, min(done + far, self.length), 2.0)
         return np.array([self._place(lane, float(at)) for at in (*ends, min(done + far, self.length))])
 

@@ -1,5 +1,5 @@
-"""Recipes of the driving task. They answer with a plan in words, are rewarded by images of the plan's outcome, or
-answer with a trajectory of waypoints."""
+"""Recipes of the driving task. The answer is a plan in words or a trajectory of waypoints; some recipes reward a plan
+by an image of its outcome."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -66,7 +66,8 @@ def _oracle_plan(task: Any, sample: Sample) -> str | None:
 
 
 def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """Metrics `speed_acc`, `path_acc`, `joint_acc` (both) of a parsed plan `given`: 1 for the true words, else 0."""
+    """The metrics of the parsed plan `given`: `speed_acc`, `path_acc` and `joint_acc` (both heads), each 1 if the words
+    are the true words, else 0. {} for a row without a valid plan."""
     truth = _true_plan(task, sample)
     if truth is None:
         return {}
@@ -126,7 +127,7 @@ PLAN = Recipe(
 
 def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
     """Makes a group reward function with the parts `speed` and `path`. Each part is `pay(F1 of the words, mean weight
-    of the words, novelty)`, where `novelty` compares the words with those of the other answers in the group."""
+    of the words, novelty of the words)`. The function `novelty` gives the last value for every answer of the group."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
         plans = [_plan_of(task, answer) for answer in answers]
@@ -183,8 +184,8 @@ def _way_format(answer: Answer, points: Any, truth: Any) -> float:
 
 
 def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Two penalties of a trajectory, each 0 or 1: for hitting an obstacle, and for leaving the road. Both are checked
-    up to the time of the last true waypoint."""
+    """Two penalties of a trajectory, each 0 or 1: (it hits an obstacle, it leaves the road). Both are checked up to the
+    time of the last true waypoint."""
     obstacles, drivable = sample.get("obstacles"), sample.get("drivable")
     if not obstacles and not drivable:
         return 0.0, 0.0
@@ -241,9 +242,9 @@ def needs_outcomes(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
-    """Makes a group reward function with the part `goal`, from the image of each plan's outcome. The part is `pay(task,
-    cosines)`, with the cosine similarities of the image to task.goal_negative and task.goal_positive. It is 0 for a
-    plan that the row has no image for."""
+    """Makes a group reward function with the part `goal`: `pay(task, cosines)` of the image that the row has for the
+    outcome of the plan. `cosines` are the cosine similarities of the image to task.goal_negative and
+    task.goal_positive. The part is 0 for a plan without an image."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # looked up first, so that no image is read if the service is absent
         plans = [plan_text(_plan_of(task, answer)) for answer in answers]

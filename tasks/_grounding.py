@@ -118,7 +118,8 @@ def _read_rec(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """VLM-R1 REC: the accuracy is the IoU of the first box in the first <answer> tag."""
+    """The reward parts of VLM-R1 REC: `accuracy`, the IoU of the first box in the first <answer> tag, and `format`. If
+    the object is absent, `accuracy` is 1 for an answer that says so, else 0."""
     truth = first_box(task, sample)
     if truth is None:
         return {"accuracy": float(says_none(answer_tag(answer.text) or "")),
@@ -145,7 +146,8 @@ VLM_R1_REC = _one_box_recipe(
 
 
 def _open(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Stage 3 of Curr-ReFT: the accuracy is 1 if a box, anywhere in the answer, has an IoU above .5."""
+    """The reward parts of stage 3 of Curr-ReFT: `accuracy`, 1 if the first box in the answer has an IoU above .5, and
+    `format`. If the object is absent, `accuracy` is 1 for an answer that says so, else 0."""
     truth = first_box(task, sample)
     if truth is None:
         return {"accuracy": float(says_none(answer_text(answer.text))), "format": think_answer_format(answer.text)}
@@ -164,9 +166,10 @@ CURR_REFT_OPEN = replace(VLM_R1_REC, read=_read_open, score=_open)
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-def _detections(task: Any, sample: Sample, text: str | None, boxes: str = "bbox_2d") -> list[dict[str, Any]]:
-    """The boxes (under the key `boxes`) and labels in a Python or JSON literal, in pixels of the original image."""
-    detections = read_detections(read_literal(text), boxes) if text is not None else []
+def _detections(task: Any, sample: Sample, text: str | None) -> list[dict[str, Any]]:
+    """The boxes (`bbox_2d`) and labels of the list in a text, a Python or JSON literal. The boxes are converted to
+    pixels of the original image. [] if there is no such list."""
+    detections = read_detections(read_literal(text)) if text is not None else []
     return [{"box": pixels(task, sample, d["box"]), "label": label_of(task, d["label"])} for d in detections]
 
 
@@ -200,8 +203,8 @@ def _ovd_problem(task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _ovd(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """VLM-R1 OVD: the accuracy is the reward that `_ovd_method` chooses. If the row has no boxes, the right answer is
-    "None" or an empty list."""
+    """The reward parts of VLM-R1 OVD: `accuracy`, the reward that `_ovd_method` chooses, and `format`. If the row has
+    no boxes, the right answer is "None" or an empty list."""
     wanted, given = truths(task, sample), answer_tag(answer.text, "last")
     boxes = _read_ovd(task, sample, answer)
     if not wanted:  # an unparsable answer does not claim that nothing is there
@@ -235,8 +238,8 @@ VLM_R1_OVD = _all_boxes_recipe(
 
 
 def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """The boxes of the JSON list; without a list, boxes written as four numbers 0..1000. Boxes with exchanged corners
-    are dropped."""
+    """The boxes of the JSON list in an answer; if there is no list, the boxes written as four numbers 0..1000. Boxes
+    with exchanged corners are dropped."""
     text = answer_text(answer.text)
     detections = _detections(task, sample, json_block(text) or text)
     if not detections:
@@ -267,8 +270,9 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _bars(task: Any, step: int) -> tuple[float, float, float, tuple[float, float]]:
-    """Thresholds of Vision-R1 at a step: (lowest, highest) box quality for precision, lowest box quality for recall,
-    (lowest, highest) recall."""
+    """Thresholds of Vision-R1 at a training step, as (low, high, least, (lowest, highest)): `low` and `high` clip the
+    quality of a box for precision, `least` is the quality from which a box counts for recall, and the last pair
+    clips the recall."""
     if not task.progressive:
         return 0.0, 1.0, 0.5, (0.0, 1.0)
     return (0.5, 0.75, 0.5, (0.5, 0.75)) if step < task.switch_step else (0.75, 0.9, 0.75, (0.5, 0.75))
@@ -345,7 +349,8 @@ def _corners(text: str) -> list[float] | None:
 
 
 def _perception(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Perception-R1: the squared IoU; with several objects or boxes, its mean over the best assignment of boxes."""
+    """The reward parts of Perception-R1: `accuracy`, the squared IoU, and `format`. With several objects or boxes,
+    `accuracy` is the mean squared IoU of the best assignment of boxes to objects."""
     wanted, boxes = truths(task, sample), _read_marked(task, sample, answer)
     squared = [[iou(d["box"], t["box"]) ** 2 for t in wanted] for d in boxes]
     if not wanted:
@@ -371,8 +376,8 @@ def _read_lisa(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _lisa(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Visual-RFT's reasoning grounding: the GIoU of the box, but at least 0, so that an answer without a box never
-    earns more than an attempt."""
+    """The reward parts of Visual-RFT's reasoning grounding: `accuracy`, the GIoU of the box, and `format`. A negative
+    GIoU counts as 0, so that an answer without a box never earns more than an attempt."""
     truth, box = first_box(task, sample), _read_lisa(task, sample, answer)
     if truth is None:
         score = float(says_none(answer_tag(answer.text) or ""))

@@ -161,8 +161,8 @@ SE_GUI = _recipe(
 
 
 def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The region that an answer votes for: its box of four numbers, or the square around its point of two numbers. None
-    for any other count of numbers."""
+    """The region of the image that an answer votes for, in pixels: a box if the answer has four numbers, the square
+    around a point if it has two. None for any other count of numbers, and for a region outside the image."""
     place = pixels(task, sample, decimals(answer_text(answer.text), most=5))
     if place is None or len(place) not in (2, 4):
         return None
@@ -174,8 +174,8 @@ def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | Non
 
 
 def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
-    """GUI-RC as a reward: 1 if the centre of the answer's region lies in the region that most answers of the group
-    agree on, else 0."""
+    """The part `vote` of each answer in a group (GUI-RC as a reward): 1 if the centre of the answer's region lies in
+    the region that most answers of the group agree on, else 0."""
     regions = [_read_region(task, sample, answer) for answer in answers]
     agreed = region_vote([r for r in regions if r])
     return [{"vote": float(bool(r and agreed and inside(centre(r), agreed)))} for r in regions]

@@ -58,7 +58,8 @@ def _lower(value: Any) -> str:
 
 
 def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: bool = False) -> bool:
-    """Whether a point lies in the target's box; for a row without a box, within 140 pixels of the target's point."""
+    """Whether a point lies in the target's box (`strict`: not on its edge); for a row without a box, whether it lies
+    within 140 pixels of the target's point."""
     if point is None:
         return False
     if "box" in right:
@@ -216,7 +217,8 @@ GUI_R1 = Recipe(
 
 
 def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
-    """The action of the answer, or for a row with only an element its position: a box or a point."""
+    """The parsed answer: for a row with an action, an action; for a row with only an element, a box or a point in
+    pixels."""
     text = answer_text(answer.text)
     call = between(text, "<tool_call>", "</tool_call>")
     value = read_literal(text if call is None else call)
@@ -288,8 +290,8 @@ INFIGUI_R1 = Recipe(
 
 
 def _glm_answer(text: str) -> str | None:
-    r"""The content of the answer's box, None if the text is not valid. A valid text has thinking, then an answer with
-    exactly one box; it has no nested tags and no \boxed."""
+    r"""The text between GLM's box tags in an answer; None if the answer is not valid. A valid answer has thinking in
+    <think>, then <answer> with exactly one box; it has no nested tags and no \boxed."""
     match = _GLM_FORM.fullmatch(text)
     if not match or text.lower().count("<think>") != 1 or text.lower().count("<answer>") != 1 or "\\boxed{" in match[2]:
         return None
@@ -364,9 +366,9 @@ def _glm_value(task: Any, sample: Sample, key: str, given: Any, right: Any) -> f
 
 
 def _glm_place(task: Any, sample: Sample, box: Sequence[float] | None) -> float:
-    """The score of a box of integers on the screen with ordered corners (0..999 in GLM's convention): its IoU with the
-    target's box. If the row has only a point: 1 if the centre of the box lies within 140 pixels of it, else 0 (a
-    rule of this project, not of GLM)."""
+    """The score of an answered box: its IoU with the target's box. If the row has only a point, the score is 1 if the
+    centre of the answered box lies within 140 pixels of the point, else 0 (a rule of this project, not of GLM). A
+    box scores 0 unless its coordinates are integers (0..999 in GLM's convention) with ordered corners on the screen."""
     if box is None or (whole_units(task, sample) and not all(v.is_integer() for v in box)):
         return 0.0
     right, last = wanted(task, sample), task.coordinates.from_original(sample, [sample["width"], sample["height"]])

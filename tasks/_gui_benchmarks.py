@@ -21,7 +21,8 @@ _DIGITS = 6  # decimals of thousandths, so that a point on an edge stays on it
 
 
 def _shares(sample: Sample, place: Sequence[float], full: float = 1.0) -> list[float]:
-    """A point or box in pixels, as shares of the image's width and height multiplied by `full`."""
+    """Converts a point or box from pixels to shares of the image's width and height, multiplied by `full` (1000 for
+    thousandths)."""
     sides = [sample["width"], sample["height"]] * 2
     return [full * v / side for v, side in zip(place, sides, strict=False)]
 
@@ -127,9 +128,9 @@ RULES: Mapping[str, Rule] = {"screenspot": _screenspot,
 
 def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Metrics of whole episodes, for rows with an `episode`. `gui_odyssey_sr` is the share of complete episodes in
-    which every step is right. An episode is complete if as many of its steps were evaluated as its `steps` says. If all
-    rows have a category, there are also `gui_odyssey_step/categories` and `gui_odyssey_sr/categories`: means over the
-    categories, as the authors report their random split."""
+    which every step is right. An episode is complete if as many of its steps were evaluated as the field `steps` of
+    its rows says. If all rows have a category, there are also `gui_odyssey_step/categories` and
+    `gui_odyssey_sr/categories`: means over the categories, as the authors report their random split."""
     known = [r for r in records if "gui_odyssey_step" in r["metrics"]]
     by_category: dict[str, list[Mapping[str, Any]]] = {}
     for record in known:

@@ -27,7 +27,7 @@ _STRUCTURE = "".join(f"<{stage}>I look at the picture.</{stage}>" for stage in _
 
 @dataclass(frozen=True, kw_only=True)
 class QaRecipe(Recipe):
-    """A recipe for answers that state a single final answer, each in the format of the recipe."""
+    """A recipe whose answers state one final answer, in a format that the recipe defines."""
 
     form: Callable[[str], float]
     """Returns 1 for a text in the right format, else 0."""
@@ -154,7 +154,7 @@ def _question(sample: Sample, given: str) -> str:
 
 
 def _safely(task: Any, sample: Sample, answer: Answer) -> float:
-    """The accuracy of an answer. If the verifier fails, it is 0, so that the rest of the group keeps its scores."""
+    """The accuracy of an answer; 0 if the verifier fails, so that the other answers of the group keep their scores."""
     try:
         return _score(task, sample, answer)["accuracy"] or 0.0
     except VerifierError:
@@ -194,13 +194,14 @@ KIMI_K1_5 = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 0.0, "lengt
 
 def noise_step(step: int, first: float, over: int) -> int:
     """The number of diffusion steps of noise at a training step, as in NoisyRollout (2504.13055): `first` * (1 -
-    sigmoid(30 (step - 40) / over)). It is nearly `first` at the start, and half of it at step 40."""
+    sigmoid(30 (step - 40) / over)). The number is nearly `first` at the start and half of `first` at step 40. `over`
+    is the number of training steps over which the noise decreases."""
     return round(first / (1 + floats.exp(min(30 * (step - 40) / over, 700))))
 
 
 def _noisy(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """The prompt variant for half of the group: completions are sampled with noise on every image, and trained with the
-    clean images in the prompt."""
+    """A prompt variant for half of the `n` completions of the group: they are sampled with noise on every image, and
+    trained with the clean images in the prompt. Returns () if there is no noise at this step or no image."""
     amount = noise_step(step, task.noise, task.noise_steps)
     if not amount or n < 2 or not any(m.kind == "image" for m in sample.media):
         return ()

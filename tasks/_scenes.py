@@ -7,7 +7,7 @@ any scene can be drawn again without the others:
     row["expression"]  # "red circle"
     row["boxes"]       # [{"box": [31.0, 40.0, 75.0, 84.0], "label": "red circle"}], pixels of the image
 
-`generated_scene` draws a scene with chosen knobs: the number of objects, and the size of the object to find."""
+`generated_scene` draws a scene with a chosen number of objects and a chosen size of the object to find."""
 
 import random
 from collections.abc import Mapping
@@ -21,7 +21,8 @@ COUNT_WEIGHTS = (0.5, 0.35, 0.15)  # of one, two and three objects
 MARGIN, SMALLEST, LARGEST = 0.102, 0.19, 0.44
 
 KNOBS = {"objects": (1.0, 4.0), "size": (0.08, LARGEST)}
-"""Ranges of the knobs: the number of objects (rounded), and the side length of the target as a share of the image's."""
+"""Ranges of the values that `generated_scene` takes: the number of objects (which is rounded), and the side length of
+the object to find as a share of the image's side length."""
 
 Box = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels; x2 and y2 lie just outside
 
@@ -46,7 +47,8 @@ def background(rng: random.Random, side: int) -> Image.Image:
 
 
 def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int = 128) -> tuple[Image.Image, dict]:
-    """Like ``scene``, with the number of objects and the size of the target as in `knobs`."""
+    """Draws a scene like ``scene``, but with the number of objects and the size of the object to find that `knobs`
+    gives under the names in KNOBS."""
     count, share = (float(knobs[name]) for name in KNOBS)
     rng = random.Random(f"made/{seed}/{index}/{count!r}/{share!r}")
     image = background(rng, size)
@@ -86,7 +88,8 @@ def _row(name: str, size: int, target: tuple[str, str, Box], objects: int) -> di
 
 def free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
                 sides: tuple[float, float] = (SMALLEST, LARGEST)) -> Box | None:
-    """A random square disjoint from ``taken``; None if no try finds one, which cannot happen for the first object."""
+    """A random square that overlaps none of the boxes in ``taken``; None if none of ``tries`` attempts finds one, which
+    cannot happen for the first object. ``sides`` are the smallest and largest side length as shares of the image's."""
     margin = -int(-size * MARGIN // 1)  # rounded up
     for _ in range(tries):
         side = rng.randint(*(max(1, round(size * share)) for share in sides))

@@ -17,7 +17,7 @@ def drawn(task: Any, split: str, make: Callable[[str, int], Sample]) -> Sequence
 
 
 def means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Name -> mean of the values with this name, sorted by name."""
+    """The mean of the values of each name, from (name, value) pairs; sorted by name."""
     columns: dict[str, list[float]] = {}
     for name, value in values:
         columns.setdefault(name, []).append(value)
