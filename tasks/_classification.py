@@ -282,16 +282,16 @@ def all_classes(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
     if given:
         missing = next((name for name in sorted(names) if name not in given), None)
         if missing is not None:
-            raise DataError(f"the class {missing!r} is not in task.class_order, which has {len(given)} names."
-                            f"{did_you_mean(missing, given)}")
+            raise DataError(f"the class {missing!r} is not among the {len(given)} names of task.class_order."
+                            f"{did_you_mean(missing, given)} Add the class to task.class_order")
         return [name for name in given if name in names]
     if {number for number, _ in numbers} <= {None}:
         return sorted(names)
     numbered = {name for number, name in numbers if type(number) is int}
     unknown = sorted((names - numbered) | {name for number, name in numbers if type(number) is not int})
     if unknown:
-        raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, but other classes do; "
-                        "set task.class_order to all classes in the order of the data set")
+        raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, but other classes do. "
+                        "Set task.class_order to all classes in the order of the data set")
     return [name for _, name in sorted(numbers)]
 
 
@@ -301,7 +301,7 @@ def halves(all_classes: Sequence[str]) -> dict[str, list[str]]:
     middle = math.ceil(len(all_classes) / 2)
     base, new = ([*dict.fromkeys(half)] for half in (all_classes[:middle], all_classes[middle:]))
     if both := next((name for name in new if name in base), None):
-        raise DataError(f"the class {both!r} is in both halves, because two classes have this name; rename one of them")
+        raise DataError(f"the class {both!r} is in both halves, because two classes have this name. Rename one of them")
     return {"base": base, "new": new}
 
 
@@ -321,8 +321,8 @@ def validated(row: Record) -> dict[str, Any]:
         row["synonyms"] = _synonyms(row, names)
     split = next((name for label in names for name in names_of(row, label) if several and _BETWEEN.search(name)), None)
     if split:
-        raise DataError(f"label={short(split)} has a comma, a semicolon or a line break: in an answer to a row with "
-                        "several labels these separate the names")
+        raise DataError(f"label={short(split)} has a comma, a semicolon or a line break, but these separate the names "
+                        "in an answer to a row with several labels. Remove them from the name")
     if problem := label_problem(names, row.get("labels")):
         raise DataError(problem)
     return row

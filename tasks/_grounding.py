@@ -350,7 +350,8 @@ def _corners(text: str) -> list[float] | None:
 
 def _perception(task: Any, sample: Sample, answer: Answer) -> Parts:
     """The reward parts of Perception-R1: `accuracy`, the squared IoU, and `format`. With several objects or boxes,
-    `accuracy` is the mean squared IoU of the best assignment of boxes to objects."""
+    `accuracy` is the sum of the squared IoUs of the best assignment, divided by the larger of the numbers of objects
+    and boxes."""
     wanted, boxes = truths(task, sample), _read_marked(task, sample, answer)
     squared = [[iou(d["box"], t["box"]) ** 2 for t in wanted] for d in boxes]
     if not wanted:

@@ -170,8 +170,8 @@ def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
     if not known or not isinstance(question, str) or row.get("answer") is not None or re.search(
             known[0], question, re.IGNORECASE):
         return None
-    return (f"question={question[:120]!r} is answered by boxes, and task.recipe={recipe} asks for {known[1]}: choose a "
-            "recipe of boxes, or give the row its `answer`")
+    return (f"question={question[:120]!r} is answered by boxes, but task.recipe={recipe} asks for {known[1]}: choose a "
+            "recipe whose answers are boxes, or give the row an `answer`")
 
 
 def count_problem(row: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,8 @@ def drawn(task: Any, split: str, make: Callable[[str, int], Sample]) -> Sequence
     """A list of `task.count` samples, each made by `make(split, index)` when it is accessed. Raises ConfigError for an
     unknown split."""
     if split not in SPLITS:
-        raise ConfigError(f"split {split!r}: task '{type(task).name}' has {' and '.join(SPLITS)}")
+        raise ConfigError(f"task '{type(task).name}' has no split {split!r}. The splits of the task are "
+                          f"{' and '.join(SPLITS)}")
     return Drawn(task.count, lambda index: make(split, index))
 
 

@@ -181,8 +181,8 @@ BY_TYPE = {
 
 
 def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """A prompt variant with half as many completions as the group has, for the same clip with its frames shuffled.
-    There is no variant for a sample without a video."""
+    """A prompt variant with half as many completions as the group has (`n`), for the same clip with its frames
+    shuffled. Returns () for a sample without a video."""
     if n < 2 or all(media.kind != "video" for media in sample.media):
         return ()
     seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))
@@ -191,7 +191,8 @@ def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]
 
 
 def _temporal(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """The parts `temporal` (of T-GRPO) and `length` (of Video-R1) for a group."""
+    """The reward parts of each answer in a group that compare it with the group: `temporal` (of T-GRPO) and `length`
+    (of Video-R1)."""
     still = bool(sample.media) and all(media.kind != "video" for media in sample.media)
     right = [strict(task, sample, answer) for answer in answers]
     shuffled = [strict(task, sample, answer) for answer in services.variants.get("shuffled", ()) if not still]
@@ -209,8 +210,8 @@ VIDEO_R1 = _thinking(
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """GRPO-CARE's part `consistency` for a group. It compares the mean probabilities that the reference model assigns
-    to the answers' tokens, given their thinking."""
+    """GRPO-CARE's part `consistency` of each answer in a group. It compares the mean probabilities that the reference
+    model assigns to the tokens of the answers, given the thinking of each answer."""
     right = [strict(task, sample, answer) for answer in answers]
     likely = [float(np.exp(logprobs).mean()) if len(logprobs) else None
               for logprobs in services.reference_logprobs(answers)]

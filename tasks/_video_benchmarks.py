@@ -46,8 +46,8 @@ RULES: Mapping[str, Rule] = {"mvbench": _letters("mvbench", mvbench), "video_mme
 
 
 def summaries(records: Sequence[Mapping[str, Any]], benchmark: str) -> dict[str, float]:
-    """The mean of each metric of a benchmark by category, e.g. `mvbench_acc/pose`. For ActivityNet-QA also by its
-    question types 0 to 8, and over the free questions."""
+    """The mean of each metric of a benchmark by category, e.g. `mvbench_acc/pose`. For ActivityNet-QA there are also
+    the means by question type, e.g. `activitynet_qa_acc/motion`, and over the free questions (`/free`)."""
     names = sorted({name for record in records for name in record["metrics"] if name.startswith(f"{benchmark}_")})
     return means((f"{name}/{kind}", record["metrics"][name]) for record in records for name in names
                  if name in record["metrics"] for kind in _kinds(record["sample"], name))

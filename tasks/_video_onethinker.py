@@ -93,8 +93,8 @@ def _accuracy(task: Any, sample: Sample, parsed: Any) -> float:
 
 
 def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
-    """The part `structure`: .5 for the right format. For a track it is .25, plus .25 times the share of frames that
-    have a box."""
+    """The part `structure`: .5 for an answer in the right format, else 0. For a track it is .25, plus .25 times the
+    share of the frames with the object for which the answer has a box."""
     if parsed is None:
         return 0.0
     if _kind(sample.row) != "track":
@@ -104,7 +104,8 @@ def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
 
 
 def relative_accuracy(given: str, truth: str) -> float:
-    """MRA (VSI-Bench, 2412.14171): the share of the thresholds .5, .55, ... .95 that 1 - relative error exceeds."""
+    """The mean relative accuracy (MRA, VSI-Bench, 2412.14171) of an answered number, in [0, 1]: the share of the
+    thresholds .5, .55, ... .95 that 1 - relative error exceeds. 0 if a text is not a number."""
     a, b = read_number(given), read_number(truth)
     if a is None or b is None or a == b:
         return float(a is not None and a == b)

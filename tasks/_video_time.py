@@ -139,8 +139,9 @@ _LONG_THOUGHT = 500
 
 
 def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Time-R1's reward parts, and its optional parts for the thinking. `timestep` is 1 if the thinking has a time
-    range. `length` grows up to 500 characters, `keywords` up to two keywords, and `paragraphs` up to two lines."""
+    """Time-R1's reward parts, and its optional parts for the thinking, each in [0, 1]. `timestep` is 1 if the thinking
+    has a time range. `length` grows until the thinking has 500 characters, `keywords` until it has two of the
+    keywords, and `paragraphs` until it has two lines."""
     thought = (extract_tag(answer.text, "think", "last") or "").strip()
     lowered = thought.lower()
     return {**_time_r1(task, sample, answer), "timestep": float(_STEP.search(thought) is not None),
@@ -150,7 +151,8 @@ def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _diversity(_task: Any, _sample: Sample, answers: Sequence[Answer], *_services: Any) -> list[Parts]:
-    """The part `diversity` of each answer in a group: the mean of 1 - ROUGE-L to the other answers."""
+    """The part `diversity` of each answer in a group: the mean of 1 - ROUGE-L between this answer and each other
+    answer."""
     words = [rouge_tokens(answer.text[:20_000]) for answer in answers]
     apart = [[1 - (2 * LCSseq.similarity(a, b) / (len(a) + len(b)) if a and b else 0.0)
               for j, b in enumerate(words) if j != i] for i, a in enumerate(words)]
@@ -258,8 +260,8 @@ def _read_start_end(_task: Any, _sample: Sample, answer: Answer) -> list[list[fl
 
 
 def _temporal_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of Temporal-R1: the temporal IoU (the same in seconds and in shares of the clip), and `format`,
-    which requires quoted times."""
+    """The reward parts of Temporal-R1: `accuracy`, the temporal IoU, and `format`, which requires quoted times. The IoU
+    of times in seconds equals that of shares of the clip."""
     spans = _read_start_end(task, sample, answer)
     framed = think_answer_format(answer.text) and _START_END.fullmatch(answer_tag(answer.text) or "") is not None
     return {"accuracy": temporal_iou(spans[0], sample["spans"][0]) if spans else 0.0, "format": float(framed)}

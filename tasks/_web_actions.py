@@ -59,7 +59,9 @@ def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
 
 
 def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[float] | None], text: str) -> Action:
-    """The action with this verb, its points converted to CSS pixels. Raises UnreadableAction for unfit arguments."""
+    """Builds the action `verb` with its points converted to CSS pixels. `points` are in the coordinate convention of
+    the model, the second one only for a drag. Raises UnreadableAction if the action does not exist or its arguments
+    do not fit."""
     name = verb.strip().lower()
     text = "Enter" if name in _ENTERS else text
     name = _SAME.get(name, name)

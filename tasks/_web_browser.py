@@ -71,8 +71,8 @@ _SINCE = f"""
   window.requestAnimationFrame = then => frame(() => then(performance.now()));
 }})();
 """
-"""A script that runs after the clock is installed. Without it, the clock would count the real milliseconds until it was
-paused, and those of earlier episodes."""
+"""A script that runs after the page's clock is installed. Without this script, performance.now() would count the real
+milliseconds until the clock was paused, and the milliseconds of earlier episodes."""
 _ENDED = "the browser has ended"
 
 
@@ -96,7 +96,7 @@ class BrowserSettings:
     seconds: float = 20.0
     """Time limit of one call to a page."""
     most: int = 32
-    """Largest number of open pages. To open another one, the least recently used page is closed."""
+    """Largest number of open pages. When one more is opened, the least recently used page is closed."""
 
 
 @dataclass(eq=False)
@@ -117,7 +117,8 @@ class Tab:
 
 
 class PagePool:
-    """Opens pages in one browser, started again if it has ended. Public methods may be called from any thread."""
+    """Opens pages in one browser. If the browser has ended, it is started again. Public methods may be called from any
+    thread."""
 
     def __init__(self, settings: BrowserSettings):
         self.settings, self.owner = settings, os.getpid()

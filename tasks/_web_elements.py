@@ -97,7 +97,7 @@ WATCH = """
 }
 """
 """A script that records presses and collects the elements. It also hides the page's own instruction without moving
-anything, because another goal applies."""
+anything, because sub-goals replace that instruction."""
 SEEN = "() => window.__seen ? window.__seen() : null"
 
 

@@ -24,7 +24,8 @@ _TYPED = ("apple", "river", "seven", "cloud", "north", "maria", "oscar", "blue",
 
 @dataclass(frozen=True)
 class StepPattern:
-    """Constraints on one step of a walk; "" = no constraint."""
+    """Constraints on one step of a walk over a page: the kind of check that must hold after the step, the role and name
+    of the element that is acted on, and the text that is typed (`value`). "" = no constraint."""
 
     kind: str = ""
     role: str = ""
@@ -38,9 +39,9 @@ ANY = StepPattern()
 
 
 def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: random.Random) -> list[Goal] | None:
-    """Takes a walk over a page according to `plan`; returns the sub-goals that it reached. The sub-goals are tested by
-    repeating the walk's actions on a fresh page. Returns None if the page has no elements that fit the plan, or if the
-    second walk does not reach the same sub-goals. Raises PageFailed if the page cannot be used."""
+    """Takes a walk over a page, one step per entry of `plan`; returns the sub-goals that the walk reached. They are
+    tested by repeating the walk's actions on a fresh page. Returns None if the page has no elements that fit the
+    plan, or if the second walk does not reach the same sub-goals. Raises PageFailed if the page cannot be used."""
     state = rng.getstate()
     for _ in range(_LOST):
         rng.setstate(state)
@@ -53,7 +54,8 @@ def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: r
 
 
 def solved(task: Any, page: str, seed: int, goals: Sequence[Goal]) -> bool:
-    """Whether the actions of the sub-goals, on a fresh page, reach the sub-goals one by one, and none early."""
+    """Whether the actions of each sub-goal, on a fresh page, reach exactly this sub-goal: none is missed, and none is
+    reached by the actions of an earlier one."""
     opened = _opened(task, page, seed, [goal.check for goal in goals])
     try:
         look = opened.begin()
@@ -111,8 +113,8 @@ def _chosen(page: PageState, wanted: StepPattern, rng: random.Random, done: Sequ
 _OF_CONTROLS = {"checked": lambda one: one.checked is False, "unchecked": lambda one: one.checked is True,
                 "typed": lambda one: one.role == "field" and not one.value and not one.fixed,
                 "focused": lambda one: one.role == "field" and not one.focused}
-"""Kind of check -> whether it can be achieved at an element. Kinds that are missing here apply to elements that are not
-controls."""
+"""Kind of check that applies only to controls such as boxes and fields -> whether an action on the element can make the
+check hold."""
 
 
 def _fits(one: Element, wanted: StepPattern) -> bool:
@@ -159,7 +161,8 @@ def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) ->
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
     """Returns (kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`; None if no
-    variation leads to a different goal. For a row without sub-goals, they come from a walk over its page."""
+    variation leads to a different goal. If the row has no sub-goals, a walk over its page finds some, and the kind
+    is "page"."""
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
         goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)

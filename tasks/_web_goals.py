@@ -121,7 +121,8 @@ def _text(value: Any) -> str:
 
 
 def episode_goals(sample: Sample) -> tuple[Goal, ...]:
-    """The sub-goals that an episode asks for. Raises ConfigError if `subgoals` is not a positive integer."""
+    """The sub-goals that an episode asks for: all sub-goals of the row or, if the sample has the field `subgoals`, that
+    many of the first. Raises ConfigError if `subgoals` is not a positive integer."""
     goals, most = read_goals(sample.row), sample.get("subgoals")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ConfigError(f"curriculum.stages: fields.subgoals must be a whole number >= 1 (the number of sub-goals to "
@@ -130,7 +131,8 @@ def episode_goals(sample: Sample) -> tuple[Goal, ...]:
 
 
 class GoalPage(Page):
-    """A page with sub-goals that replace the page's own goal. Its views tell whether the sub-goals are reached."""
+    """A page with sub-goals that replace the page's own goal. A view of the page says whether all sub-goals are
+    reached."""
 
     def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
         super().__init__(pages, path, seed, settle_ms)
@@ -150,7 +152,8 @@ class GoalPage(Page):
         return self._judged(super().act(action))
 
     def _judged(self, look: PageView) -> PageView:
-        """The view, with `done` and `raw` set by the sub-goals; without sub-goals only the page ends the episode."""
+        """The view `look`, with `done` and `raw` set according to the sub-goals. Without sub-goals, only the page ends
+        the episode."""
         self.state = page_state(self.ask(SEEN))
         while self.reached < len(self.checks) and self.checks[self.reached].holds(self.state):
             self.reached += 1

@@ -1,4 +1,5 @@
-"""Drawn scenes with details that cannot be seen until they are enlarged: each of a few shapes carries a plate.
+"""Drawn scenes with details that cannot be seen until they are enlarged: each of a few shapes carries a plate, a small
+square with a digit, colours or dots.
 
 A scene is a pure function of its arguments. It is painted with sides of `size * DETAIL` pixels. The prompt shows an
 overview with sides of `size` pixels, averaged blocks of BLUR x BLUR pixels and blank plates, so the overview reveals
@@ -58,7 +59,7 @@ def overview(image: Image.Image) -> Image.Image:
 
 def crop(image: Image.Image, box: Sequence[float], size: int) -> Image.Image:
     """Enlarges the square around a box (in overview pixels) to an image with sides of `size` pixels. The square lies
-    inside the image, and its side is at least a thirty-second of the image's."""
+    inside the image, and its side is at least 1/32 of the image's side."""
     full = image.width
     x1, y1, x2, y2 = (v * DETAIL for v in box)
     side = min(full, max(x2 - x1, y2 - y1, full / 32))

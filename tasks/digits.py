@@ -32,7 +32,7 @@ class Digits(Classification):
     def samples(self, split: str) -> Sequence[Sample]:
         train, heldout = split_indices()
         if split not in ("train", "heldout"):
-            raise ConfigError(f"split {split!r}: task 'digits' has train and heldout")
+            raise ConfigError(f"task 'digits' has no split {split!r}. The splits of the task are train and heldout")
         places = train if split == "train" else heldout
         arrays, labels = digit_arrays()
         drawn = Drawn(len(places), lambda i: self._sample(places[i], arrays[places[i]], int(labels[places[i]])))

@@ -73,7 +73,7 @@ class Driving(RecipeTask):
                               f"Known: {', '.join(_KNOWN)}.")
         if self.benchmark and self.used.read is recipes.read_way:
             raise ConfigError(f"task.benchmark={self.benchmark!r} scores plans, but task.recipe={self.recipe!r} asks "
-                              "for a trajectory")
+                              "for a trajectory. Choose a recipe with plans, or remove task.benchmark")
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         return _scene_problem(row) or _road_problem(row)

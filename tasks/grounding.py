@@ -140,7 +140,8 @@ class Grounding(RecipeTask):
         return f"It is at the {_ROWS[min(row, 2)]} {_COLUMNS[min(column, 2)]} of the image."
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """The row with the box of a teacher model as its right answer. None without a box or with several."""
+        """The row with the box of a teacher model (`parsed`) as its right answer. None if the teacher gave no box, and
+        for recipes that do not answer with one box."""
         if self.used.target is not boxes.first_box or not parsed:
             return None
         return {**row, "boxes": [{"box": [float(v) for v in parsed], "label": boxes.name_of(row)}]}

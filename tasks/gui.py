@@ -44,8 +44,8 @@ class Gui(RecipeTask):
     """Recipes gui_rcpo and region_vote: by how many pixels a point is extended to each side, to make the square that it
     votes for."""
     word_rule: Literal["alike", "contained"] = "alike"
-    """Recipe gui_r1: when a typed word matches a different word that contains it: if they share half of their letters
-    (F1), or always, as in the paper, so that a single letter matches a long word."""
+    """Recipe gui_r1: when a typed word matches a different word that contains it. alike: if the F1 score of their
+    letters is at least .5; contained: always, as in the paper, so that a single letter matches a long word."""
     iou_full: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Recipe infigui_r1: the IoU from which a box gets the full reward."""
 

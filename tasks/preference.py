@@ -120,8 +120,8 @@ class Preference(RecipeTask):
     """Prompt and reward: direct, r1_reward, respond (the prompt is only the question; the responses train a reward
     model), or your own module:function that returns a Recipe."""
     order: Literal["as_is", "swapped", "both"] = "as_is"
-    """The order of a row's responses in the prompt: as in the row, swapped, or both, as two consecutive samples.
-    """
+    """The order of a row's responses in the prompt: as in the row (as_is), swapped, or both orders as two consecutive
+    samples (both)."""
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         return _problem(row)

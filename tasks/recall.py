@@ -65,7 +65,7 @@ class Recall(Task):
         super().__init__(**settings)
         if self.shortest is not None and self.shortest >= self.length:
             raise ConfigError(f"task.shortest={self.shortest} is not below task.length={self.length}, so all sequences "
-                              "have the same length: lower task.shortest, or leave it out")
+                              "have the same length: lower task.shortest, or remove this setting")
 
     def samples(self, split: str) -> Sequence[Sample]:
         return drawn(self, split, self._sample)

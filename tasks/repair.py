@@ -80,12 +80,12 @@ class Repair(Task):
         super().__init__(**settings)
         self._other = load(self.base, {**self.base_settings, **asking})
         if has_environment(self._other):
-            raise ConfigError(f"task.base={self.base}: its episodes have several turns already; repair takes a "
-                              "task with one answer, such as grounding or digits")
+            raise ConfigError(f"task.base={self.base}: its episodes have several turns already, but repair takes a "
+                              "task with one answer. Choose a base task such as grounding or digits")
 
     @property
     def other(self) -> Task:
-        """The base task, with the run's seed, data and coordinates."""
+        """The base task. It gets the seed, the data and the coordinate convention of this task."""
         self._other.seed, self._other.data, self._other.coordinates = self.seed, self.data, self.coordinates
         return self._other
 
@@ -100,8 +100,8 @@ class Repair(Task):
         paid = [part for part in missing if any(weight for weight in _weights(self.other.weights[part]))]
         if paid:
             raise ConfigError(f"task.base={self.base}: its part '{paid[0]}' compares the answers of a group or needs a "
-                              "service, so an attempt cannot be scored alone; set its weight to 0, "
-                              f"task.base_settings={{rewards: {{{paid[0]}: 0}}}}, or take another task")
+                              "service, so an attempt cannot be scored alone. Set the weight of the part to 0 with "
+                              f"task.base_settings={{rewards: {{{paid[0]}: 0}}}}, or choose another base task")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         return self.other.sample_from_row(row, root)
@@ -117,7 +117,7 @@ class Repair(Task):
         return RepairEnvironment(self, sample)
 
     def judged(self, sample: Sample, answer: Answer) -> JudgedAttempt:
-        """The base task's parts, reward and correctness of an answer."""
+        """The answer as scored by the base task alone, without the other answers of its group."""
         parts = {name: None if value is None else float(value)
                  for name, value in self.other.score(sample, answer).items()}
         known = {name: value for name, value in parts.items() if value is not None}
@@ -174,8 +174,8 @@ class Repair(Task):
 
 
 def level(value: float, weight: float, best: float) -> str:
-    """Describes in words how right a part is: at its best value, at 0 or less, or between. For a part with a negative
-    weight 0 is the best value."""
+    """Describes in words how right a reward part is: "right" at its best value, "wrong" at 0 or less, "partly right"
+    between these. For a part with a negative weight, 0 is the best value and a higher value is "wrong"."""
     if weight < 0:
         return WORDS[2] if value <= 0 else WORDS[0]
     return WORDS[2] if value >= best - 1e-6 else WORDS[0] if value <= 0 else WORDS[1]

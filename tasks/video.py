@@ -63,7 +63,8 @@ class Video(RecipeTask):
                               "smaller one first")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """The sample of a row. Its video comes before its images, as in SEED-Bench-R1, which shows the past first."""
+        """The sample of a row. A video comes before the images, as in SEED-Bench-R1, where the video shows the past and
+        the image the present."""
         sample = super().sample_from_row(times.with_spans(row), root)
         return replace(sample, media=tuple(sorted(sample.media, key=lambda media: media.kind != "video")))
 

@@ -69,10 +69,11 @@ class Web(Task):
     settle_ms: Annotated[int, Field(ge=100, le=10_000)] = 500
     """Milliseconds that pass on the page's own clock after each action."""
     page_s: Annotated[float, Field(gt=0, le=600)] = 20.0
-    """Seconds that a page may take for one action; after that its episode ends with an error."""
+    """Seconds that a page may take for one action; after that, the episode ends with an error."""
     open_pages: Annotated[int, Field(ge=1, le=1000)] = 32
-    """Largest number of pages that each process of `environment.workers` keeps open. With more episodes, pages are
-    closed, and opened again with all actions repeated when the next action of their episode comes."""
+    """Largest number of pages that each process of `environment.workers` keeps open. With more episodes, some pages are
+    closed. A closed page is opened again, and all actions on it are repeated, when the next action of its episode
+    comes."""
     walk: Annotated[int, Field(ge=1, le=MOST_GOALS)] = 3
     """Maximum number of sub-goals of a goal that `vlrl data synthesize` finds by exploring."""
     browser: str = ""
@@ -97,10 +98,10 @@ class Web(Task):
                     raise ConfigError(f"task.{name}: there is no page {page!r} in {root / folder}."
                                       f"{did_you_mean(page, known)}")
         if not self.pages:
-            raise ConfigError("task.pages=() leaves nothing to train on; name a page")
+            raise ConfigError("task.pages=() leaves no page to train on. Add at least one page to task.pages")
         if both := set(self.pages) & set(self.heldout_pages):
-            raise ConfigError(f"task.heldout_pages: {sorted(both)[0]!r} is one of task.pages too; held-out pages are "
-                              "never trained on")
+            raise ConfigError(f"task.heldout_pages: {sorted(both)[0]!r} is one of task.pages too, but held-out pages "
+                              "are never used for training. Remove the page from one of the two settings")
 
     def _known(self) -> list[str]:
         root, folder = self._root()
@@ -113,7 +114,7 @@ class Web(Task):
     def _root(self) -> tuple[Path, str]:
         if self.html:
             if not Path(self.html).is_dir():
-                raise ConfigError(f"task.html={self.html!r} is not a folder; name one with .html files")
+                raise ConfigError(f"task.html={self.html!r} is not a folder. Name a folder with .html files")
             return Path(self.html), "."
         spec = importlib.util.find_spec("miniwob")
         if spec is None or not spec.submodule_search_locations:
@@ -150,10 +151,12 @@ class Web(Task):
         return replace(sample, row={**sample.row, "asked": row.get("instruction", ""), **self._shown(page)})
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Proposes a new goal as a row, found by exploring a page of `pages` or as a variation of the row `parent` (see
-        _web_explore.py); None if no goal was found."""
+        """Proposes a new goal, as a row. The goal is found by exploring a page of `pages` or, if `parent` is given, as
+        a variation of the goal of this row (see _web_explore.py). None if no goal was found. `number` selects the
+        page and the random choices."""
         if parent and parent.get("page") not in self.pages:
-            raise DataError(f"row {parent['id']!r}: its page {parent.get('page')!r} is not in task.pages: add it")
+            raise DataError(f"row {parent['id']!r}: its page {parent.get('page')!r} is not in task.pages. "
+                            "Add the page to task.pages")
         rng = random.Random(f"web/{self.seed}/propose/{number}/{parent['id'] if parent else ''}")
         try:
             if parent is None:
@@ -179,14 +182,15 @@ class Web(Task):
         return {"success": success, "efficiency": success, "format": formed, "page": page}
 
     def _check_size(self, sample: Sample) -> None:
-        """Raises DataError if the model writes points in pixels of the processed image, and that image does not have
-        the size assumed when actions were parsed."""
+        """Raises DataError if the model writes points in pixels of the processed image, but this image does not have
+        the size that was assumed when the actions were parsed."""
         known, taken = sample.get("processed_size"), _placed(sample)["processed_size"]
         if known and list(known) != taken and isinstance(self.coordinates, Convention) and \
                 self.coordinates.used(sample) == "processed":
-            raise DataError(f"sample '{sample.id}': the model sees the screenshot as {known} pixels, but its points "
-                            f"were parsed as pixels of {taken}: leave model.max_pixels, model.min_pixels and "
-                            "episode.max_pixels as they are, or change task.scale")
+            raise DataError(f"sample '{sample.id}': the model sees the screenshot at {known} pixels, but its points "
+                            f"were parsed as coordinates in an image of {taken} pixels. Do not change "
+                            "model.max_pixels, model.min_pixels or episode.max_pixels after the task is built, or "
+                            "set another task.scale")
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         """The part `efficiency` of each episode in a group: MobGRPO's success * decay^(extra turns) (MobileGUI-RL,
@@ -221,8 +225,9 @@ class Web(Task):
 
 
 def _placed(sample: Sample) -> Sample:
-    """Adds `processed_size`, the assumed size of the screenshot after image processing, to the sample. Models that
-    write points in pixels of the processed image are scored with this size (models/families.py)."""
+    """Adds the field `processed_size` to the sample: the size in pixels that the screenshot is assumed to have after
+    image processing. Points that a model writes in pixels of the processed image are converted with this size
+    (models/families.py)."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})
 

@@ -155,7 +155,7 @@ def test_samples_by_place_and_by_id(play):
     assert play.sample(ask(sample="heldout-000005")).place == 5
     assert play.sample(ask(sample="#1", split="train")).sample.id == "train-000001"
     for changes, message in (({"sample": "#64"}, "#0 to #63"), ({"sample": "nope"}, "no.*'nope'.*heldout-000000"),
-                             ({"split": "test"}, "has train and heldout"), ({"task": "run:gone"}, "gone"),
+                             ({"split": "test"}, "no split 'test'.*train and heldout"), ({"task": "run:gone"}, "gone"),
                              ({"task": "qa"}, "data.heldout is not set")):
         with pytest.raises((AppError, ConfigError), match=f"(?i){message}"):
             play.sample(ask(**changes))

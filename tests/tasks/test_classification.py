@@ -219,7 +219,7 @@ def test_halves_and_the_order_of_the_classes():
     for other in ({"label": "yak"}, {"label": "tench"}, {"label": "tench", "labels": ["yak", "tench"], "class_id": 0}):
         with pytest.raises(DataError, match=r"(yak|tench)'.* class_id .* task\.class_order"):
             all_classes([*rows, other])
-    with pytest.raises(DataError, match=r"'crane' is not in task\.class_order, which has 2 names"):
+    with pytest.raises(DataError, match=r"'crane' is not among the 2 names of task\.class_order"):
         all_classes(rows, ["Ant", "tench"])
 
 
