@@ -1,9 +1,9 @@
 """Analyses over many rollouts: the history of a prompt, comparisons of runs, and the curriculum. Imports no torch.
 
-By default an answer passes if the run marked it correct. If a reward part or a threshold is requested, or if the run
-stores no such verdicts, an answer passes when its reward (or the requested part) is at least the threshold. The default
-threshold is half of the largest value in the run's training and evaluation rollouts, or the largest value itself if it
-is not positive."""
+By default an answer passes if the run stored that it is correct. If a reward part or a threshold is requested, or if
+the run does not store which answers are correct, an answer passes when its reward (or the requested part) is at least
+the threshold. The default threshold is half of the largest value in the run's training and evaluation rollouts, or the
+largest value itself if it is not positive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEY = "run, source, split, step, group_id"
 _RUNS = "(SELECT unnest(?::VARCHAR[]))"
 _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
           "WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END")
-"""SQL for the value that decides whether an answer passes: the stored verdict, the reward, or a reward part."""
+"""SQL for the value that decides whether an answer passes: whether it is correct, its reward, or a reward part."""
 CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) AS shown, first(target) AS target, "
            "min(prompt) AS prompt, bool_or(turns IS NOT NULL) AS episode")
 """SQL columns with the content of a sample, from which `item` makes an Item for pairing samples across runs."""
@@ -54,8 +54,7 @@ class Visit:
     pass_rate: float | None
     """Share of the scored answers that pass, in [0, 1]."""
     visits: int
-    """Number of training groups of this sample that the run has drawn up to this step. A training group counts itself.
-    """
+    """Number of training groups of the sample that the run has drawn so far, including this group if it is one."""
     weight: float | None
     """`visits` divided by the mean number of visits of all samples drawn so far in the run; 1 means that the sample was
     drawn as often as the average sample. None in evaluations."""
@@ -69,7 +68,7 @@ class History:
     visits: tuple[Visit, ...]
     """Sorted by run, then by step, with training and evaluation groups interleaved."""
     thresholds: dict[str, float] = field(default_factory=dict)
-    """Run id -> the lowest value (verdict, reward or reward part) with which an answer passes."""
+    """Run id -> the lowest value (1 or 0 for a correct or wrong answer, the reward, or a reward part) that passes."""
     notes: tuple[str, ...] = ()
 
 
@@ -100,7 +99,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two evaluations, a and b, compared on their common samples. b wins a sample if its mean reward is higher."""
+    """Two evaluations (or ranges of training steps), a and b, compared on their common samples. b wins a sample if the
+    mean reward of b is higher."""
 
     a: Side
     b: Side
@@ -149,12 +149,12 @@ class Curriculum:
     threshold: float | None
     """The lowest value with which an answer passes; None if no answer is scored."""
     judged: bool
-    """Whether an answer passes by its stored verdict instead of a reward threshold."""
+    """True: an answer passes if the run stored that it is correct. False: if its value is at least `threshold`."""
     bins: tuple[tuple[int, int], ...]
     """First and last step of each bin."""
     edges: tuple[float, ...]
-    """[classes + 1] Edges of the pass rate classes. Class i covers [edges[i], edges[i + 1]), but the first class holds
-    exactly 0 and the last exactly 1."""
+    """[classes + 1] Edges of the pass rate classes. Class i covers [edges[i], edges[i + 1]), but only the first class
+    holds 0, and only the last class holds 1."""
     counts: tuple[tuple[int, ...], ...]
     """[bins][classes] Number of groups in each pass rate class."""
     wasted: tuple[float | None, ...]
@@ -272,7 +272,7 @@ def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: floa
 
 
 def _judged(index: Index, run: str) -> bool:
-    """Whether any answer of the run has a stored verdict (correct or incorrect)."""
+    """Whether the run stored for any answer that it is correct or wrong."""
     rows = index.table.fetch("SELECT bool_or(correct IS NOT NULL) AS judged FROM rollouts WHERE run = ?", [run])
     return bool(rows[0]["judged"])
 

@@ -111,8 +111,8 @@ def _hidden(path: Path) -> Redactor:
 
 
 def _emptied(folder: Path) -> Path:
-    """Creates the folder if necessary and deletes an earlier bundle in it; returns the folder. Raises RunError if it
-    holds anything except a bundle, hidden files, and the README.md that a new Space contains."""
+    """Creates the folder if necessary and deletes an earlier bundle in it; returns the folder. Raises RunError if the
+    folder holds anything except a bundle, hidden files, and the README.md that a new Space contains."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--bundle {folder} is a file: name a folder for the bundle, e.g. {folder.with_suffix('')}-page")
     others = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name not in ("README.md", MARK)

@@ -63,7 +63,8 @@ def target(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]
 
 
 def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
-    """The key of the rollout in the URL parameters; None if they name none. Raises AppError for an invalid number."""
+    """The key of the rollout in the URL parameters; None if they name no rollout. Raises AppError for an invalid
+    number."""
     if not all(where.get(name) for name in ("run", "step", "group", "rollout")):
         return None
     step, index, split = integer(where, "step"), integer(where, "rollout"), where.get("split") or "train"
@@ -119,7 +120,7 @@ def selection(where: Mapping[str, str]) -> dict[str, str]:
 
 
 def step_range() -> Html:
-    """The two fields for the first and the last step."""
+    """The two input fields for the first and the last step."""
     shared = {"type": "number", "step": 1, "min": 0, "autocomplete": "off"}
     return el("fieldset", el("legend", "Steps"),
               el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
@@ -127,8 +128,7 @@ def step_range() -> Html:
 
 
 def key_dialog(keys: Iterable[tuple[str, str]]) -> Html:
-    """A dialog that explains keyboard shortcuts. `keys` holds (keys separated by spaces, what they do) for each line.
-    """
+    """A dialog of keyboard shortcuts. `keys` holds (keys separated by spaces, what they do) for each line."""
     lines = [el("tr", el("td", join([el("kbd", key) for key in names.split()], " ")), el("td", words))
              for names, words in keys]
     return el("dialog", el("h3", "Keys"), el("table", *lines), el("form", el("button", "Close"), method="dialog"),

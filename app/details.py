@@ -158,7 +158,8 @@ class GroupView:
 
 
 def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:
-    """Reads one group; with an empty `split`, from the first split that has the group. Raises AppError if none has."""
+    """Reads one group from training or evaluation (`source`); with an empty `split`, from the first split that has it.
+    Raises AppError if there is no such group."""
     if source not in SOURCES:
         raise AppError(f"source {str(source)[:100]!r} is unknown: choose one of {', '.join(SOURCES)}")
     folder, group_id = library.folder(run), utf8(str(group_id))  # as the writer encodes it

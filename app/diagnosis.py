@@ -32,8 +32,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem or observation that the diagnosis of a run reports on one line: the observation `words`, and the remedy
-    `do`."""
+    """A problem or observation that the diagnosis of a run shows on one line: `words`, followed by the remedy `do`."""
 
     kind: str
     """"bad", "warn", "good", or "" for a neutral finding."""
@@ -54,7 +53,7 @@ class Evidence:
     answers: Sequence[Answer] = ()
 
     def last(self, name: str, count: int = RECENT) -> list[tuple[int, float]]:
-        """(step, value) pairs of a metric for the last `count` steps in which it is a number."""
+        """(step, value) pairs of a metric for the last `count` steps in which the metric is a number."""
         values = [(line["step"], value) for line in self.metrics if (value := finite(line.get(name))) is not None]
         return values[-count:]
 
@@ -64,7 +63,7 @@ class Evidence:
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Returns all findings on a run: alerts first, then those of kind bad, warn and good."""
+    """Returns all findings on a run: alerts first, then the findings of the checks: bad, warn, neutral, good."""
     findings = [finding for look in CHECKS for finding in look(evidence)]
     return [*alerts(evidence), *sorted(findings, key=lambda finding: _KINDS.index(finding.kind))]
 

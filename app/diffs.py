@@ -1,4 +1,4 @@
-"""Word-level diff of two answers. Pure functions to HTML."""
+"""Word-level diff of two answers as HTML. Pure functions."""
 
 import re
 from itertools import groupby

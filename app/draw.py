@@ -29,8 +29,7 @@ Box = tuple[Any, ...]
 
 
 class Addresses(Protocol):
-    """Interface for the URLs of a run's media, on a server or as `data:` URLs. The URL of an unavailable file is None.
-    """
+    """Interface that returns URLs of a run's media (`data:` or on a server), or None for an unavailable file."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
         """The URL of an image, reduced to at most `size` pixels on the longer side. With `size` None, the URL of the
@@ -122,7 +121,8 @@ def _source(run: str, item: MediaView, addresses: Addresses) -> str | None:
 
 
 def _size(view: GroupView, item: MediaView, all_shapes: Sequence[Shape]) -> tuple[float, float]:
-    """Width and height in original pixels: as stored, else from the data row, else large enough for all marks."""
+    """Width and height of an image in original pixels: as stored, else from the data row, else large enough for all
+    marks."""
     sides = item.size or (finite(view.sample.get("width")), finite(view.sample.get("height")))
     if sides[0] and sides[1] and sides[0] > 0 and sides[1] > 0:
         return float(sides[0]), float(sides[1])

@@ -28,7 +28,7 @@ from .queries import RolloutKey
 
 FILE = "notes.sqlite"
 FLAGS = ("good", "bad", "unsure")
-"""Possible flags of a rollout; "" means no flag."""
+"""Possible flags of a rollout. A rollout without a flag has "" in place of a flag."""
 MOST_TEXT = 10_000
 """Largest number of characters in a comment."""
 MOST_NAME = 60
@@ -88,7 +88,7 @@ class Notes:
         self.path = Path(root).resolve() / FILE
 
     def get(self, key: RolloutKey) -> Note | None:
-        """The note on one rollout; None if it has none."""
+        """The note on one rollout; None if there is no such note."""
         notes = self._select(f"WHERE {_THIS}", _values(key))
         return notes[0] if notes else None
 

@@ -44,7 +44,7 @@ _STREAM = 5
 
 @dataclass(frozen=True, eq=False)
 class AnsweredGroup:
-    """A group generated in the playground, with its model and tokenizer."""
+    """A group generated in the playground, the model `chosen` for it, and the tokenizer of this model."""
 
     group: Group
     chosen: ModelChoice

@@ -45,16 +45,16 @@ class Redactor:
         self._in_messages = _any_of([], bounded=names)
 
     def text(self, text: str) -> str:
-        """Removes names specific to this machine from a text (plain, HTML or JSON)."""
+        """Removes folders, secrets and host names of this machine from a text (plain, HTML or JSON)."""
         return self._everywhere.sub(INSTEAD, text)
 
     def words(self, text: str) -> str:
-        """Removes absolute paths, network addresses, host names and keys from a message or setting."""
+        """Removes absolute paths, network addresses, host names and access keys from a message or setting."""
         return self._in_messages.sub(INSTEAD, self._without_keys(_HOST.sub(rf"\1://{INSTEAD}", _named(text))))
 
     def value(self, value: Any, depth: int = _MOST_DEPTH) -> Any:
-        """Removes absolute paths and keys from a data row or other JSON value. Web addresses are kept, and values
-        nested more than `depth` levels deep become None."""
+        """Removes absolute paths and access keys from a data row or other JSON value. Web addresses are kept, and
+        values nested more than `depth` levels deep become None."""
         if isinstance(value, str):
             return self._without_keys(_USER.sub("", _named(value)))
         if not depth:

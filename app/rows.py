@@ -13,7 +13,8 @@ _PAGE = 500  # rows at a time, the most that an Index returns
 
 
 class Span(NamedTuple):
-    """The answers of a run in a range of steps, from training or from evaluations. A bound of None is open."""
+    """The answers of a run from step `first` to step `last` (None: no limit), from training or evaluation (`source`).
+    """
 
     run: str
     source: str

@@ -90,9 +90,9 @@ class Site:
         self._messages[page] = gr.Column(elem_id=f"v-messages-{page}", elem_classes="v-messages")
 
     def end(self, page: str, column: gr.Column) -> None:
-        """Ends a page. The browser fetches the Gradio files that its column needs only when the page is first visited.
-        Until then the visible components inside the column are set invisible, because Gradio does not fetch the files
-        of invisible components."""
+        """Ends a page. The browser fetches the Gradio files of the components in `column` only when the page is first
+        visited. Until then the visible components inside the column are set invisible, because Gradio does not fetch
+        the files of invisible components."""
         later = [b for b in _within(column) if b.visible is True and not isinstance(b, gr.HTML | gr.Column | gr.State)]
         for block in later:
             block.visible = False
@@ -178,8 +178,7 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def location(query: str | None) -> dict[str, str]:
-    """Parses a query string to the dictionary of URL parameters. Of a repeated parameter the last value counts. Never
-    raises."""
+    """Parses a query string to a dictionary of URL parameters, the last value of a repeated one. Never raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
     where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
     if "page" not in where:

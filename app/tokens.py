@@ -118,8 +118,7 @@ def _byte_table() -> dict[str, int]:
 
 
 def _whole(data: bytes) -> tuple[str, bytes]:
-    """Decodes UTF-8; returns the text and the bytes of an incomplete last character. Invalid bytes are shown as ⟨..⟩.
-    """
+    """Decodes UTF-8; returns the text, and the bytes of an incomplete last character. Invalid bytes become ⟨..⟩."""
     text = ""
     while data:
         try:
@@ -220,8 +219,8 @@ VIEWS: dict[str, tuple[str, Callable[[Numbers], View]]] = {
 
 
 def _largest(values: np.ndarray, least: float) -> float:
-    """The magnitude of `values` that gets the full colour: the 99th percentile, so that an outlier does not dominate;
-    at least `least`."""
+    """The magnitude that gets the full colour: the 99th percentile of `values`, so that outliers matter little, or
+    `least`."""
     known = np.abs(values[np.isfinite(values)])
     return max(float(np.percentile(known, 99)) if len(known) else 0.0, least)
 
@@ -245,7 +244,7 @@ def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None
 
 
 def legend(view: View, n: Numbers) -> Html:
-    """Explains the colours, and counts the tokens that are trained, masked and clipped."""
+    """The HTML that explains the colours, and counts the tokens that are trained, masked and clipped."""
     scale = join([el("span", view.low), el("i", class_=f"v-scale{' v-two' if view.two else ''}"),
                   el("span", view.high)]) if view.low else ""
     states = [el("span", el("i", "ab", class_=f"v-tok {kind}"), f" {int(mask.sum())} {name}")

@@ -1,5 +1,4 @@
-"""Shows the episode of a rollout turn by turn: each action next to the observation that followed it. The functions
-return HTML.
+"""Shows the episode of a rollout turn by turn, as HTML: each action next to the observation that followed it.
 
     shown = read(view, rollout, convention)
     html = strip(view, rollout, shown, addresses)
@@ -46,8 +45,7 @@ class TurnView:
     action: str | None
     observation: str = ""
     media: tuple[MediaView | None, ...] = ()
-    """Images and videos of the observation. None stands for an image or video that is missing from the rollout's media.
-    """
+    """Images and videos of the observation. None stands for a file that is missing from the rollout's media."""
     parts: Mapping[str, float | None] | None = None
     state: str | None = None
     done: bool = False
@@ -141,7 +139,7 @@ def _boxes(calls: Sequence[Call], picture: MediaView | None, view: GroupView, ro
 
 
 def strip(view: GroupView, rollout: RolloutView, turns: Sequence[TurnView], addresses: draw.Addresses) -> Html:
-    """The turns side by side. In the app, the arrow keys move between them."""
+    """The HTML of the turns side by side. In the app, the arrow keys move between the turns."""
     texts = sum(1 + (t.action is not None) + len(t.calls) for t in turns)
     most = max(_LEAST_TEXT, MOST // texts)
     shown = [_turn(view, place, turn, addresses, most) for place, turn in enumerate(turns[:MOST_TURNS + 1])]

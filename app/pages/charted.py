@@ -14,7 +14,7 @@ PlotPage = tuple[Html, str, Html]
 
 
 def build(site: Site, show: Callable[[Site, Mapping[str, str]], PlotPage]) -> None:
-    """Adds a page whose content `show(site, URL parameters)` returns; it is refreshed every few seconds."""
+    """Adds a page with the PlotPage that `show(site, URL parameters)` returns. It is refreshed every few seconds."""
     above = gr.HTML(apply_default_css=False)
     plots, below = charts(f"v-{site.page}-charts"), gr.HTML(apply_default_css=False)
     digests = site.digests(3)
