@@ -1,14 +1,15 @@
 """Which prompts to train on: samplers with one interface (base), and independent filters of groups (filters).
 
-- A sampler runs on the main process and its draws are broadcast. It observes the outcome of every draw of every rank in
-  draw order, whether the group is trained on or not; rejected prompts count too.
+- A sampler runs on the main process, which sends the draws to all ranks. The sampler observes the outcome of every draw
+  of every rank in draw order, whether the group is trained on or not. Rejected prompts count too.
 - Filters (keep, oversample, select) do not depend on the sampler, nor samplers on filters. All ranks see all outcomes,
   so filters decide the same on every rank.
 - Probes are completions that are observed but not trained on. A sampler may have the policy measure every prompt before
-  its first draw (MeasuringSampler); its checkpoint contains the measured values.
+  the first draw (MeasuringSampler). The sampler's checkpoint contains the measured values.
 - For a task that generates samples, a draw is (index, knobs), which determine the sample and its id. Knobs are the
   task's difficulty settings.
-- Where a sampler uses |A|, it is computed from raw rewards as in GRPO, whatever `algo.advantage` is.
+- Where a sampler uses |A|, the absolute advantage, A is computed from raw rewards as in GRPO, whatever
+  `algo.advantage` is.
 - `curriculum.*` also holds the options of the sampler, validated by the sampler's parameters.
 - Difficulty is measured in chunks fixed by the index in the split. The other sequences of a batch change the last bits
   of logits, so with fixed chunks neither an interruption nor the number of ranks changes a pass rate. Only samplers see
@@ -56,7 +57,7 @@ SAMPLERS = Table({
     "weakness": "vlrl.methods.curricula.procedural:Weakness",
 })
 _MIXTURE_SAMPLERS = Table({"shares": "vlrl.curriculum.shares:Shares"})
-"""The sampler of a mixture's `shares`, which combines one sampler per task."""
+"""The sampler for mixtures of tasks with fixed shares, which combines one sampler per task."""
 _METHODS = ("next", "observe", "state_dict", "load_state_dict", "metrics")
 
 
@@ -70,9 +71,9 @@ def check(settings: CurriculumSettings, task: Task) -> None:
 
 
 def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, float] | None = None) -> Sampler:
-    """Creates the sampler `curriculum.name` with its options. With `shares` (task label -> weight), creates one sampler
-    per task of a mixture, combined by Shares. Raises ConfigError for an unknown name or option, and for data without a
-    field that the sampler needs."""
+    """Creates the sampler `curriculum.name` with its options. If `shares` (task label -> weight) is given, creates one
+    such sampler per task of a mixture and combines them by Shares. Raises ConfigError for an unknown name or option,
+    and if the data lack a field that the sampler needs."""
     sampler = settings.sampler
     known = parameters(resolve("curriculum.name", sampler.name, SAMPLERS), 1)
     for option, value in sampler.options.items():

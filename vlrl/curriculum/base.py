@@ -1,9 +1,9 @@
 """The interface of samplers, and what they know about the training split.
 
-A sampler runs on the main process, and its draws are broadcast. `next(count, step)` returns draws, and
-`observe(outcomes, step)` receives their results. Optional methods: `upcoming`, if the sampler knows its next draws,
-whose prompts are then encoded ahead; `probes`, for prompts that are answered but not trained on; `missing` and
-`measured`, to have the policy measure every prompt."""
+A sampler runs on the main process, which sends the draws to all processes. `next(count, step)` returns draws, and
+`observe(outcomes, step)` receives their results. Optional methods: `upcoming` foretells the next draws, so that their
+prompts can be encoded ahead. `probes` returns prompts that are answered but not trained on. `missing` and `measured`
+have the policy measure every prompt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vlrl.types import Sample
 
 
 def stream(*key: int) -> np.random.Generator:
-    """Creates the random generator of a key (several integers). It yields the same numbers on every machine."""
+    """Creates a random generator from a key of several integers. Equal keys give the same numbers on every machine."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(k) for k in key])))
 
 
@@ -40,7 +40,7 @@ _LARGEST = 1e30
 _LONGEST = 200
 """Maximum length of a category's name in characters."""
 _BAD = Sample(id="")
-"""Stands for a row that cannot be read. It has no fields; the error is raised when the row is drawn."""
+"""Stands for a row that cannot be read. This sample has no fields; the error is raised when the row is drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Prompts:
         rollout = rollout or RolloutSettings()
         self.per_step, self.group_size = rollout.prompts_per_step, rollout.group_size
         self.buffer: int | None = None
-        """data.shuffle_buffer if data.stream is set."""
+        """data.shuffle_buffer if data.stream is set, else None."""
         self.knobs = dict(knobs or {})
         """For a task that generates samples of any difficulty: the range (lowest, highest) of each knob."""
         self.stage_fields = tuple(stage_fields)
@@ -83,7 +83,8 @@ class Prompts:
     def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
            knobs: Mapping[str, tuple[float, float]] | None = None, stage_fields: Collection[str] = ()) -> Prompts:
         """Creates the Prompts of a training split. Rows are read when a sampler first asks for a field. `columns` is a
-        file (data.difficulty) whose columns take precedence over the rows' own fields."""
+        file (data.difficulty) whose columns take precedence over the rows' own fields, "" = none. `knobs` and
+        `stage_fields`: as the attributes of these names."""
         beside = Columns(columns) if columns else None
 
         def read(name: str) -> Sequence[Any]:
@@ -97,8 +98,8 @@ class Prompts:
         return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
     def subset(self, name: str, indices: np.ndarray, share: float) -> Prompts:
-        """The subset of prompts with these `indices` [n], renumbered from 0, with separate random streams. These
-        prompts get the `share` of each step's draws."""
+        """The subset of prompts with these `indices` [n], renumbered from 0. Its random streams are derived from its
+        `name`, a task label. Its prompts get the `share` of each step's draws."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         part = copy.copy(self)
         part.size, part.seed, part._fields, part.history = len(indices), seed, {}, self.history.subset(indices)
@@ -108,8 +109,8 @@ class Prompts:
         return part
 
     def field(self, name: str) -> Sequence[Any]:
-        """The values of a field for all rows, None where a row lacks the field; "task" is the label of a row's task in
-        a mixture."""
+        """The values of a field for all rows; None where a row lacks the field. The field "task" is the label of a
+        row's task in a mixture."""
         if name not in self._fields:
             self._fields[name] = self._read(name)
         return self._fields[name]
@@ -177,7 +178,8 @@ class ForeseeingSampler(Protocol):
     """A sampler that knows its next draws in advance."""
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns what `next(count, step)` would return if no further outcome were observed, without drawing."""
+        """Returns what `next(count, step)` would return if no further outcome were observed. Does not count as a draw.
+        """
         ...
 
 
@@ -186,8 +188,8 @@ class ProbingSampler(Protocol):
     """A sampler that needs results of some prompts before it can draw."""
 
     def probes(self, step: int) -> list[Draw]:
-        """Draws that are answered and observed, but not trained on, before the next draws of this step. [] if none are
-        needed."""
+        """Returns the prompts that must be answered and observed before the next draws of this step. Their completions
+        are not trained on. Returns [] if no prompts are needed."""
         ...
 
 
@@ -199,7 +201,8 @@ class MeasuringSampler(Protocol):
     """Name of the measurement in GroupSource.measures, e.g. "angle"."""
 
     def missing(self) -> np.ndarray:
-        """Indices [n] of the prompts without a value; a resumed sampler has the values measured earlier."""
+        """Indices [n] of the prompts whose value is unknown. A resumed sampler knows the values that were measured
+        before the interruption."""
         ...
 
     def measured(self, indices: np.ndarray, values: np.ndarray) -> None:
@@ -208,6 +211,7 @@ class MeasuringSampler(Protocol):
 
 
 def as_uniform(**neutral: float) -> Callable[[Any], Any]:
-    """Decorator of a sampler class: with this option value, the sampler draws exactly as `uniform` does."""
+    """Creates a class decorator which declares that a sampler with the given option value, such as `share=0`, draws
+    exactly as `uniform` does."""
     (option, value), = neutral.items()
     return idle(f"curriculum.{option}={value}{AS_UNIFORM}", **neutral)

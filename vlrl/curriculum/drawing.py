@@ -60,8 +60,8 @@ def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, rng:
 
 
 def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """For each target [n], the first index at which the running sum of the weights [N] exceeds the target, up to
-    rounding; [n]. `below` [B] is the running sum at the end of each block."""
+    """Returns the indices [n], for each target [n], of the first weight at which the running sum of the weights [N]
+    exceeds the target, up to rounding. `below` [B] is the running sum at the end of each block."""
     block = np.minimum(np.searchsorted(below, targets, side="right"), len(below) - 1)
     inside = np.minimum(block[:, None] * _BLOCK + np.arange(_BLOCK), len(weights) - 1)
     sums = np.cumsum(weights[inside], axis=1, dtype=np.float64)
@@ -71,8 +71,8 @@ def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.nd
 
 
 class Cycle:
-    """Returns the same prompts in repeated passes, each in a different shuffled order, which depends only on (key,
-    number of the pass)."""
+    """Returns the prompts `members` in repeated passes. Each pass has a different shuffled order, which depends only on
+    (key, number of the pass)."""
 
     def __init__(self, members: np.ndarray, *key: int):
         self.members, self.key, self.drawn = members, key, 0
@@ -217,8 +217,8 @@ class Uniform(Sequential):
 
 
 def _streamed(rng: np.random.Generator, size: int, buffer: int) -> np.ndarray:
-    """A permutation of `size` indices, shuffled so that neighbouring rows stay close. Blocks of _RUN consecutive
-    indices are put in random order, then each `buffer` consecutive entries are shuffled again."""
+    """Returns a permutation of `size` indices in which neighbouring rows stay close. Blocks of _RUN consecutive indices
+    are put in random order, then every `buffer` consecutive entries are shuffled among themselves."""
     runs = rng.permutation(-(-size // _RUN))
     places = np.concatenate([np.arange(run * _RUN, min((run + 1) * _RUN, size)) for run in runs.tolist()])
     return places if buffer == 1 else places[np.argsort(np.arange(size) // buffer + rng.random(size))]

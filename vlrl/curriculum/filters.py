@@ -197,7 +197,7 @@ class Intake:
         return max(0, self.rounds - 1)
 
     def take(self, outcomes: Mapping[int, Outcome], underway: int = 0) -> None:
-        """Adds the outcomes of a round, by group number; underway: number of the step's groups that are unfinished."""
+        """Adds the outcomes of a round, by group number. `underway` is the number of the step's unfinished groups."""
         self.underway = underway
         self.requested += len(outcomes)
         usable = {number: o for number, o in outcomes.items() if o.rewards}
@@ -230,8 +230,8 @@ class Tally(Saved):
         self._last: dict[str, float] = {}
 
     def note(self, intake: Intake, chosen: Sequence[int], probes: Sequence[Outcome] = ()) -> None:
-        """Adds the groups of a completed step. chosen: numbers of the groups that are trained on. probes: outcomes of
-        the sampler's probes."""
+        """Adds the groups of a completed step. `chosen` holds the numbers of the groups that are trained on, `probes`
+        the outcomes of the sampler's probes."""
         outcomes = list(intake.outcomes.values())
         trained = [intake.outcomes[number] for number in chosen]
         drawn, used = (sum(len(o.rewards) for o in of) for of in ((*outcomes, *probes), trained))

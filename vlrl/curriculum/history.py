@@ -32,8 +32,8 @@ class History:
         self._parts: list[History] = []
 
     def subset(self, indices: np.ndarray) -> History:
-        """The history of the prompts with these `indices` [n], renumbered from 0. Draws that are counted in the subset
-        are counted in the full history too, but `note` must be called on both histories."""
+        """The history of the prompts with these `indices` [n], renumbered from 0. A draw that is counted in the subset
+        is also counted in the full history, but `note` must be called on both."""
         subset = History(len(indices))
         subset._within = self, indices
         subset._copy_from_whole()

@@ -15,8 +15,8 @@ from vlrl.errors import ConfigError
 
 
 class Shares:
-    """Each draw goes to the task whose number of draws so far is furthest below its share; on ties to the first of
-    these tasks.
+    """The sampler of a mixture, which draws from each task in proportion to the task's weight. Each draw goes to the
+    task whose number of draws so far is furthest below its share; on ties to the first of these tasks.
 
     weights: relative share of each task label (prompts.field("task")). make(prompts): creates the sampler of one task,
     which only sees that task's samples. `upcoming`, `probes` and the measuring methods exist if the tasks' samplers
@@ -50,7 +50,7 @@ class Shares:
         return self._dealt(self._turns(count), lambda sampler, wanted: sampler.upcoming(wanted, step))
 
     def _turns(self, count: int) -> np.ndarray:
-        """[count] for each of the next draws, the index of the task that it goes to."""
+        """[count] index of the task that each of the next draws goes to."""
         drawn, turns = self.drawn.astype(np.float64), np.zeros(count, dtype=np.int64)
         for i in range(count):
             turns[i] = np.argmax(self.shares * (drawn.sum() + 1) - drawn)
@@ -71,8 +71,8 @@ class Shares:
         return replace(draw, index=number, knobs=knobs)
 
     def _own(self, indices: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Groups indices of the full split by task. Returns (task, positions in `indices`, indices within the task) for
-        each task that occurs."""
+        """Groups indices of the full split by task. Returns one tuple per task that occurs: (task index, positions in
+        `indices` of this task's entries, their indices in the task's own samples)."""
         of = self._of[indices]
         which = [np.flatnonzero(of == k) for k in range(len(self.labels))]
         return [(k, own, np.searchsorted(self.members[k], indices[own])) for k, own in enumerate(which) if len(own)]

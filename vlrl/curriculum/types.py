@@ -22,7 +22,7 @@ class Draw:
     max_turns: int | None = None
     """Maximum number of actions of an episode; None = episode.max_turns."""
     weight: float = 1.0
-    """Factor on the loss of the group, multiplied with the weight of the row."""
+    """Factor on the loss of the group, in addition to the `weight` of the sample's row."""
     knobs: tuple[tuple[str, float], ...] = ()
     """For a task that generates samples: the difficulty settings; the sample is `task.generate(index, knobs)`."""
     fields: tuple[tuple[str, bool | int | float | str], ...] = ()
@@ -31,7 +31,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a draw. `rewards` has one reward per completion (None = unscorable) and is empty if the prompt was
+    """The result of a draw. `rewards` has one reward per completion (None = unscorable); it is empty if the prompt was
     rejected."""
 
     draw: Draw
@@ -39,13 +39,13 @@ class Outcome:
     passed: tuple[bool | None, ...] = ()
     """Whether each completion is correct (Task.correct); None = unknown."""
     surprise: float = 0.0
-    """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), with p under the weights that sampled.
-    The sampler gvm uses it in place of the gradient norm."""
+    """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), where p is the probability under the
+    weights that sampled the completion. The sampler gvm uses it in place of the gradient norm."""
     is_episode: bool = False
     """Whether the completions are episodes."""
     teaches: bool | None = None
-    """Whether the run's advantage is nonzero for any completion; None if the group alone does not determine the
-    advantage."""
+    """Whether any completion has a nonzero advantage under algo.advantage; None if that is not known from the group
+    alone."""
 
     @cached_property
     def scored(self) -> tuple[float, ...]:
