@@ -39,7 +39,7 @@ from vlrl.rollout.partial import PartialGroup, completion_of, completion_state, 
 from vlrl.types import Completion, Group
 
 CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
-"""The completions of each request, by the request's key."""
+"""The completions of each request, by Request.key, which selects the random streams of the request."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -54,12 +54,12 @@ class AheadBatch(DrawBatch):
     """The completions that this process has generated so far; in a resumed run, also the completions of all other
     processes."""
     work: Future[list[Group] | None] | None = None
-    """The generation that runs in the thread, which also scores unless the main thread has to. None before generation
-    begins, and for a batch restored from a checkpoint."""
+    """The generation of this batch in the thread. The future's result is the scored groups, or None if the main thread
+    has to score. The attribute is None before generation begins, and for a batch restored from a checkpoint."""
     keys: set[tuple[int, ...]] = field(default_factory=set)
     """Keys of all requests that this process generates; set when generation begins."""
     span: tuple[float, float] | None = None
-    """Start and end time of the thread's work on this batch."""
+    """Start and end time of the thread's work on this batch; None until that work has ended."""
 
     @property
     def is_complete(self) -> bool:
@@ -94,8 +94,8 @@ class AsyncGroupSource(GroupSource):
         return super().state_dict(), partial(_emergency_state, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the policy's weights to the engine if `now` is set or the queue has no batch for a later step; waits
-        for running generation first. Otherwise only remembers the policy. Batches in the queue do not change."""
+        """Hands the policy's weights to the engine, after running generation has ended, if `now` is set or the queue
+        has no batch for a later step. Otherwise only remembers the policy. Batches in the queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):
             self._ready()
@@ -186,8 +186,8 @@ class AsyncGroupSource(GroupSource):
                 "async/staleness_max": float(max(ages, default=0)), "time/ahead_s": seconds}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of GroupSource and the queue of all processes, after waiting for its generation. A batch whose
-        generation failed is saved without completions, and a resumed run generates it again."""
+        """The state of GroupSource, and the queue of all processes. Waits until generation ends. A batch whose
+        generation failed is saved without completions, so that a resumed run generates it again."""
         with self.clock("rollout"):
             whole = [all(comm.gather(batch.is_complete)) for batch in self.queue]
         completions = [{key: answers for part in comm.gather(batch.completions) for key, answers in part.items()}
@@ -232,8 +232,8 @@ class RecordingEngine:
 
 
 class ReplayEngine:
-    """An engine that returns recorded completions. Recorded episodes are replayed by `engine`, which runs their actions
-    in new environments."""
+    """An engine that returns recorded completions. If the attribute `engine` can play episodes, it replays the actions
+    of recorded episodes in new environments."""
 
     def __init__(self, completions: CompletionsByKey, engine: Engine | None = None):
         self.completions, self.engine = completions, engine
@@ -259,8 +259,8 @@ def check(config: Config, sampler: Any) -> None:
 
 
 def _set_up_thread(threads: int, card: int | None) -> None:
-    """Initializes the generation thread: leaves half of the CPU threads to the update, and selects this process's GPU
-    `card`."""
+    """Initializes the generation thread: limits it to `threads` CPU threads, half of those of the process, and selects
+    the process's GPU `card` (None = no GPU)."""
     torch.set_num_threads(threads)
     if card is not None:  # a new thread starts on GPU 0
         torch.cuda.set_device(card)

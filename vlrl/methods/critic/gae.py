@@ -70,9 +70,9 @@ def turn_gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Esti
     delta_{t+k} with delta_t = r_t + gamma V(s_{t+1}) - V(s_t), where s_t is the state before the turn's first token.
     The critic has a target at that token only: A_t + V(s_t).
 
-    This treats turns as the utterances of ArCHer (arXiv 2402.19446), but with a state-value critic learned on policy by
-    TD(lam) instead of its off-policy Q. At lam=0 it is ArCHer's advantage r + gamma V(s') - V(s). normalize: as in gae,
-    over the tokens of all turns."""
+    This treats turns as the utterances of ArCHer (arXiv 2402.19446), but the critic is a state-value function learned
+    on policy by TD(lam), where ArCHer has an off-policy Q. At lam=0 the advantage is ArCHer's, r + gamma V(s') - V(s).
+    normalize: as in gae, over the tokens of all turns."""
     def one(d: _Decisions) -> Estimate:
         values, targets = d.values[d.first], np.full(len(d.values), np.nan)
         advantages = discounted(np.add.reduceat(d.paid - d.penalty, d.first), values, s.gamma, s.lam)
@@ -106,13 +106,13 @@ def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.
 
 @requires("turns", "values", "token_kl")
 def macro_gae(s: Scores, tokens: Positive = 5, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
-    """GAE over macro actions: all tokens of a macro action have the advantage A of the action, and the critic's target
-    A + V.
+    """GAE over macro actions. All tokens of a macro action have the same advantage A, and the critic has the target A +
+    V on each of them.
 
     A macro action is `tokens` consecutive trained tokens, or fewer at the end of a turn. Its reward is the sum of its
     tokens' rewards, and its value V is the mean of their values. gamma and lam apply per macro action. With tokens=1
-    this is gae. MA-RLHF (arXiv 2410.02743) with fixed n-grams and equally weighted values; its code takes the mean of
-    the tokens' KL instead of their sum. normalize: as in gae, over the tokens of all macro actions."""
+    this is gae. MA-RLHF (arXiv 2410.02743) with fixed n-grams and equally weighted values. The paper's code takes the
+    mean of the tokens' KL where the sum is taken here. normalize: as in gae, over the tokens of all macro actions."""
     def one(d: _Decisions) -> Estimate:
         first = np.concatenate([np.arange(a, b, tokens) for a, b in zip(d.first, d.last + 1, strict=True)])
         sizes = np.diff(np.append(first, len(d.values)))
@@ -134,8 +134,9 @@ def discounted(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float
 
 
 def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
-    """The critic's loss and its metrics: 1/2 mean (V - target)^2 over all tokens of the optimizer step that have a
-    target, multiplied by the weights of the data rows. Returns this process's share of this mean.
+    """The critic's loss, and a dict of its metrics. The loss is this process's share of 1/2 mean (V - target)^2, over
+    all tokens of the optimizer step that have a target. The squared errors are multiplied by the weights of the data
+    rows.
 
     `values` [N] are the critic's current values, with gradient. With clip=c the squared error is the larger of (V -
     target)^2 and (V_old + clip(V - V_old, -c, c) - target)^2, as in OpenAI's PPO2 and verl. Metrics are scaled like

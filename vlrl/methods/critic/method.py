@@ -52,8 +52,8 @@ class CriticValues(Method):
 
 
 def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Group]:
-    """Returns the groups with the critic's value of each token of their rollouts, at the current weights. Called on
-    every process."""
+    """Returns the groups with `per_token["values"]` set on their rollouts: the critic's value of each token, at the
+    current weights. Called on every process."""
     critic, config = policy.head, algorithm.config
     assert critic is not None
     several = not config.rollout.one_update
@@ -76,9 +76,9 @@ def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list
 
 
 def critic_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of the critic over all processes, for the values before the update on tokens that have a target: the mean
-    value, the mean target, and the explained variance 1 - Var(target - value) / Var(target), which is NaN if all
-    targets are equal."""
+    """Metrics of the critic over all processes: the mean value, the mean target, and the explained variance 1 -
+    Var(target - value) / Var(target), which is NaN if all targets are equal. The values are those before the update,
+    on tokens that have a target."""
     pairs = [(r.per_token["values"], r.per_token["targets"]) for g in groups for r in g.rollouts
              if {"values", "targets"} <= r.per_token.keys() and r.trained]
     values, targets = (np.concatenate([np.zeros(0), *arrays]) for arrays in (zip(*pairs, strict=True) if pairs

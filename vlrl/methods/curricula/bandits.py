@@ -75,8 +75,8 @@ class CategorySampler(Adaptive):
         return counts
 
     def means(self, outcomes: Sequence[Outcome], values: Sequence[float]) -> dict[int, float]:
-        """The mean of `values` in each category that has outcomes. `values` holds one number per outcome; each outcome
-        is weighted by the number of its completions."""
+        """Returns a dict from the index of each category that has outcomes to the category's mean of `values`. `values`
+        holds one number per outcome, which is weighted by the outcome's number of scorable completions."""
         of = self.categories.indices[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
         answers = np.array([len(o.scored) for o in outcomes])
         total, count = np.bincount(of, answers * np.array(values)), np.bincount(of, answers)
@@ -115,8 +115,8 @@ def categories(prompts: Prompts, by: str, bins: int) -> Categories:
 
 
 def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
-    """The shares of the largest categories, as metrics curriculum/weight/<category>. In the names, characters other
-    than letters, digits and ".+-" become "_"."""
+    """The shares of the categories with the largest `sizes` (numbers of prompts), as metrics
+    curriculum/weight/<category>. In the names, characters other than letters, digits and ".+-" become "_"."""
     shown = np.sort(np.argsort(-sizes, kind="stable")[:_SHOWN])
     out: dict[str, float] = {}
     for c in shown.tolist():
@@ -156,14 +156,14 @@ class Sec(CategorySampler):
 
 
 class Dump(CategorySampler):
-    """Upper confidence bound on the learnability of each category.
+    """Draws categories in proportion to exp(UCB / tau), where UCB is an upper confidence bound on the learnability.
 
         UCB(d) = L(d) + sqrt(2 ln(n + 1) / (n_d + 1))        share(d) proportional to exp(UCB(d) / tau)
 
-    L(d) is the mean |A| over the last `window` completions of category d, each of which has the mean |A| of its group;
-    it is 0 before the first completion. n_d is the number of answered groups of the category, and n the sum of all n_d.
-    "DUMP: Automated Distribution-Level Curriculum Learning for RL-based LLM Post-training" (2504.09710); the defaults
-    of window and tau are ours.
+    L(d) is the mean |A| over the last `window` completions of category d. Each completion counts with the mean |A| of
+    its group. L(d) is 0 before the first completion. n_d is the number of answered groups of the category, and n the
+    sum of all n_d. "DUMP: Automated Distribution-Level Curriculum Learning for RL-based LLM Post-training"
+    (2504.09710); the defaults of window and tau are ours.
 
     window  1..10,000 completions
     tau     > 0; at tau = 0.1 a difference of 0.1 in UCB is a factor of e between shares
@@ -195,12 +195,12 @@ class Dump(CategorySampler):
 
 
 class DomainWeighted(CategorySampler):
-    """Domain-aware dynamic sampling: domains far from the target reward are drawn more often.
+    """Domain-aware dynamic sampling: domains (categories) far from the target reward are drawn more often.
 
         v(d) <- alpha r(d) + (1 - alpha) v(d)        share(d) proportional to exp((target - v(d)) / tau) + epsilon
 
-    r(d) is the mean reward of the completions of domain d in the last round. v(d) is 0 before the first round with
-    completions of d, and equal to r(d) after it. "RuleReasoner: Reinforced Rule-based Reasoning via Domain-aware
+    r(d) is the mean reward of the completions of domain d in the last round of generation. v(d) is 0 until domain d has
+    completions, and then begins with the first r(d). "RuleReasoner: Reinforced Rule-based Reasoning via Domain-aware
     Dynamic Sampling" (2506.08672); the constants are those of its released configuration. A domain that cannot be
     learned keeps the largest share.
 
@@ -321,7 +321,7 @@ class Sws(CategorySampler):
         self.weak, self.judged = (np.zeros(len(self.names), dtype=np.int64) for _ in range(2))
 
     def failures(self) -> np.ndarray:
-        """[C] F of each category, in (0, 1)."""
+        """[C] the smoothed share F of items that fail consistently, in each category; in (0, 1)."""
         return (self.weak + 1) / (self.judged + 2)
 
     def shares(self) -> np.ndarray:

@@ -70,12 +70,12 @@ class GVM(Uniform):
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, without drawing them. Empty with probe > 0, because the group sizes then depend on the
-        probes' results."""
+        """Returns what `next(count, step)` would return, and changes nothing. Returns [] if probe > 0, because the
+        group sizes then depend on the probes' results."""
         return [] if self.probe else self._sized(super().upcoming(count, step))
 
     def probes(self, step: int) -> list[Draw]:
-        """The next prompts, with `probe` completions each. These draws do not count as visits."""
+        """Returns the prompts of the next draws, each with `probe` completions. The history does not count probes."""
         count = self.prompts.per_step if self.probe else 0
         return [replace(draw, group_size=self.probe) for draw in super().upcoming(count, step)]
 

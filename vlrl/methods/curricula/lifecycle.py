@@ -57,7 +57,7 @@ class Lifecycle(Adaptive):
         self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 6)
         self.utility = np.zeros(prompts.size, dtype=np.float32)
         self.before = np.full(prompts.size, np.nan, dtype=np.float32)
-        """[N] mean reward of each prompt's group when it was last answered; NaN = never answered."""
+        """[N] mean reward of each prompt's last group; NaN = never answered."""
         self.due = np.full(prompts.size, _NEVER, dtype=np.int32)
         """[N] the step from which each prompt can be drawn again; _NEVER for prompts that were never answered."""
         self.lows, self.rests = (np.zeros(prompts.size, dtype=np.int8) for _ in range(2))
@@ -106,7 +106,7 @@ class Lifecycle(Adaptive):
         super().restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """Shares of all prompts: new (never drawn), active, and resting."""
+        """The shares of all prompts that are new (never drawn), active, and resting."""
         visited, active = np.count_nonzero(self.due < _NEVER), np.count_nonzero(self.due <= self._step)
         counts = {"new": max(0, self.prompts.size - self.passes.drawn), "active": active, "resting": visited - active}
         return {f"curriculum/{name}": count / self.prompts.size for name, count in counts.items()}

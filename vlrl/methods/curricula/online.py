@@ -29,7 +29,7 @@ Power = Annotated[float, Field(ge=0, le=100)]
 Strength = Annotated[float, Field(ge=0, le=1e6)]
 Tiers = Annotated[int, Field(ge=1, le=100)]
 _LEVEL_DECAY = 0.9
-"""Decay, per group, of the drift of a kind of prompts (see PassRates)."""
+"""Decay, per group of completions, of the drift of a category or tier of prompts (see PassRates)."""
 
 
 class PassRates(Saved):
@@ -126,8 +126,8 @@ class RateWeighted(Adaptive):
         self.rates.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """The mean estimated pass rate of all prompts, and the probability of each kind of prompts in the next draws.
-        """
+        """The mean estimated pass rate of all prompts, and the probability of each category or tier of prompts in the
+        next draws."""
         rates, kinds = self.rates.values(), self.rates.kinds
         out = {"curriculum/expected_pass_rate": float(rates.mean())}
         if kinds and len(kinds.names) > 1:
@@ -202,7 +202,8 @@ class Rlcs(RateWeighted):
 
 
 def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
-    """[N] the pass rate of each row that was measured before the run; NaN if a row does not have the field. Raises
+    """[N] the pass rate of each row, as measured before the run; NaN if the row lacks the field `tier_by`. A difficulty
+    d is converted to the pass rate 1 - d, after all values are scaled to [0, 1] if any is outside. Raises
     ConfigError for a pass_at_k outside [0, 1]."""
     numbers = prompts.numbers(tier_by)
     numbers[~np.isfinite(numbers)] = np.nan
@@ -218,8 +219,8 @@ def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
 
 
 def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categories | None) -> Categories:
-    """Sorts the prompts into kinds: by tier for prompts with an offline pass rate, by category (`untiered`) for prompts
-    without one (`lacking`)."""
+    """Groups the prompts by tier if they have an `offline` pass rate. Prompts without one, marked in `lacking`, are
+    grouped by the category in `untiered`, or form a single group if `untiered` is None."""
     edges = np.linspace(0, 1, tiers + 1)
     names = [f"pass_{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
     tier = np.minimum((np.where(lacking, 0, offline) * tiers).astype(np.int32), tiers - 1)

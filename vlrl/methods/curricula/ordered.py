@@ -50,13 +50,14 @@ class Gaussian(Adaptive):
     """Draws prompts with a weight proportional to exp(-(d - mean)^2 / (2 std^2)), where d is the prompt's difficulty.
     After each epoch solved prompts are dropped; once all are dropped, all come back.
 
-    d is the value of the field `by`. In a row without the field it is 1 - pass rate of the prompt's last visit, and
-    `mean` before the first visit. An epoch has as many draws as there are remaining prompts. A prompt is solved if the
-    pass rate of its last visit is at least `solved`. Rejected prompts are dropped too; until the epoch ends they are
+    d is the value of the field `by`. In a row without the field it is 1 - pass rate of the prompt's last group, and
+    `mean` before the first group. An epoch has as many draws as there are remaining prompts. A prompt is solved if the
+    pass rate of its last group is at least `solved`. Rejected prompts are dropped too; until the epoch ends they are
     drawn only when no other prompt is left.
 
-    Time-R1 (2503.13377, TimeRFT) uses std .2, and mean .3 of the initial model's tIoU, which is .7 as a difficulty 1 -
-    tIoU. Its code drops prompts with a tIoU above .7 after each epoch (curriculum.pass_at=0.7).
+    Time-R1 (2503.13377, TimeRFT) uses std .2 and a mean of .3, in units of the initial model's tIoU. That is a mean
+    difficulty 1 - tIoU of .7. The paper's code drops prompts with a tIoU above .7 after each epoch
+    (curriculum.pass_at=0.7).
 
     mean: any number; std: above 0; both in the unit of the field. solved: in [0, 1]."""
 

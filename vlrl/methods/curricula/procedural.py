@@ -161,8 +161,8 @@ class ALPGMM(ProceduralSampler):
 
 
 def fit_mixture(rows: np.ndarray, components: int, seed: int) -> dict[str, np.ndarray]:
-    """Fits mixtures of 2 to `components` Gaussians to the rows [n, D] and chooses the mixture with the lowest AIC, on
-    ties that with the fewest Gaussians. Returns its `means` [C, D] and `covariances` [C, D, D]."""
+    """Fits mixtures of 2 to `components` Gaussians to the rows [n, D] and chooses the mixture with the lowest AIC; on
+    ties, the one with the fewest Gaussians. Returns its `means` [C, D] and `covariances` [C, D, D] as a dict."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
     from threadpoolctl import threadpool_limits

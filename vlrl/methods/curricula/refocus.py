@@ -23,18 +23,18 @@ class ADCL(Adaptive):
     """Goes from easy to hard in `batches` batches. Before a batch is drawn, its prompts are probed with the current
     policy and sorted again.
 
-    A pass sorts all prompts by difficulty and cuts them into consecutive batches of equal size. Before a batch is
-    drawn, each of its prompts is answered `probe_size` times (these completions are not trained on), and the batch is
-    sorted by 1 - pass rate. Adaptive difficulty curriculum learning (2505.08364, "difficulty shift"). The number of
-    batches is our choice, and so is that passes after the first are sorted by the last pass rates.
+    A pass sorts all prompts by difficulty and cuts them into consecutive batches of equal size. To probe a batch, each
+    of its prompts is answered `probe_size` times; these completions are not trained on. The batch is then sorted by 1 -
+    pass rate. Adaptive difficulty curriculum learning (2505.08364, "difficulty shift"). The number of batches is our
+    choice, and so is that passes after the first are sorted by the last pass rates.
 
     by: the field that holds the difficulty for the first pass. Raises ConfigError if no row has the field; rows without
-    it come last until they are probed. With null, all prompts are probed together before the first step, which takes N
-    * probe_size completions and suits some thousands of prompts at most. After that each batch takes N / batches *
+    it come last until they are probed. With by=null, all prompts are probed together before the first step, which takes
+    N * probe_size completions and suits some thousands of prompts at most. After that each batch takes N / batches *
     probe_size completions, at the beginning of the step that may need it. Probe completions count in rollouts/total.
 
-    If a step draws prompts beyond the probed batch (in the first step, or to replace filtered groups), these are
-    ordered by the difficulty known so far."""
+    If a step draws prompts beyond the probed batch (in the first step, or to replace filtered groups), those prompts
+    are ordered by the difficulty known so far."""
 
     saved = ("order", "at", "sorted", "asked", "passes", "probed", "latest", "step", "unknown")
 
@@ -89,7 +89,8 @@ class ADCL(Adaptive):
         return np.concatenate(pieces)
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, without drawing them; ends at the first prompt that is not sorted yet."""
+        """Returns what `next(count, step)` would return, up to the first prompt that is not sorted yet. Changes
+        nothing."""
         return uncounted_draws(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
     def _border(self, position: int) -> int:
@@ -163,7 +164,7 @@ class HardFocus(Adaptive):
         return next_distinct(self.cycle, count, set())
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The draws that `next(count, step)` would return, without drawing them. Empty if that call would choose the
+        """Returns what `next(count, step)` would return, and changes nothing. Returns [] if that call would choose the
         hardest prompts again."""
         if self._ends(step):
             return []
@@ -177,7 +178,7 @@ class HardFocus(Adaptive):
         return {"group_size": self.group_size} if self.chosen else {}
 
     def hardest(self) -> np.ndarray:
-        """The prompts of stage 2, as sorted int32 indices."""
+        """Chooses the hardest `share` of all prompts. Returns their indices, sorted, as int32."""
         size = self.prompts.size
         count = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)

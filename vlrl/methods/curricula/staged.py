@@ -22,7 +22,8 @@ from vlrl.errors import ConfigError, did_you_mean
 
 class CarryPool:
     """Draws from shuffled passes over the prompts `members`. A share `carry` of the draws go instead to prompts that
-    are marked in `before` and were answered earlier, with weight 1 / max(mean reward of the last visit, lowest)."""
+    were answered earlier, with weight 1 / max(mean reward of the last group, lowest). If `before` [N] bool is given,
+    only prompts that are marked in it are carried."""
 
     def __init__(self, history: History, members: np.ndarray, key: Sequence[int], before: np.ndarray | None = None,
                  carry: float = 0.0, lowest: float = 0.1):
@@ -31,16 +32,15 @@ class CarryPool:
         self._weights: np.ndarray | None = None
 
     def weights(self) -> np.ndarray:
-        """[N] sampling weights of the prompts seen before; 0 for prompts that were never answered or are not marked in
-        `before`."""
+        """[N] sampling weights of the prompts that may be carried; 0 for all others."""
         if self._weights is None:
             self._weights = np.zeros(len(self.history.visits))
             self._note(np.flatnonzero(self.history.visited))
         return self._weights
 
     def take(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws `count` prompts. Returns two arrays: the prompts from the shuffled pass, and the answered prompts
-        marked in `before`."""
+        """Draws `count` prompts. Returns two arrays of indices: the prompts from the shuffled passes, and the carried
+        prompts."""
         return self._take(self.cycle, count, rng)
 
     def peek(self, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -126,11 +126,11 @@ class Stage(Settings):
     """Conditions that select the stage's prompts: field -> a value, a list of values, or {min, max}, both inclusive.
     "task" is the task's name in a mixture. All conditions must hold; without conditions, the stage has all prompts."""
     steps: Positive | None = None
-    """Maximum number of training steps of the stage."""
+    """Maximum number of training steps of the stage; None = no limit."""
     reward: float | None = None
-    """The stage ends when the running mean of the reward is at least this."""
+    """The stage ends when the running mean of the reward is at least this; None = never for this reason."""
     pass_rate: Fraction | None = None
-    """The stage ends when the running mean of the pass rate is at least this."""
+    """The stage ends when the running mean of the pass rate is at least this; None = never for this reason."""
     max_new_tokens: Positive | None = None
     """Token limit of completions in this stage; None = rollout.max_new_tokens."""
     group_size: Annotated[int, Field(ge=2)] | None = None
@@ -324,8 +324,8 @@ def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
 
 
 def matching(prompts: Prompts, name: str, wanted: Any) -> np.ndarray:
-    """[N] bool: whether each row meets the condition `wanted` on the field `name`. The condition `true` does not match
-    the number 1."""
+    """[N] bool: whether each row meets the condition `wanted` on the field `name`: a value, a list of values, or {min,
+    max} (see Stage.where). The condition `true` does not match the number 1."""
     if isinstance(wanted, Mapping):
         numbers = prompts.numbers(name).astype(np.float64)
         low, high = wanted.get("min", -np.inf), wanted.get("max", np.inf)

@@ -75,9 +75,9 @@ class DemonstrationSampler:
         return self.config.algo.demonstrations
 
     def __call__(self, step: int, outcomes: Sequence[Outcome] = ()) -> list[Group]:
-        """This process's share of a step's demonstrations, as groups of one completion; empty if the step has none.
-        `outcomes` are the results of the step's draws on all processes. Raises DataError if an environment rejects
-        the actions of a demonstration."""
+        """Returns this process's share of a step's demonstrations, as groups of one completion; [] if the step has no
+        demonstrations. `outcomes` are the results of the step's draws on all processes. Raises DataError if an
+        environment rejects the actions of a demonstration."""
         mix, settings = self.mix, self.settings
         if interleaves(mix):
             mix.collect(comm.on_main(partial(self._failed, step, outcomes)))
@@ -89,8 +89,8 @@ class DemonstrationSampler:
         return comm.together(partial(self._shown, step, [*enumerate(places)][comm.rank()::comm.world()]))
 
     def _failed(self, step: int, outcomes: Sequence[Outcome]) -> list[int]:
-        """Indices of the rows with a demonstration whose completions in this step are all known to be wrong. Generated
-        samples are left out, because they are not rows."""
+        """Indices of the training rows that have a demonstration, and whose completions in this step include a wrong
+        one and none known to be correct. Generated samples are left out, because they are not rows."""
         wrong = [o.draw.index for o in outcomes if o.failed and not o.draw.knobs]
         return [place for place in dict.fromkeys(wrong) if self._sample(step, place) is not None]
 
@@ -167,7 +167,7 @@ class Demonstrations(Method):
 
 @dataclass(eq=False)
 class DemonstrationPass:
-    """Computes the loss of the demonstrations of one optimizer step and its gradient; a Pass of the training loop."""
+    """A pass of the training loop: computes the loss and gradient of one optimizer step on the demonstrations."""
 
     policy: Policy
     algorithm: Objectives
@@ -177,11 +177,11 @@ class DemonstrationPass:
     share: float
     """Weight of the demonstrations' loss."""
     loss: float = 0.0
-    """This process's share of the loss in the last epoch, before it is multiplied by `share`."""
+    """This process's share of the loss in the last epoch over the batch, before it is multiplied by `share`."""
     factor: float = 0.0
     """Sum of the weights that `mix.factor` gives to the tokens on this process; 0 if the mix has no such weights."""
     norm: float = 0.0
-    """Norm of the demonstrations' gradient (times `share`) in the last epoch, over all processes."""
+    """Norm of the demonstrations' gradient (times `share`) in the last epoch over the batch, over all processes."""
     norm_rl: float = 0.0
     active = True
     separate_gradient = True
@@ -219,9 +219,9 @@ def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, 
 
 def interleave(policy: Policy, groups: Sequence[Group], algorithm: Objectives, mix: Any,
                norm_rl: float) -> dict[str, float]:
-    """Takes the supervised optimizer step of an interleaving mix, if any process has demonstrations, and returns its
-    metrics. Called on every process, after the gradients of the objective are cleared; `norm_rl` is their norm. The
-    weights stay unchanged if the gradient is not finite."""
+    """Takes the supervised optimizer step of an interleaving mix, if any process has demonstrations, and returns the
+    metrics of that step. Called on every process, after the gradients of the objective are cleared; `norm_rl` is the
+    norm of those gradients. The weights stay unchanged if the gradient of the demonstrations is not finite."""
     config, out = algorithm.config, {"demonstrations/applied": 0.0, **mix.metrics(0)}
     part = make_minibatch(policy, split(groups, 1)[0], _without_truncation_mask(config))
     if not part.total_tokens:
@@ -249,7 +249,8 @@ def _without_truncation_mask(config: Config) -> Config:
 
 
 def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor) -> DemonstrationBatch:
-    """Makes the DemonstrationBatch of one micro-batch, from its rows `order` of `part` and their log-probabilities."""
+    """Makes the DemonstrationBatch of one micro-batch, which consists of the rows `order` of the minibatch `part`.
+    `logprobs` [N] are the log-probabilities of the rows' tokens."""
     rows = [part.rollouts[r] for r in order]
 
     def flat(values: Sequence[np.ndarray]) -> torch.Tensor:

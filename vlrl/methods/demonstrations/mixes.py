@@ -44,7 +44,8 @@ def interleaves(mix: Any) -> bool:
 
 
 def cross_entropy(d: DemonstrationBatch, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """A micro-batch's share of the cross-entropy: -sum(factor * log p * weight) / total_tokens."""
+    """A micro-batch's share of the cross-entropy: -sum(factor * log p * weight) / total_tokens, over the trained
+    tokens. `factor` is one number, or one per token [N]."""
     return -(factor * d.logprobs * d.mask * d.weights).sum() / max(d.total_tokens, 1.0)
 
 
@@ -60,7 +61,7 @@ class Chord:
         self.peak, self.valley, self.warmup, self.decay = peak, valley, warmup, decay
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """The weights of the RL loss and of the demonstrations: (1 - mu, mu)."""
+        """The weights of the RL loss and of the demonstrations' loss: (1 - mu, mu)."""
         if step < self.warmup:
             mu = self.peak * step / self.warmup
         else:
@@ -82,7 +83,7 @@ class ChordPhi:
         self.mu = mu
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """The weights of the RL loss and of the demonstrations: (1 - mu, mu)."""
+        """The weights of the RL loss and of the demonstrations' loss: (1 - mu, mu)."""
         return 1.0 - self.mu, self.mu
 
     def factor(self, d: DemonstrationBatch) -> torch.Tensor:
@@ -115,8 +116,8 @@ class Sasr(Saved):
         return self.latest / (self.latest + self.gamma * self.warm) if self.latest else 0.0
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """The weights of the RL loss and of the demonstrations: (0, 1) in a supervised step, (1, 0) in an RL step. A
-        resumed run makes the same choices."""
+        """The weights of the RL loss and of the demonstrations' loss: (0, 1) in a supervised step, (1, 0) in an RL
+        step. A resumed run makes the same choices."""
         drawn = np.random.default_rng([seed, _STREAM, step]).random()
         return (0.0, 1.0) if drawn < self.chance(step) else (1.0, 0.0)
 

@@ -60,20 +60,20 @@ class Distillation(Method):
 
     def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:
-        """The mean KL to the teacher over the step's optimizer steps, each measured in its last epoch over the batch;
-        {} if there was no optimizer step."""
+        """Returns the metric distillation/kl, the mean KL to the teacher over the step's optimizer steps, each measured
+        in the last epoch over the batch. Returns {} if there was no optimizer step."""
         done = [one for one in passes if one and one.done]
         return {"distillation/kl": comm.total(sum(one.kl for one in done))[0] / len(done)} if done else {}
 
 
 @dataclass(eq=False)
 class DistillationPass:
-    """Computes the distillation loss of one optimizer step, on the tokens that the objective trains, and its gradient;
-    a Pass of the training loop."""
+    """A pass of the training loop: computes the distillation loss and its gradient for one optimizer step, on the
+    tokens that the objective trains."""
 
     policy: Policy
     teacher: Any
-    """The teacher's frozen model."""
+    """The teacher's frozen model, or the function of teacher.connect if the teacher is on a server."""
     algorithm: Objectives
     loss: Bound
     coef: float
@@ -83,7 +83,7 @@ class DistillationPass:
     """[T] log-probabilities of each row's tokens under a teacher on a server, 0 on tokens that are not trained; None if
     the teacher is loaded in the trainer."""
     kl: float = 0.0
-    """This process's share of the KL in the last epoch, before it is multiplied by `coef`."""
+    """This process's share of the KL in the last epoch over the batch, before it is multiplied by `coef`."""
     done: bool = False
     active = True
     separate_gradient = False

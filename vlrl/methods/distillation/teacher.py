@@ -33,7 +33,7 @@ def _name(config: Config) -> str:
 
 def check(config: Config) -> None:
     """Raises ConfigError if the teacher is missing, if its tokens or image processing differ from the policy's, or if
-    its server could not load its weights. Reads configs and processors, but no weights."""
+    algo.distillation.server could not load its weights. Reads configs and processors, but no weights."""
     settings: Any = config.algo.distillation
     if settings.server:
         folder(config)
@@ -57,8 +57,8 @@ def check(config: Config) -> None:
 
 
 def _read(what: str, name: str) -> tuple[str, Any]:
-    """Reads the model type and the processor of a model; for an adapter, those of the base model. `what` names the
-    model in errors."""
+    """Returns the model type and the processor of the model `name`; for an adapter, those of the base model. `what`
+    says in errors which model it is."""
     from transformers import AutoConfig, AutoProcessor
 
     with loading_errors(what):
@@ -80,8 +80,8 @@ def folder(config: Config) -> Path:
 
 
 def connect(config: Config, policy: Policy) -> Any:
-    """Connects to the teacher behind algo.distillation.server. Returns a function (rows, temperature) -> [T] float32
-    log-probabilities of each row's tokens. Called on every process."""
+    """Connects to the teacher behind algo.distillation.server. Returns a function (training rows, temperature) -> one
+    array [T] float32 per row, the log-probabilities of the row's tokens. Called on every process."""
     from transformers import AutoConfig
 
     path = folder(config)
@@ -90,7 +90,7 @@ def connect(config: Config, policy: Policy) -> Any:
 
 
 def load(config: Config, policy: Policy) -> Any:
-    """Loads the teacher's frozen model in the policy's compute dtype, unsharded on every process."""
+    """Loads and returns the teacher's frozen model, in the policy's compute dtype and unsharded on every process."""
     model = load_model(model_folder(_name(config)), policy.dtype, setting_text(config), device=policy.device)
     sync_tilings(model, policy.processor)
     return model.requires_grad_(False).eval().to(policy.device)

@@ -55,8 +55,8 @@ class SampleThenForget(Method):
 
 
 class Forgetting:
-    """A context manager: within `with forgetting(completions, step, temperature):` the policy is less likely to produce
-    these completions."""
+    """Makes the policy less likely to produce given completions, inside a block `with forgetting(answers, step,
+    temperature):`."""
 
     def __init__(self, policy: Policy, config: Config):
         self.policy, self.config = policy, config
@@ -65,8 +65,8 @@ class Forgetting:
     @contextlib.contextmanager
     def __call__(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
                  temperature: float) -> Iterator[None]:
-        """Suppresses the given completions of all processes; restores the weights when the context ends. Called on
-        every process."""
+        """Context manager that suppresses the completions of all processes and restores the weights on exit. `answers`
+        holds each prompt with its completions. Called on every process."""
         if not self._due(answers):
             yield
             return

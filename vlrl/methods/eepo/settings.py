@@ -40,8 +40,8 @@ class ForgetSettings(MethodSettings):
         return f"rollout.forget.lr={self.lr:g}", "rollout.forget.lr=0"
 
     def problem(self, config: Any) -> str:
-        """The reason why rollout.forget does not work with the other settings; "" if it does. It needs algo.correction,
-        unless algo.correction=none is set explicitly."""
+        """The reason why rollout.forget does not work with the other settings; "" if it does. rollout.forget needs
+        algo.correction, unless algo.correction=none is set explicitly."""
         rollout, algo, most = config.rollout, config.algo, config.asynchronous.max_staleness
         if rollout.step_tokens is not None:
             return (f"rollout.step_tokens={rollout.step_tokens} lets answers continue in the next step, but "

@@ -93,9 +93,9 @@ class Angles:
 
     def _encoded(self, samples: Sequence[Sample], indices: np.ndarray,
                  following: Sequence[np.ndarray]) -> list[tuple[Prompt, str] | None]:
-        """Encodes the prompts of the samples at `indices`, as on their first visit. Returns (prompt, text of its
-        question) for each sample, or None if the prompt is unusable. Meanwhile, threads prefetch the samples at
-        `following`."""
+        """Encodes the prompts of the samples at `indices`, with the prompt template of their first draw. Returns
+        (prompt, text of its question) for each sample, or None if the prompt is unusable. Meanwhile, threads
+        prefetch the samples at `following`."""
         def make(place: int) -> Sample:
             sample = samples[place]
             return replace(sample, prompt=self.task.of(sample).template(sample, 0))
@@ -119,8 +119,8 @@ class Angles:
 
 
 def angle(states: torch.Tensor, first: int, end: int) -> float:
-    """The angle of a prompt, from its hidden states [P, H]. The question is tokens first .. end - 1; if no tokens
-    precede it, the second mean is 0."""
+    """The angle of a prompt, from its hidden states [P, H]. The question is tokens first .. end - 1. If no tokens
+    precede the question, the mean over pairs with earlier tokens is 0."""
     unit = torch.nn.functional.normalize(states, dim=-1)
     own = unit[first:end].mean(0)
     before = unit[:first].mean(0) if first else torch.zeros_like(own)
@@ -129,9 +129,9 @@ def angle(states: torch.Tensor, first: int, end: int) -> float:
 
 def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
                   decode: Callable[[Any], str]) -> tuple[int, int]:
-    """(first, end) of the tokens of a prompt `ids` [P] that contain the question, which is sought after the last visual
-    token. If the question is not found, the span is all tokens after the last visual token; if there are none, the
-    entire prompt."""
+    """Returns (first, end) of the tokens of a prompt `ids` [P] that contain the question, which is sought after the
+    last visual token. If the question is not found, these are all tokens after the last visual token. If no token
+    follows the last visual token, these are all tokens of the prompt."""
     visual_places = np.flatnonzero(np.isin(ids, visual.cpu().numpy()))
     start = int(visual_places[-1]) + 1 if len(visual_places) else 0
     tail = ids[start:]

@@ -148,9 +148,9 @@ class Temperature(Saved):
 
 
 class E3(Temperature):
-    """Like `Temperature`, but without a rate to choose: T <- clip(T (1 + T ln(target / H) / (ln V + ln ln V)), low,
-    high), where V is the number of tokens that can be sampled. The temperature rule of E3 (arXiv 2505.18573). The
-    paper's group sizes by difficulty are not included, and the bounds are this project's."""
+    """Controls the entropy as `Temperature` does, but without a rate to choose: T <- clip(T (1 + T ln(target / H) / (ln
+    V + ln ln V)), low, high), where V is the number of tokens that can be sampled. The temperature rule of E3 (arXiv
+    2505.18573). The paper's group sizes by difficulty are not included, and the bounds are this project's."""
 
     def __init__(self, target: Rate | None = None, low: Rate = 0.5, high: Rate = 1.5):
         Temperature.__init__(self, target, low=low, high=high)

@@ -99,10 +99,10 @@ class Pacs:
 @reads("outcome", alone={"weighted": False, "negative": 0})
 @dataclass(frozen=True)
 class Oreal:
-    """[N] -logp A per token, where correct and wrong rollouts are normalised separately: the loss of correct rollouts,
-    times `positive`, is divided by the number of their trained tokens, and the loss of wrong rollouts, times
-    `negative`, by the number of trained tokens of wrong rollouts. The task decides what is correct; with `above`,
-    correct means reward > `above`.
+    """[N] -logp A per token, normalised separately over correct and wrong rollouts. The loss of correct rollouts is
+    multiplied by `positive` and divided by the number of their trained tokens. The loss of wrong rollouts is
+    multiplied by `negative` and divided by the number of trained tokens of wrong rollouts. The task decides what is
+    correct; with `above`, correct means reward > `above`.
 
     Behaviour cloning on best-of-N completions, and a policy gradient on the other completions, with the reward reshaped
     by the pass rate. OREAL (arXiv 2502.06781) as in its released trainer, without the token-level reward model, with
@@ -137,7 +137,7 @@ class StableReinforce:
     advantage is more than `sigma` standard deviations from the step's mean are excluded.
 
     StableReinforce of R1-Reward (arXiv 2505.02835), following the paper's text. Mean and (population) standard
-    deviation are over the trained tokens. Its advantages are those of Reinforce++."""
+    deviation are over the trained tokens. The paper uses the advantages of Reinforce++."""
 
     clip_low: ClipRange = 0.2
     clip_high: ClipRange = 0.2
@@ -216,8 +216,8 @@ class KlCov:
 
 
 def token_keys(x: LossInputs) -> torch.Tensor:
-    """[N] int64 pseudo-random keys of the tokens, from the seed, the step, the rollout and the position in it. A token
-    has the same key in any micro-batch and on any process."""
+    """[N] int64 pseudo-random keys of the tokens, from the seed, the step, the rollout and the token's position in the
+    rollout. A token has the same key in any micro-batch and on any process."""
     _, counts = torch.unique_consecutive(x.rollout_id, return_counts=True)
     place = torch.arange(len(x.rollout_id), device=x.rollout_id.device)
     place = place - (counts.cumsum(0) - counts).repeat_interleave(counts)

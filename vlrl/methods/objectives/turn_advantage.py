@@ -29,7 +29,7 @@ _warned: set[str] = set()
 
 def as_grpo(use: FunctionUse) -> str:
     """The reason why an advantage that differs from grpo only between turns acts as grpo in this run; "" if it does
-    not."""
+    not. `use` holds the function's options and the config."""
     return use.one_turn and f"{use.one_turn} grpo"
 
 
@@ -164,9 +164,9 @@ def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
 
 
 def _inside(s: Scores, subgoals: Sequence[tuple[int, int, Any]], gamma: float, after: torch.Tensor) -> torch.Tensor:
-    """[turns of all rollouts] the return of each turn up to the end of its subgoal, plus the discounted value `after`
-    [turns of all rollouts] of the turn that begins the next subgoal. NaN if the episode is unscorable. `subgoals`:
-    as from `_subgoals`, for all turns."""
+    """[turns of all rollouts] the return of each turn up to the end of its subgoal. The discounted value of the turn
+    that begins the next subgoal is added, from `after` [turns of all rollouts]. NaN if the episode is unscorable.
+    `subgoals` holds the tuples of `_subgoals`, in one list for all rollouts."""
     paid, out, i = [turn for own in _paid(s) for turn in own], [], len(subgoals)
     for own in reversed(s.turns):
         later = 0.0

@@ -16,15 +16,15 @@ from vlrl.models.heads import HeadSettings, RewardHead
 @requires("pairs")
 def bradley_terry(x: LossInputs, head_lr: Rate = HEAD_LR, centre: NonNegative = 0.0) -> tuple[torch.Tensor, Metrics]:
     """The policy term of a run that trains a reward model: [N] zeros. The reward head is trained by `pair_loss`
-    instead, at the learning rate `head_lr`."""
+    instead, with the option `centre` and at the learning rate `head_lr`."""
     return torch.zeros_like(x.logprobs, requires_grad=False), {}
 
 
 def pair_loss(x: LossInputs, values: torch.Tensor, centre: float = 0.0) -> tuple[torch.Tensor, Metrics]:
-    """The reward model's loss and its metrics, for this process's pairs: -mean log sigmoid(s+ - s-) + centre mean (s+ +
-    s-)^2 over the pairs of the optimizer step, multiplied by the weights of the data rows. `values` [N] are the
-    head's outputs, with gradient. The score s of an answer is the value at its last trained token; s+ is that of the
-    answer with the larger reward.
+    """The reward model's loss on this process's pairs, and a dict of its metrics. The loss is -mean log sigmoid(s+ -
+    s-) + centre mean (s+ + s-)^2 over the pairs of the optimizer step, weighted by the data rows. The score s of an
+    answer is the value at its last trained token; s+ is the score of the answer with the larger reward. `values` [N]
+    are the head's outputs, with gradient.
 
     Bradley and Terry (1952), the usual loss of reward models since 2009.01325; centre: 2312.09244. Metrics are scaled
     like those of the objective, which are divided by the number of trained tokens."""

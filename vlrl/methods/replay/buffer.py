@@ -81,8 +81,8 @@ class RolloutBuffer:
         """Number of rows refused so far, by reason. Under "file" it is the number of whole files."""
         self._files: list[str] = []
         self._examined: dict[tuple[str, str], tuple[int, int] | None] = {}
-        """Maps (source, file name) to the size and modification time of an unreadable file, which is read again when
-        these change; to None for a file that was read."""
+        """Maps (folder name, file name) to None for a file that was read, and for an unreadable file to its size and
+        modification time. An unreadable file is read again when these change."""
         self._recorded = self._lines()
 
     @property
@@ -117,8 +117,8 @@ class RolloutBuffer:
         return sorted(out, key=lambda line: line["step"])
 
     def _looked_at(self, step: int) -> Iterator[dict[str, Any]]:
-        """Copies the usable rows of new rollout files, newest file first, while the buffer has room. Yields a line of
-        taken.jsonl per file, oldest file first."""
+        """Copies the usable rows of new rollout files, newest file first, while the buffer has room. Yields the entry
+        of taken.jsonl for each new file, oldest file first."""
         candidates = [(source, name, place) for source in self.sources for name, place in self._new(source)]
         room, entries = self.capacity, []
         for source, name, place in reversed(candidates):
@@ -197,9 +197,9 @@ class RolloutBuffer:
 
     def draw(self, count: int, step: int, rng: np.random.Generator, weigh: Weigh,
              max_age: int | None = None, settled: bool = False) -> list[StoredGroup]:
-        """Draws at most `count` different groups, with probabilities proportional to their weights, and none older than
-        `max_age` steps. Groups of this run with equal rewards are left out unless `settled` is set. A group of
-        another run has the mean weight of this run's groups."""
+        """Draws at most `count` different groups, none older than `max_age` steps (None = no limit). `weigh` gives the
+        sampling weights of this run's groups; a group of another run has the mean of these weights. Groups of this
+        run with equal rewards are drawn only if `settled` is set."""
         ages = np.maximum(step - self.groups["age_from"], 0)
         young = ages <= (step if max_age is None else max_age)
         usable = np.flatnonzero((settled | ~(self.groups["spread"] <= 0)) & young)

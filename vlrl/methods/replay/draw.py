@@ -83,8 +83,8 @@ class ReplaySampler:
     """Number of groups drawn in the last step, over all processes."""
 
     def __call__(self, step: int, flush: Callable[[], None]) -> list[Group]:
-        """This process's share of a step's stored groups, with advantages. `flush` waits until this run's rollout files
-        are written. Called on every process."""
+        """Returns this process's share of a step's stored groups, with advantages. `flush` waits until this run's
+        rollout files are written. Called on every process."""
         settings, parts = self.settings, self.parts
         self.unused, self.drawn = Counter(), 0
         if not settings.coef:
@@ -146,8 +146,8 @@ class ReplaySampler:
                           policy_step=max(step - stored.age, 0), score=self.score, served=self.services)
 
     def _matching(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
-        """Returns the training row of a stored group, and its prompt; None if text or media of the prompt differ from
-        those that the group was sampled with."""
+        """Returns the training row of a stored group, and the row's prompt. Returns None if text or media of that
+        prompt differ from those that the group was sampled with."""
         first = stored.rows[0]
         place = self._places.get(first["sample_id"])
         sample = readable(self.samples, place) if place is not None else None

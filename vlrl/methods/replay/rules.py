@@ -246,6 +246,7 @@ SCHEDULES: dict[str, Any] = {"constant": constant, "growing": growing}
 
 
 def apply_keep(x: ReplayBatch, rule: Any) -> ReplayBatch:
-    """Masks out the completions of a whole optimizer step that the rule does not keep."""
+    """Returns the stored completions `x` of a whole optimizer step, where those that the rule does not keep have
+    kept=False and mask 0."""
     retained = x.kept & rule.keep(x) if hasattr(rule, "keep") else x.kept
     return replace(x, kept=retained, mask=x.mask * retained[x.answer])

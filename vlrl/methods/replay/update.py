@@ -21,8 +21,7 @@ from vlrl.types import Group
 
 @dataclass(eq=False)
 class ReplayPass:
-    """Computes the loss of the replayed completions of one optimizer step and its gradient; a Pass of the training
-    loop."""
+    """A pass of the training loop: computes the loss and gradient of one optimizer step on the replayed completions."""
 
     policy: Policy
     algorithm: Objectives
@@ -49,8 +48,8 @@ class ReplayPass:
     """Number of this process's tokens in the last epoch over the batch that the rule clips."""
     norm: float = 0.0
     norm_rl: float = 0.0
-    """Gradient norm of the objective in the last epoch over the batch, over all processes; `norm` is that of this loss
-    (times algo.stored.coef)."""
+    """Gradient norm of the objective in the last epoch over the batch, over all processes. The attribute `norm` is the
+    norm of the gradient of this loss (times algo.stored.coef)."""
     separate_gradient = True
 
     @property
@@ -137,8 +136,9 @@ def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def replay_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor,
                  reference: torch.Tensor | None) -> ReplayBatch:
-    """Makes the ReplayBatch of the rows `order` of the minibatch `part`. `logprobs` and `reference` [N] are under the
-    current weights and under the reference; the stored log-probabilities become `sampler`."""
+    """Makes the ReplayBatch of the rows `order` of the minibatch `part`. `logprobs` and `reference` [N] are the
+    log-probabilities under the current weights and under the reference; the stored log-probabilities become
+    `sampler`."""
     rows, firsts, device = [part.rollouts[r] for r in order], part.firsts, logprobs.device
 
     def flat(arrays: Sequence[np.ndarray], kind: Any) -> torch.Tensor:
@@ -161,7 +161,8 @@ def replay_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor,
 
 
 def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
-    """Metrics of the replayed completions in a step, as means over its optimizer steps. Called on every process."""
+    """Metrics of the replayed completions of a step, as means over the step's optimizer steps. Called on every process.
+    """
     known = [a for a in stored if a is not None]
     if not known:
         return {"stored/applied": 0.0}

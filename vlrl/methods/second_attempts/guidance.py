@@ -46,14 +46,15 @@ Guidance = Callable[..., str | None]
 
 
 def task_guidance(t: FirstAnswers) -> str | None:
-    """The text that the task returns from Task.guidance. Agent-RLVR (arXiv 2506.11425)."""
+    """Returns the text of Task.guidance in the first retry round, None in later rounds or if there is no text.
+    Agent-RLVR (arXiv 2506.11425)."""
     return guidance_of(t.task, t.sample, t.answers) if t.level == 0 else None
 
 
 def hint(t: FirstAnswers, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
-    """The beginning of the given solution. The first retry round shows the first of `shares` of its characters; if no
-    retry is correct, the next round shows the next share, and so on. The hint never contains the final answer, which
-    is our choice.
+    """Returns guidance with the beginning of the given solution; None if there is no solution, or no further share of
+    it. The first retry round shows the first of `shares` of the solution's characters. If no retry is correct, the
+    next round shows the next share, and so on. The hint never contains the final answer, which is our choice.
 
     GHPO: Adaptive Guidance for Stable and Efficient LLM Reinforcement Learning (arXiv 2507.10628)."""
     text = given_answer(t.task, t.sample) if t.level < len(shares) else None
@@ -64,22 +65,24 @@ def hint(t: FirstAnswers, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
 
 
 def true_answer(t: FirstAnswers) -> str | None:
-    """States the true answer and asks to explain it. ExPO: Unlocking Hard Reasoning with Self-Explanation-Guided
-    Reinforcement Learning (arXiv 2507.02834); the wording is ours."""
+    """Returns guidance that states the true answer and asks to explain it; None if the answer is unknown, or in a later
+    retry round. ExPO: Unlocking Hard Reasoning with Self-Explanation-Guided Reinforcement Learning (arXiv
+    2507.02834); the wording is ours."""
     answer = _final(t) if t.level == 0 else None
     return answer and (f"The correct answer is: {answer}\nExplain step by step how to find it, and end with it in the "
                        "form that is asked for.")
 
 
 def solution(t: FirstAnswers) -> str | None:
-    """Shows the given solution and asks to rewrite it in the policy's own words. EGSR (arXiv 2505.08364); the wording
-    is ours."""
+    """Returns guidance that shows the given solution and asks to rewrite it in the policy's own words; None if no
+    solution is given, or in a later retry round. EGSR (arXiv 2505.08364); the wording is ours."""
     text = given_answer(t.task, t.sample) if t.level == 0 else None
     return text and f"This is a correct solution:\n{text}\nSolve the problem again in your own words."
 
 
 def critique(t: FirstAnswers) -> str | None:
-    """Shows the first wrong completion, says that it is wrong, and states the true answer if it is known.
+    """Returns guidance that quotes the first wrong completion, says that it is wrong, and gives the true answer if that
+    is known. Returns None if no completion is known to be wrong, and in later retry rounds.
 
     Critique-GRPO: Advancing LLM Reasoning with Natural Language and Numerical Feedback (arXiv 2506.03106), with its
     rule-based critiques; the wording is ours."""
@@ -95,8 +98,8 @@ WORDS: dict[str, Guidance] = {"task": task_guidance, "hint": hint, "answer": tru
 
 
 def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | None:
-    """Calls Task.guidance for a retry. Returns None if the task has no guidance or an empty text. Raises TaskError if
-    `guidance` fails, or returns anything but a string or None."""
+    """Returns the text of Task.guidance for a retry; None if the task has no guidance or an empty text. Raises
+    TaskError if `guidance` fails, or returns anything but a string or None."""
     task = task.of(sample)
     try:
         guidance: Any = task.guidance(sample, answers)

@@ -1,11 +1,12 @@
-"""Functions that choose which retries are trained on (algo.guided.keep), and how retries change their group
-(algo.guided.use).
+"""Functions that choose which retries are trained on (algo.guided.keep), and functions that say how retries change
+their group (algo.guided.use).
 
-The first map the groups' retries to one bool per retry: `(list of RetryGroup, read) -> list of list of bool`. They are
-called on every process at the same time, with or without retries, because `read` contains collectives. The second map a
-Group to a Group, after all statistics of its first completions and before its advantages are computed. Retries are in
-`Group.aside`, and those that may be trained on have trained=True. A retry that becomes a member of its group is trained
-under the prompt without guidance (`train_prompt`), except with `hinted`."""
+A function of algo.guided.keep maps the groups' retries to one bool per retry: `(list of RetryGroup, read) -> list of
+list of bool`. It is called on every process at the same time, with or without retries, because `read` contains
+collectives. A function of algo.guided.use maps a Group to a Group, after all statistics of the group's first
+completions and before its advantages are computed. Retries are in `Group.aside`, and those that may be trained on have
+trained=True. A retry that becomes a member of its group is trained under the prompt without guidance (`train_prompt`),
+except with `hinted`."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def beside(group: Group) -> Group:
 
 
 def join(group: Group) -> Group:
-    """Adds the first kept retry to the members; advantages are computed over all members.
+    """Adds the first kept retry to the group's members. Advantages are then computed over all members.
 
     Critique-GRPO (arXiv 2506.03106), which adds one refinement per prompt."""
     attempts = second_attempts(group)[:1]

@@ -147,8 +147,9 @@ class RetryGenerator:
 
     def __call__(self, engine: Engine, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                  answers: Sequence[Sequence[Answer]], score: Score) -> list[Group]:
-        """Retries groups, given their `answers`, and returns the groups with their retries, scored by `score`, in
-        `aside`. Called on every process, equally often. Raises TaskError if `Task.guidance` fails."""
+        """Retries groups and returns them with their retries, scored by `score`, in `aside`. `requests` and `answers`
+        are the engine requests and the parsed completions of the groups. Called on every process, equally often.
+        Raises TaskError if `Task.guidance` fails."""
         out = [*groups]
         self.counts["groups"] += len(groups)
         for level in range(_MOST_LEVELS):

@@ -32,8 +32,8 @@ from vlrl.types import Group, Rollout
 
 @dataclass(eq=False)
 class RetryPass:
-    """Computes the loss of the retries of one optimizer step and its gradient, under prompts without guidance; a Pass
-    of the training loop."""
+    """A pass of the training loop: computes the loss and gradient of one optimizer step on the retries, each under its
+    prompt without guidance."""
 
     policy: Policy
     algorithm: Objectives
@@ -107,8 +107,8 @@ def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
 
 def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor | None,
                 compared: bool) -> RetryBatch:
-    """Makes the RetryBatch of the micro-batch `micro` of `part`; `compared`: with failed completions. Raises
-    TrainingError if a retry and its paired failure were put into different micro-batches because memory ran out."""
+    """Makes the RetryBatch of the micro-batch `micro` of `part`. `compared`: each retry must come with its failed
+    completion. Raises TrainingError if the two were put into different micro-batches because memory ran out."""
     rows, device = [part.rollouts[r] for r in micro.order], logprobs.device
     units = [*dict.fromkeys(t.unit for t in rows)]
     if compared and any({t.group_index for t in rows if t.unit == unit} != {0, 1} for unit in units):

@@ -37,8 +37,9 @@ Credit = Callable[[Node, float], float]
 
 
 def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]) -> dict[int, list[Node]]:
-    """The nodes on the path of each completion, by the completion's index; without the root, unordered. There is a node
-    for each branch of the token tree."""
+    """Returns a dict from the index of each completion to the nodes on its path, without the root and in any order. The
+    completions `rollouts` are indices into `tokens` and `rewards`. There is a node for each branch of the token
+    tree."""
     nodes: dict[int, list[Node]] = {i: [] for i in rollouts}
     open_ = [(0, list(rollouts))]
     while open_:

@@ -36,8 +36,9 @@ branches that it already has, random generator) -> one of the positions."""
 
 
 def surprise(answer: Completion, positions: np.ndarray, branches: int, rng: np.random.Generator) -> int:
-    """Branches at the token with the lowest log-probability, or at the next lowest if the completion already branches
-    there. In an episode, branches at the start of the turn that contains the token. TreeRL (arXiv 2506.11902)."""
+    """Branches at the token with the lowest log-probability; where the completion has branches already, at the token
+    with the next lowest. In an episode, branches at the start of the turn that contains the token. TreeRL (arXiv
+    2506.11902)."""
     known = np.nan_to_num(answer.logprobs, nan=0.0)
     lowest = {a.start: known[a.start:a.end].min(initial=0.0) for a in answer.actions}
     order = np.argsort([lowest.get(place, known[place]) for place in positions.tolist()], kind="stable")
@@ -253,8 +254,8 @@ def semantic_entropy(texts: Sequence[str], alike: Alike) -> float:
 
 
 class Meaning:
-    """Branches at the position with the largest semantic entropy; the next branch of the same completion is at the next
-    largest. ROSE.
+    """Branches at the position with the largest semantic entropy. Each further branch of the same completion is at the
+    position with the next largest. ROSE.
 
     In each completion, `candidates` evenly spread positions get `continuations` continuations of at most `tokens`
     tokens each, which are clustered by meaning. The entropy of the clusters, the semantic entropy (Semantic

@@ -36,12 +36,13 @@ Judge = Callable[[Request, Sequence[Completion]], Sequence[bool | None]]
 
 @dataclass(frozen=True, eq=False)
 class PromptMemory:
-    """What the next visit to a prompt uses of the results of earlier visits."""
+    """The results of earlier visits to a prompt, for its next visit. A visit is one group of the prompt."""
 
     right: float
     """Share of correct completions among those generated at the last visit."""
     cached: tuple[Completion, ...] = ()
-    """Correct completions of this and earlier visits; empty if the share of correct completions is not low."""
+    """Correct completions of this and earlier visits; empty if the share of correct completions is above
+    rollout.branch.search.hard."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"right": self.right, "kept": [
@@ -214,8 +215,9 @@ class SearchGenerator:
 
 def _cached_answer(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any,
                    kept_at: int) -> Completion:
-    """A completion to use at later visits; `kept_at` is the training step of the weights that sampled it. Its
-    log-probabilities are unknown (NaN), because the weights will have changed when it is trained on."""
+    """Makes a completion to use at later visits. `kept_at` is the training step of the weights that sampled it. The
+    log-probabilities are set to NaN (unknown), because the weights will have changed when the completion is trained
+    on."""
     return Completion(tokens=tokens, logprobs=np.full(len(tokens), np.nan, np.float32), loss_mask=loss_mask, text=text,
                       finish_reason=finish_reason, policy_step=kept_at)
 

@@ -91,7 +91,7 @@ class Node:
             open_.extend(reversed(node.children))
 
     def completion(self) -> Completion:
-        """The completion that ends at this node, with the nodes on its path in `extra`."""
+        """The whole completion, if it ends at this node, with the nodes on its path in `extra`."""
         nodes = [SearchNode(n.start, len(n.written.tokens), n.value, n.visits) for n in [*self.path_to_root()][-2::-1]]
         return Completion(tokens=self.written.tokens, logprobs=self.written.logprobs, loss_mask=self.written.loss_mask,
                           text=self.written.text, finish_reason=self.written.finish_reason, extra=as_extra(nodes))
@@ -152,16 +152,17 @@ class Tree:
         return node.q + self.settings.explore * math.sqrt(math.log(node.parent.visits) / node.visits)
 
     def promise(self, node: Node) -> float:
-        """Score for the choice among all open nodes: by_value * tanh(Q(parent)) + by_entropy * entropy of the piece +
-        by_depth * sqrt(depth of the node / maximum depth)."""
+        """Score for the choice among all nodes that are neither ends nor expanded: by_value * tanh(Q(parent)) +
+        by_entropy * entropy of the piece + by_depth * sqrt(depth of the node / maximum depth)."""
         assert node.parent is not None
         s = self.settings
         return (s.by_value * math.tanh(node.parent.q) + s.by_entropy * node.entropy
                 + s.by_depth * math.sqrt(node.depth / s.depth))
 
     def _next(self, ended: bool) -> Node | None:
-        """The node to expand next: if no completion has ended in this expansion, the new node with the highest `uct`;
-        otherwise the open node of the whole tree with the highest `promise`. Among equals the first."""
+        """Returns the node to expand next. If no completion has ended in this expansion (`ended`), that is the new node
+        with the highest `uct`. Otherwise it is the node with the highest `promise`, among all nodes of the tree that
+        are neither ends nor expanded, or None if there are none. On ties the first."""
         open_ = [n for n in self.root.subtree() if n.parent and not n.ended and not n.children]
         if ended:
             return max(open_, key=self.promise, default=None)
@@ -190,8 +191,8 @@ def _ends(answer: Completion, most: int) -> bool:
 
 
 def _best_end(ends: Sequence[Node]) -> Node:
-    """Chooses the end to back up: a correct one if there is any, else a wrong one; among several, the one whose
-    completion has the lowest mean entropy."""
+    """Chooses the end to back up: a correct one if there is any, else a wrong one, else one of unknown correctness.
+    Among several, chooses the one whose completion has the lowest mean entropy."""
     return min(ends, key=lambda node: ({True: 0, False: 1, None: 2}[node.right], _entropy(node.written)))
 
 
