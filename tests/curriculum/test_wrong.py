@@ -55,5 +55,5 @@ def test_draws_and_choices_that_cannot_be_are_refused(tmp_path):
     run = source("uniform", "plain")
     run.filters.select = curriculum.Filters(run.config.curriculum.model_copy(
         update={"select": Named(name=f"{tmp_path / 'own.py'}:same")})).select
-    with pytest.raises(ConfigError, match=r"own.py:same' returned \[0, 0\] for 4 groups, of which at most 4"):
+    with pytest.raises(ConfigError, match=r"own.py:same' returned \[0, 0\] for 4 groups: return distinct.* at most 4"):
         run.next_groups(4, 0)

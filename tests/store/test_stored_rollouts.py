@@ -280,7 +280,7 @@ def test_a_step_that_was_not_finished_is_looked_at_anew_and_a_copy_that_is_gone_
     assert names(buffer, 0) == ["g"] and [json.loads(x)["step"] for x in taken.read_text().splitlines()[-1:]] == [0]
     (copy,) = (tmp_path / "stored").glob("*.arrow")
     copy.write_bytes(copy.read_bytes()[:200])
-    with pytest.raises(RunError, match=r"\.arrow is missing or damaged .* restore it, or start over with resume=never"):
+    with pytest.raises(RunError, match=r"\.arrow is missing or damaged .* restore the file, or start over with resume"):
         names(buffer, 0)
     copy.unlink()
     with pytest.raises(RunError, match="is missing or damaged"):

@@ -155,13 +155,13 @@ def swapped(tokenizer):
 def test_a_teacher_of_other_tokens_or_pictures_is_refused(scene, tiny_models, tmp_path):
     *_, folder, other = scene
     teacher.check(of(folder, other))
-    with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='.*' is a qwen2_5_vl.*a qwen3_vl.*: name a"):
+    with pytest.raises(ConfigError, match=r".*\.teacher='.*' has the model type qwen2_5_vl.*type qwen3_vl.*: choose a"):
         teacher.check(of(folder, tiny_models[TWO[1]]))
     with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='.*/changed' has a different vocab.*2 tokens"):
         teacher.check(of(folder, changed(folder, tmp_path, "tokenizer.json", swapped)))
     shutil.rmtree(tmp_path / "changed")
     patches = changed(folder, tmp_path, "processor_config.json", lambda c: c["image_processor"].update(patch_size=14))
-    with pytest.raises(ConfigError, match=r"processes images with patch_size=14, but the policy .* with 8: name a"):
+    with pytest.raises(ConfigError, match=r"processes images with patch_size=14, but the policy .* uses 8: choose a"):
         teacher.check(of(folder, patches))
     with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='/nowhere' cannot be loaded.*Give the folder"):
         teacher.check(of(folder, "/nowhere"))

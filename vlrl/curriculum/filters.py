@@ -210,8 +210,8 @@ class Intake:
         places = self.filters.select([self.outcomes[n] for n in self.selected], self.count)
         if not {*places} <= {*range(len(self.selected))} or len({*places}) != len(places) or len(places) > self.count:
             raise ConfigError(f"curriculum.select={self.filters.select.name!r} returned {places!r:.200} for "
-                              f"{len(self.selected)} groups, of which at most {self.count} are needed: return distinct "
-                              "indices, counted from 0")
+                              f"{len(self.selected)} groups: return distinct indices, counted from 0, of at most "
+                              f"{self.count} of these groups")
         return [self.selected[i] for i in places]
 
 

@@ -31,8 +31,8 @@ class CriticValues(Method):
         super().__init__(section, settings, algorithm)
         named = self.config.algo.advantage
         if "values" not in bind("algo.advantage", named, ADVANTAGES).requires:
-            raise ConfigError(f"algo.critic is set, but algo.advantage={named.name!r} does not use its values: set "
-                              "algo.advantage=gae, turn_gae, bilevel_gae or macro_gae, or algo.critic=null")
+            raise ConfigError(f"algo.critic is set, but algo.advantage={named.name!r} does not use the critic's "
+                              "values: set algo.advantage=gae, turn_gae, bilevel_gae or macro_gae, or algo.critic=null")
 
     def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
         return with_values(policy, groups, self.algorithm)
@@ -47,8 +47,8 @@ class CriticValues(Method):
     def _check(self, groups: Sequence[Group]) -> None:
         if any("values" in r.per_token and "targets" not in r.per_token for g in groups for r in g.rollouts):
             raise ConfigError(f"algo.advantage={self.config.algo.advantage.name!r} returns no targets for the critic: "
-                              "return inputs.Estimates, with a target for each token, or set algo.critic=null and do "
-                              'not require "values"')
+                              "return inputs.Estimates, with a target for each token, or set algo.critic=null and "
+                              'remove "values" from what the advantage requires')
 
 
 def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Group]:

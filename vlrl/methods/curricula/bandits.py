@@ -103,12 +103,12 @@ def categories(prompts: Prompts, by: str, bins: int) -> Categories:
     if len(filled) < 2:
         only = groups.names[filled[0]] if len(filled) else "none"
         reason = "no row has that field" if only == "none" else f"it is {only[:40]!r} in every row"
-        raise ConfigError(f"curriculum.by={by!r} does not tell the {prompts.size} prompts apart: {reason}. Name a "
-                          "field in which rows differ ('task' in a mixture whose tasks have no weights), or a column "
-                          "of the file that data.difficulty names")
+        raise ConfigError(f"curriculum.by={by!r} does not tell the {prompts.size} prompts apart: {reason}. Set "
+                          "curriculum.by to a field in which the rows differ ('task' in a mixture whose tasks have no "
+                          "weights), or to a column of the file data.difficulty")
     if len(filled) > MOST_CATEGORIES:
-        raise ConfigError(f"curriculum.by={by!r} makes {len(filled)} categories of {prompts.size} prompts, more than "
-                          f"{MOST_CATEGORIES}: name a field that many rows share")
+        raise ConfigError(f"curriculum.by={by!r} divides {prompts.size} prompts into {len(filled)} categories, but at "
+                          f"most {MOST_CATEGORIES} are supported: set curriculum.by to a field with fewer values")
     place = np.zeros(len(sizes), dtype=np.int32)
     place[filled] = np.arange(len(filled))
     return Categories(tuple(groups.names[c] for c in filled), place[groups.indices])

@@ -212,8 +212,8 @@ def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
         return numbers if tier_by == "pass_at_k" else 1 - numbers
     if tier_by == "pass_at_k":
         raise ConfigError(f"curriculum.tier_by='pass_at_k': {len(outside)} of {prompts.size} rows have a value outside "
-                          f"[0, 1], the first is {numbers[outside[0]]:g} in row {outside[0]}; measure pass rates "
-                          "with `vlrl data difficulty`, or use curriculum.tier_by=difficulty")
+                          f"[0, 1], such as {numbers[outside[0]]:g} in row {outside[0]}. Measure pass rates with `vlrl "
+                          "data difficulty`, or set curriculum.tier_by=difficulty")
     low, high = np.nanmin(numbers), np.nanmax(numbers)
     return (high - numbers) / (high - low) if high > low else np.where(np.isnan(numbers), np.nan, 0.5)
 

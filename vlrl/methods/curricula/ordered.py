@@ -23,8 +23,8 @@ def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") ->
     values = prompts.numbers(by)
     if prompts.size and np.isnan(values).all():
         raise ConfigError(f"curriculum.by={by!r}: none of the {prompts.size} training rows has a number in that field, "
-                          f"but curriculum.name={name} orders the rows by it. Let `vlrl data difficulty CONFIG` write "
-                          f"the field and set data.difficulty to its file, or name another field{otherwise}.")
+                          f"but curriculum.name={name} orders the rows by it. Set data.difficulty to the file "
+                          f"of `vlrl data difficulty CONFIG`, or set curriculum.by to another field{otherwise}.")
     return values
 
 

@@ -42,8 +42,8 @@ class ProceduralSampler(Adaptive):
                               "sampler.")
         wrong = [(k, v) for k, v in prompts.knobs.items() if len(v) != 2 or not -np.inf < v[0] < v[1] < np.inf]
         if wrong:
-            raise ConfigError(f"knob '{wrong[0][0]}' of the task has (lowest, highest) = {wrong[0][1]}: give two "
-                              "finite numbers, the lower one first")
+            raise ConfigError(f"knob '{wrong[0][0]}' of the task has (lowest, highest) = {wrong[0][1]}: Task.knobs must "
+                              "give two finite numbers, the first below the second")
         super().__init__(prompts)
         self.drawn = 0
         self.names = tuple(prompts.knobs)
@@ -197,7 +197,7 @@ class Weakness(ProceduralSampler):
         self.cells, self.rate, self.explore = cells, rate, explore
         if cells ** len(self.names) > _MOST_CELLS:
             raise ValueError(f"cells={cells} for each of {len(self.names)} knobs gives more than {_MOST_CELLS} "
-                             "cells: lower it")
+                             "cells: lower curriculum.cells")
         self.failure = np.full(cells ** len(self.names), np.nan)
         """[cells ** K] F of each cell, where the last knob varies fastest; NaN = never tried."""
 

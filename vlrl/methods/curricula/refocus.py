@@ -43,7 +43,8 @@ class ADCL(Adaptive):
         super().__init__(prompts)
         size = prompts.size
         if batches > size:
-            raise ValueError(f"batches={batches} is more than the number of training rows, {size}: lower it")
+            raise ValueError(f"batches={batches} is more than the number of training rows, {size}: lower "
+                             "curriculum.batches")
         self.probe_size = probe_size
         self.field = np.full(size, np.nan, dtype=np.float32) if by is None else required_field(
             prompts, by, "adcl", ", or set curriculum.by=null to probe all prompts first")

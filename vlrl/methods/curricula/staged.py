@@ -181,7 +181,7 @@ def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
                           "its steps, reward and pass_rate, or add a stage")
     if stages[0].carry:
         raise ConfigError(f"curriculum.stages: stage 1: carry={stages[0].carry}: there is no earlier stage to carry "
-                          "prompts from; leave it out")
+                          "prompts from. Leave carry out of stage 1")
     return stages
 
 
@@ -319,7 +319,7 @@ def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
         lacking = [n for n in stage.where if all(v is None for v in prompts.field(n))]
         why = f": no row has the field {lacking[0]!r}" if lacking else ""
         raise ConfigError(f"curriculum.stages: stage {number}: where={stage.where!r} selects none of the "
-                          f"{prompts.size} training rows{why}. Change the stage or leave it out.")
+                          f"{prompts.size} training rows{why}. Change the conditions, or leave this stage out.")
     return np.flatnonzero(chosen).astype(np.int32)
 
 

@@ -18,7 +18,7 @@ _SERVED = Table({"connect": "vlrl.services.served_teacher:connect"})
 _SEES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
 """Settings of image processing that must be equal for policy and teacher, because the policy's processor prepares the
 images of both models."""
-_WAY = "name a checkpoint or an exported model of the policy's family, or set algo.distillation=null"
+_WAY = "choose a teacher of the policy's family and vocabulary, or set algo.distillation=null"
 
 
 def setting_text(config: Config) -> str:
@@ -42,8 +42,9 @@ def check(config: Config) -> None:
     (kind, own), (other, theirs) = (_read(what, name) for what, name in (
         (f"model.name={config.model.name!r}", config.model.name), (setting_text(config), _name(config))))
     if kind != other:
-        raise ConfigError(f"{setting_text(config)} is a {other}, but the policy (model.name={config.model.name!r}) "
-                          f"is a {kind}, whose tokens and images the teacher cannot read: {_WAY}")
+        raise ConfigError(f"{setting_text(config)} has the model type {other}, but the policy (model.name="
+                          f"{config.model.name!r}) has the type {kind}, so the teacher cannot read its tokens and "
+                          f"images: {_WAY}")
     known, words = own.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
     if differ := sorted(word for word in {*known, *words} if known.get(word) != words.get(word)):
         raise ConfigError(f"{setting_text(config)} has a different vocabulary from the policy (model.name="
@@ -53,7 +54,7 @@ def check(config: Config) -> None:
         here, there = (getattr(one.image_processor, field, None) for one in (own, theirs))
         if here != there:
             raise ConfigError(f"{setting_text(config)} processes images with {field}={there}, but the policy "
-                              f"(model.name={config.model.name!r}) with {here}: {_WAY}")
+                              f"(model.name={config.model.name!r}) uses {here}: {_WAY}")
 
 
 def _read(what: str, name: str) -> tuple[str, Any]:
@@ -75,7 +76,8 @@ def folder(config: Config) -> Path:
     if not path.is_dir() or adapter_base(str(path)):
         raise ConfigError(f"{setting_text(config)} is {'an adapter' if path.is_dir() else 'not a folder'}, but a "
                           "server (algo.distillation.server) loads a full model from a folder that it can access too: "
-                          "name one, such as `vlrl export` writes, or set algo.distillation.server=null")
+                          "set algo.distillation.teacher to such a folder, which `vlrl export` writes, or set "
+                          "algo.distillation.server=null")
     return path
 
 

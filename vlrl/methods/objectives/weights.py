@@ -71,7 +71,7 @@ class Hicra:
 
     def __post_init__(self) -> None:
         if not any(p.strip() for p in self.phrases):
-            raise ValueError("phrases is empty: name at least one, e.g. phrases=['wait']")
+            raise ValueError("phrases is empty: give at least one phrase, e.g. phrases=['wait']")
 
     def __call__(self, x: LossInputs) -> torch.Tensor:
         planning = torch.tensor(planning_tokens(x.texts, x.rollout_id.tolist(), self.phrases),

@@ -152,7 +152,7 @@ class RolloutBuffer:
             self._examined[source.name, ""] = None
             self.refused["folder with a different tokenizer"] += 1
             _log.warning("algo.stored.runs: %s is from a model with a different tokenizer, so nothing is replayed "
-                         "from it. Leave it out.", source.path)
+                         "from it. Leave this folder out of algo.stored.runs.", source.path)
         return other
 
     def _copied(self, place: Path, name: str) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _mapped(path: Path) -> Iterator[pa.RecordBatch]:
         batch = pa.ipc.open_file(source).get_batch(0)
     except (pa.ArrowException, OSError) as error:
         raise RunError(f"{path} is missing or damaged ({str(error).splitlines()[0]}), but the run has trained on it: "
-                       "restore it, or start over with resume=never (the old run is kept in a folder next to it)."
+                       "restore the file, or start over with resume=never (the old run is kept in a folder next to it)."
                        ) from None
     with source:
         yield batch

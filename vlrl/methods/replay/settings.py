@@ -62,7 +62,7 @@ class StoredSettings(MethodSettings):
                     "new ones are generated: set async.max_staleness=0, or algo.stored=null")
         if not self.own and not self.runs:
             return ("algo.stored.own=false and algo.stored.runs names no other run, so there is nothing to replay: "
-                    "set one of them, or algo.stored=null")
+                    "set algo.stored.own=true, name a folder in algo.stored.runs, or set algo.stored=null")
         if self.own and not config.store.rollouts:
             return ("algo.stored.own=true replays the rollouts of earlier steps, but store.rollouts=false writes "
                     "none: set store.rollouts=true, or algo.stored.own=false")

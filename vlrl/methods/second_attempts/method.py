@@ -234,8 +234,8 @@ class RetryGenerator:
         if bare == attempts and not self._warned and comm.is_main():
             self._warned = True
             log.warning("algo.guided.keep=explains keeps nothing: none of %d retries has an explanation (text before "
-                        "its last <answer>). Let the prompt ask for "
-                        "<think> and <answer> (task.prompt, task.system), or set algo.guided.keep=correct", attempts)
+                        "its last <answer>). Ask for <think> and <answer> in the prompt (task.prompt, task.system), or "
+                        "set algo.guided.keep=correct", attempts)
 
 
 def all_wrong(group: Group) -> bool:

@@ -47,7 +47,8 @@ class GuidedSettings(MethodSettings):
         keep, off = config.curriculum.keep.name, "set algo.guided=null"
         if config.rollout.step_tokens is not None:
             return (f"algo.guided generates second attempts once a group is complete, but rollout.step_tokens="
-                    f"{config.rollout.step_tokens} lets groups continue in the next step: leave it out, or {off}")
+                    f"{config.rollout.step_tokens} lets groups continue in the next step: leave "
+                    f"rollout.step_tokens out, or {off}")
         if config.asynchronous.max_staleness:
             return ("algo.guided generates second attempts once answers are scored, but async.max_staleness="
                     f"{config.asynchronous.max_staleness} generates answers ahead of that: set "

@@ -84,7 +84,7 @@ class BranchSettings(MethodSettings):
                     raise ValueError(f"{said} from roots, but rollout.branch.search is set: leave "
                                      f"rollout.branch.{name} out")
                 ways = "roots or search" if name == "tokens" else "roots"
-                raise ValueError(f"{said}: set rollout.branch.{ways} too, or leave it out")
+                raise ValueError(f"{said}: set rollout.branch.{ways} too, or leave rollout.branch.{name} out")
         return self
 
     @property
