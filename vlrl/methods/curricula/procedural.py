@@ -42,8 +42,8 @@ class ProceduralSampler(Adaptive):
                               "sampler.")
         wrong = [(k, v) for k, v in prompts.knobs.items() if len(v) != 2 or not -np.inf < v[0] < v[1] < np.inf]
         if wrong:
-            raise ConfigError(f"knob '{wrong[0][0]}' of the task has (lowest, highest) = {wrong[0][1]}: Task.knobs must "
-                              "give two finite numbers, the first below the second")
+            raise ConfigError(f"knob '{wrong[0][0]}' of the task has (lowest, highest) = {wrong[0][1]}: Task.knobs "
+                              "must give two finite numbers, the first below the second")
         super().__init__(prompts)
         self.drawn = 0
         self.names = tuple(prompts.knobs)

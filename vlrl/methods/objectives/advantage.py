@@ -175,8 +175,8 @@ def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> l
     """The advantage is (G - mean) / sqrt(var + eps), with mean and var over all trained tokens of the step and Bessel's
     correction. G_t = sum_{u >= t} gamma^(u - t) r_u is the return over the trained tokens of a completion.
 
-    r_u is the reward of the completion at the last trained token, else 0. If the KL is part of the reward (algo.kl_in),
-    kl_coef * (log p - log p of the reference) is subtracted at every trained token. There is no group baseline.
+    r_u is the reward of the completion at the last trained token, else 0. With algo.kl_in=reward, kl_coef * (log
+    p(sampler) - log p(reference)) is subtracted from the reward of every trained token. There is no group baseline.
     REINFORCE++ (arXiv 2501.03262) section 3, whitened as in verl."""
     known = (~s.rewards.isnan()).tolist()
     trained = [np.asarray(mask, bool) & scorable for mask, scorable in zip(s.masks, known, strict=True)]
