@@ -73,8 +73,8 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
     if form == "sft" and not bad:
         usable = [note for note in chosen if note.flag != "bad"]
         if len(usable) < len(chosen):
-            left_out.append(f"{len(chosen) - len(usable)} are flagged bad: no model should learn them. To export them "
-                            "all the same, select the flag bad above")
+            left_out.append(f"{len(chosen) - len(usable)} answers flagged bad are left out: no model should learn "
+                            "them. To export them all the same, select the flag bad above")
         chosen = usable
     path, rows = FORMS[form](library, media, chosen, folder, left_out)
     if not rows:
@@ -97,10 +97,10 @@ def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             places = {key: i for i, key in enumerate(_places(table))}
             located = [(note, places[note.key[4:]]) for note in notes if note.key[4:] in places]
         except (VlrlError, OSError, pa.ArrowException, UnicodeDecodeError) as error:
-            left_out.append(f"{len(notes)} of run {run!r}, step {step}: {error}")
+            left_out.append(f"{len(notes)} rollouts of run {run!r}, step {step}, cannot be read: {error}")
             continue
         if len(located) < len(notes):
-            left_out.append(f"{len(notes) - len(located)} of run {run!r}, step {step}: no longer in its files")
+            left_out.append(f"{len(notes) - len(located)} rollouts of run {run!r}, step {step}, are no longer stored")
         if located:
             yield [note for note, _ in located], table.take([place for _, place in located])
 

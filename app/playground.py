@@ -67,7 +67,7 @@ class Playground:
         self._turn = threading.Lock()
         """Lock held while a job loads a model or generates, so that other jobs wait."""
         self._asking = threading.Lock()
-        """Lock held while code of a task runs, because it may not be thread-safe."""
+        """Lock held while code of a task runs, because this code may not be thread-safe."""
         self._loaded: _Loaded | None = None
 
     def sample(self, ask: Ask) -> SamplePreview:

@@ -40,9 +40,9 @@ class Curve(NamedTuple):
 
 def over_steps(library: Library, runs: Sequence[str], smooth: float = 0.6, others: bool = False
                ) -> list[dict[str, Any]]:
-    """Builds one figure for each training metric, with all runs, and one for each evaluation metric, with 95 %
-    intervals. `smooth` in [0, 1) is the decay of the exponential moving average; 0 shows raw values. `others` adds the
-    metrics without an entry in _TITLES. Raises AppError for an unknown run."""
+    """Builds a figure with all runs for each training metric and, with 95 % intervals, for each evaluation metric.
+    `smooth` in [0, 1) is the decay of the exponential moving average; 0 shows raw values. `others` adds the metrics
+    without an entry in _TITLES. Raises AppError for an unknown run."""
     metrics, evals = {run: library.metrics(run) for run in runs}, {run: library.evals(run) for run in runs}
     paints = {run: color(place) for place, run in enumerate(runs)}
     figures = []

@@ -37,7 +37,8 @@ _SIZE = re.compile(r"-?\d?\.?\d{1,3}(?:em|ex|pt|px|cm|mm)?")
 
 
 def rendered(text: str) -> Html:
-    """Renders a text as HTML."""
+    """Returns the HTML of a model's Markdown text. A text of more than MOST characters is escaped and otherwise
+    unchanged."""
     if len(text) > MOST:
         return el("div", text, class_="v-text")
     try:

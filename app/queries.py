@@ -64,7 +64,7 @@ class RolloutKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Filters and order of a list. With the default values, nothing is filtered out."""
+    """Filters and order of a list of groups or rollouts. With the default values, nothing is filtered out."""
 
     runs: tuple[str, ...] = ()
     """Ids of runs; () = all runs."""
@@ -231,8 +231,7 @@ def checked_pattern(pattern: str) -> str:
 
 
 def pattern_error(pattern: str, message: str) -> AppError:
-    """An AppError for a pattern that RE2 rejected with `message`. The text of the error says where the pattern is
-    wrong."""
+    """An AppError that says where `pattern`, which RE2 rejected with `message`, is wrong."""
     words = message.split("Error:")[-1].strip().splitlines()[0]
     at = pattern.find(words.rpartition(": ")[2])
     try:

@@ -13,8 +13,7 @@ _PAGE = 500  # rows at a time, the most that an Index returns
 
 
 class Span(NamedTuple):
-    """The answers of a run from step `first` to step `last` (None: no limit), from training or evaluation (`source`).
-    """
+    """The answers of a run in the steps `first` to `last` (None: no limit), from training or evaluation."""
 
     run: str
     source: str

@@ -216,19 +216,19 @@ def test_what_is_gone_is_named_and_what_is_flagged_bad_is_no_lesson(runs):
     wanted = [*chosen((0, 0), (7, 0)), *chosen((0, 0), run="../a"), *chosen((0, 0), run="b", source="eval", split="x")]
     made = exported(runs, "jsonl", wanted)
     assert made.rows == 1 and len(made.left_out) == 3
-    assert made.left_out[0] == "1 of run 'a', step 0: no longer in its files"
+    assert made.left_out[0] == "1 rollouts of run 'a', step 0, are no longer stored"
     assert "'../a'" in made.left_out[1] and "'b'" in made.left_out[2]
-    with pytest.raises(AppError, match="no rollout can be written: 1 of run 'a', step 0: no longer"):
+    with pytest.raises(AppError, match="no rollout can be written: 1 rollouts of run 'a', step 0, are"):
         exported(runs, "parquet", chosen((7, 0)))
     assert not (runs / "out/rollouts.parquet").exists()
     with pytest.raises(AppError, match="export format 'csv' is unknown"):
         exported(runs, "csv", wanted)
     wanted = [*chosen((0, 0)), *chosen((0, 1), flag="bad")]
     made = exported(runs, "sft", wanted)
-    assert made.rows == 1 and made.left_out[0].startswith("1 are flagged bad: no model should learn them")
+    assert made.rows == 1 and made.left_out[0].startswith("1 answers flagged bad are left out: no model")
     assert exported(runs, "sft", wanted, bad=True).rows == 2
     assert exported(runs, "jsonl", wanted).rows == 2  # for whoever wants to look at them
-    with pytest.raises(AppError, match="no rollout can be written: 1 are flagged bad"):
+    with pytest.raises(AppError, match="no rollout can be written: 1 answers flagged bad"):
         exported(runs, "sft", wanted[1:])
 
 
