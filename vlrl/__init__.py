@@ -42,8 +42,8 @@ HOME = _PACKAGE.parent if _IN_CHECKOUT else _PACKAGE
 
 
 class _Folders(importlib.abc.MetaPathFinder):
-    """Imports tasks/, app/ and configs/ of a checkout as vlrl.tasks, vlrl.app and vlrl.configs, as in an installed
-    wheel.
+    """Import hook that makes tasks/, app/ and configs/ of a checkout importable as vlrl.tasks, vlrl.app and
+    vlrl.configs, as in an installed wheel.
 
     Other modules of the checkout are not part of the package, and a user's own tasks.py cannot shadow the built-in
     tasks."""

@@ -30,13 +30,13 @@ def _declare_schemas() -> None:
 
 
 def needed() -> bool:
-    """Whether torchvision can be imported only after `install`, because its operators cannot be loaded here."""
+    """Whether importing torchvision would fail without `install`, because its operators are missing on this machine."""
     from torchvision import extension
     return bool(_declared) and not extension._has_ops()
 
 
 def install() -> None:
-    """Registers the import hook, once. Does nothing if torchvision is imported already."""
+    """Registers the import hook, unless it is registered. Does nothing if torchvision has been imported already."""
     known = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
     if "torchvision" not in sys.modules and not known and not _declared:
         sys.meta_path.insert(0, _BeforeTorchvision())

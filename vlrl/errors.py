@@ -41,7 +41,7 @@ class NotFiniteError(TrainingError):
 
 
 class RankError(VlrlError, RuntimeError):
-    """A process waited too long for other processes of its run."""
+    """Another process of the run has ended, hangs or cannot be reached."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

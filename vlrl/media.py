@@ -30,7 +30,8 @@ class Media:
     """Time of each frame in seconds, ascending, for a video whose source is a sequence of frames; an alternative to
     `fps`."""
     edits: tuple[tuple[Any, ...], ...] = ()
-    """Edits of the decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`; see data/media_edits.py."""
+    """Edits applied to the decoded frames, in this order, each (name, arguments): `(("shuffle", 17), ("noise", 500,
+    17))`; see data/media_edits.py."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +72,8 @@ class Observation:
     text: str = ""
     media: Sequence[Media] = ()
     results: Sequence[Observation] = ()
-    """One observation per result of a tool call; `text` and `media` then combine these results, see `of_results`."""
+    """One observation for each result of a tool call. `text` and `media` then combine these results; see `of_results`.
+    """
 
     @classmethod
     def of_results(cls, results: Sequence[Observation]) -> Observation:
@@ -100,7 +102,7 @@ class PastAction:
     """One action of an episode, and the environment's response."""
 
     action: str
-    """Text of the action. It includes text with which the prompt started the action, as in `Answer.text`."""
+    """Text of the action, including text with which the prompt started the action, as in `Answer.text`."""
     observation: str = ""
     media: tuple[Media, ...] = ()
     """Media of the observation."""

@@ -73,7 +73,8 @@ class Algorithm:
 
     @property
     def requires(self) -> frozenset[str]:
-        """Names of the inputs that functions and methods require (inputs.requires); "kl" with algo.kl_in=reward."""
+        """Names of the inputs that the functions and methods require (see inputs.requires), with "kl" if
+        algo.kl_in=reward."""
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
         beside = frozenset[str]().union(*(method.requires for method in self.methods))
@@ -94,7 +95,7 @@ class Algorithm:
         return self.reference.function.moves
 
     def share(self, step: int) -> float:
-        """The weight of the objective in a step, which is the product of the methods' weights."""
+        """The weight of the objective in a step: the product of the factors that the methods return (Method.share)."""
         return math.prod(method.share(step) for method in self.methods)
 
     @property
@@ -104,8 +105,8 @@ class Algorithm:
         return self._entropy.temperature(base) if hasattr(self._entropy, "temperature") else base
 
     def after_optimizer_step(self, entropy: float) -> None:
-        """Passes the policy entropy of an optimizer step to algo.entropy, if `watches_entropy`. entropy: mean over the
-        tokens of the optimizer step, on all processes."""
+        """Passes the policy entropy of an optimizer step to the function algo.entropy. Called only if
+        `watches_entropy`. entropy: mean over the tokens of the optimizer step, on all processes."""
         self._entropy.observe(entropy)
 
     @property

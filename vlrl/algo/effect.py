@@ -1,4 +1,5 @@
-"""Declares when a function of the objective has no effect, so that the run can report it with the reason.
+"""Lets a function of the objective declare when it has no effect, so that the run can report the setting with the
+reason.
 
     @reads("outcome", alone={})           depends on which answers are correct, not on the reward (or advantage)
     @idle("alpha is 0", alpha=0)          has no effect with these options
@@ -36,7 +37,7 @@ class Inert:
 
 @dataclass(frozen=True, eq=False)
 class FunctionUse:
-    """A function that a setting names, with its options, in a config and for a task."""
+    """A function of the objective as one setting uses it: with its options, in a config and for a task."""
 
     config: Config
     task: Task | None
@@ -51,7 +52,8 @@ class FunctionUse:
 
     @cached_property
     def function(self) -> Any:
-        """The function in the table. None for user code, and for an unknown name, which is reported elsewhere."""
+        """The function's entry in the table. None for user code, and for an unknown name, which is reported elsewhere.
+        """
         return self.table.get(self.named.name)
 
     @cached_property
@@ -67,8 +69,8 @@ class FunctionUse:
 
     @property
     def one_turn(self) -> str:
-        """The beginning of a message if the task has no environment, so that every completion is a single turn: "task
-        'x' has no environment, so every answer is one turn and this acts as". Otherwise ""."""
+        """The beginning of a message, "task 'x' has no environment, so every answer is one turn and this acts as". ""
+        if the task has an environment."""
         if self.task is None or has_environment(self.task):
             return ""
         return f"task '{self.task.name}' has no environment, so every answer is one turn and this acts as"
@@ -78,8 +80,8 @@ class FunctionUse:
         return self.own or what in getattr(self.function, "reads", ())
 
     def in_place_of(self, what: str) -> str:
-        """A message if the function reads which answers are correct, not `what` ("reward" or "advantage"). "" if it may
-        read `what`."""
+        """A message saying that the function reads which answers are correct, not `what` ("reward" or "advantage"). ""
+        if the function may read `what`."""
         alone = getattr(self.function, "alone", None)
         if alone is None or self.by_reward or any(self.named.options.get(key) != value for key, value in alone.items()):
             return ""
@@ -89,16 +91,17 @@ class FunctionUse:
 
     @property
     def idle(self) -> str:
-        """The reason why the function has no effect; "" if it may have one."""
+        """The reason why the function has no effect; "" if it may have an effect."""
         return next(filter(None, (rule(self) for rule in getattr(self.function, "idle_when", ()))), "")
 
 
 def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
-    """Decorator that declares unusual inputs of a function.
+    """Decorator that declares that a function reads something other than its usual inputs.
 
-    "outcome": which answers are correct. "reward": for a function of algo.batch. "sign": the sign of the advantage, for
-    a function of algo.weights. alone: option values with which the function reads outcomes and not the reward (a policy
-    term: not the advantage). {} = with any options, unless `correct` is set, which compares the reward with a limit."""
+    `what` may contain "outcome" (which answers are correct), "reward" (for a function of algo.batch) and "sign" (the
+    sign of the advantage, for a function of algo.weights). alone: option values with which the function reads which
+    answers are correct instead of the reward (a policy term: instead of the advantage). alone={}: with any options,
+    unless the option `correct` is set, which compares the reward with a limit."""
     def mark(function: Any) -> Any:
         function.reads, function.alone = frozenset(what), alone
         return function
@@ -114,7 +117,7 @@ def idle_when(rule: Callable[[FunctionUse], str]) -> Callable[[Any], Any]:
 
 
 def idle(why: str, **options: Any) -> Callable[[Any], Any]:
-    """Decorator that declares that a function has no effect with these values of its options."""
+    """Decorator that declares that a function has no effect if its options have these values. why: the reason."""
     return idle_when(lambda use: why if all(use.values.get(key) == value for key, value in options.items()) else "")
 
 

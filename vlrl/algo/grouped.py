@@ -62,9 +62,9 @@ def normalized(values: torch.Tensor, group: torch.Tensor, eps: float, normalize:
 def correct(s: Scores, part: str = "", above: float | None = None, without: float = 0.5) -> torch.Tensor:
     """[R] bool: whether each rollout is correct; False for unscorable rollouts.
 
-    By default the task decides (Scores.outcome), or if it reports no outcomes, whether the reward exceeds `without`.
-    With `part`, the raw reward part of this name must exceed `above`; with `above` alone, the reward must. `above`
-    defaults to `without`. Raises ValueError if no rollout has the part."""
+    By default the task decides (Scores.outcome). If the task reports no outcomes, the reward must exceed `without`.
+    With `part`, the raw reward part of this name must exceed `above`; with only `above`, the reward must exceed
+    `above`. The default of `above` is `without`. Raises ValueError if no rollout has the part."""
     if part and part not in s.parts:
         raise ValueError(f"there is no reward part '{part}'; the reward parts are: {', '.join(s.parts)}")
     if not part and above is None and s.outcome is not None:
@@ -78,8 +78,8 @@ def _count(group: torch.Tensor) -> int:
 
 
 def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) of the values x [n], each counted `weights` [n] times; with Bessel's
-    correction. Exactly 0 if all counted values are equal. Values with weight 0 may be NaN and stay NaN."""
+    """(x - mean) / sqrt(variance + eps) of the values x [n], with mean and variance (Bessel's correction) in which each
+    value counts `weights` [n] times. Exactly 0 if all counted values are equal. NaN with weight 0 stays NaN."""
     counted = values[weights > 0]
     total = weights.sum()
     if not len(counted) or total <= 1 or bool((counted == counted[0]).all()):

@@ -25,7 +25,7 @@ class ActionCredit:
 
     start: int
     end: int
-    """The action's tokens are start..end."""
+    """The action consists of the tokens start..end."""
     reward: float = 0.0
     """The weighted sum of the action's reward parts; 0 if task.combine does not reward single turns."""
     anchor: str | None = ""
@@ -169,7 +169,7 @@ class LossInputs:
         return self.per_sequence(values) / self.lengths.clamp(min=1)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Repeats values [R] for the tokens of each rollout -> [N]."""
+        """Repeats each rollout's entry of values [R] for all tokens of the rollout -> [N]."""
         return values[self.rollout_id]
 
     def group_sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -192,15 +192,15 @@ class LossInputs:
         return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
 
     def correct(self, above: float | None = None) -> torch.Tensor:
-        """[R] bool: whether each rollout is correct, as the task decides or, with `above`, if its reward exceeds
-        `above`. False for unscorable rollouts."""
+        """[R] bool: whether each rollout is correct; False for unscorable rollouts. The task decides or, with `above`,
+        the reward must exceed `above`."""
         assert self.rewards is not None
         if above is None and self.outcome is not None:
             return self.outcome & ~self.rewards.isnan()
         return self.rewards > (0.5 if above is None else above)  # NaN is above nothing
 
     def wrong(self, above: float | None = None) -> torch.Tensor:
-        """[R] bool: whether each rollout is scorable and not correct; see `correct`."""
+        """[R] bool: whether each rollout is scorable and not correct. `above`: see `correct`."""
         assert self.rewards is not None
         return ~self.correct(above) & ~self.rewards.isnan()
 
@@ -241,7 +241,8 @@ class Estimates:
 
 
 def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
-    """The reward of each turn. The last one is adjusted so that their sum is the reward of the episode."""
+    """The reward of each turn. The reward of the last turn is adjusted so that the sum is `reward`, that of the
+    episode."""
     paid = [turn.reward for turn in turns]
     if paid:
         paid[-1] += reward - sum(paid)

@@ -56,9 +56,10 @@ def k3_unbiased(x: LossInputs, clamp: Rate = 20.0, level: Literal["token", "sequ
     """r * k3, where r is the unclipped ratio to the weights at the start of the update. DeepSeek-V3.2 (arXiv
     2512.02556).
 
-    For completions sampled by these weights, value and gradient are unbiased at every optimizer step. They are biased
-    for completions of older weights or another sampler, as algo.correction does not multiply the KL. `level`: the ratio
-    of each token, or exp(mean of the log-ratio) of its rollout."""
+    For completions sampled by the weights at the start of the update, value and gradient are unbiased at every
+    optimizer step. For completions of older weights or another sampler they are biased, as algo.correction does not
+    multiply the KL. `level`: "token" = r is the ratio of the token; "sequence" = r is exp(mean of the log-ratio) of its
+    rollout."""
     log_r = x.log_ratio if level == "token" else x.spread(x.sequence_mean(x.log_ratio))
     return log_r.exp() * k3(x, clamp)
 
@@ -72,8 +73,8 @@ def k3_score(x: LossInputs, clamp: Rate = 20.0, from_sampler: bool = False) -> t
 
 
 def clamped(kl: Bound, x: LossInputs) -> torch.Tensor | None:
-    """[N] bool: whether a token's exponential is clamped or its value is at the limit. None for an estimator without
-    these options."""
+    """[N] bool: whether a token's exponential is clamped, or its KL value exceeds the option `limit`. None if the
+    estimator has no option `clamp`."""
     options = {**{name: default for name, (_, default) in parameters(kl.function).items()}, **kl.options}
     if "clamp" not in options:
         return None

@@ -61,7 +61,8 @@ class AlgorithmStub:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The parts of a run that a method uses. `score` and `services` come from the RolloutGenerator."""
+    """The parts of a run that a method uses. `score` (scores a group) and `services` are those of the RolloutGenerator.
+    """
 
     task: Task
     policy: Policy
@@ -87,42 +88,42 @@ class RolloutContext(Protocol):
         ...
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
-        """Whether each completion of a request is correct; None = unknown."""
+        """Returns for each completion of a request whether it is correct; None = unknown."""
         ...
 
 
 class Pass(Protocol):
     """A loss in addition to the objective in one optimizer step, computed once per epoch over the batch
-    (rollout.updates). It is a sum over tokens (`part.rollouts[r].mask` for r in `micro.order`) divided by
-    `part.total_tokens`, which counts the tokens of all processes. The shortest example is in methods/distillation."""
+    (rollout.updates). The loss is a sum over the tokens in `part.rollouts[r].mask` (for r in `micro.order`), divided
+    by `part.total_tokens`, the number of tokens on all processes. The shortest example is in methods/distillation."""
 
     part: Any
-    """The Minibatch on which this loss is computed, possibly that of the objective. Its micro-batches are halved when
-    memory runs out."""
+    """The Minibatch on which this loss is computed; it may be the Minibatch of the objective. Its micro-batches are
+    halved when memory runs out."""
     active: bool
-    """Whether any process has data to train on. Equal on all processes."""
+    """Whether any process has data to train on. All processes have the same value."""
     separate_gradient: bool
     """Whether the gradient of this loss is summed over processes separately, so that its norm is known. Otherwise it is
     accumulated together with the gradient of the objective."""
 
     def begin(self) -> None:
-        """Resets all sums. Called before the first micro-batch, and again after a micro-batch was halved."""
+        """Resets all sums. Called before the first micro-batch, and again after a micro-batch has been halved."""
         ...
 
     def work(self, b: int) -> None:
-        """Runs forward and backward (policy.logprobs, policy.backward) of micro-batch `b`."""
+        """Runs the forward and backward pass (policy.logprobs, policy.backward) of the micro-batch with index `b`."""
         ...
 
     def end(self, norm: float, others: float) -> None:
-        """Called after the last micro-batch with two gradient norms, which are both NaN unless `separate_gradient`.
-        norm: of the gradient of this loss. others: of the gradient accumulated before it."""
+        """Called after the last micro-batch. norm: gradient norm of this loss. others: norm of the gradient accumulated
+        before this loss. Both are NaN unless `separate_gradient`."""
         ...
 
 
 class Method:
-    """A method that does nothing. Subclasses override the hooks that they need. __init__ binds options and raises
-    ConfigError. At that point no part of the run exists: dry runs, and code that only runs the update, create an
-    `Algorithm` too."""
+    """Base class of methods, whose hooks do nothing. Subclasses override the hooks that they need. __init__ binds
+    options and raises ConfigError. At that point no part of the run exists: dry runs, and code that only runs the
+    update, create an `Algorithm` too."""
 
     collective: ClassVar[bool] = False
     """Whether `generate` or `scored` contains collective calls; then processes without prompts call both too."""
@@ -133,14 +134,14 @@ class Method:
         self.section, self.settings, self.algorithm = section, settings, algorithm
         self.config = algorithm.config
         self.requires: frozenset[str] = frozenset()
-        """Inputs that the method needs besides the objective's: "reference" = the reference model. Log-probabilities
-        and statistics of the logits are computed for the objective only; a Pass computes its own."""
+        """Inputs that the method needs in addition to those of the objective: "reference" = the reference model.
+        Log-probabilities and statistics of the logits are computed only for the objective; a Pass computes its own."""
 
     # --- once ---------------------------------------------------------------------------------------------------------
 
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
-        """Raises ConfigError if the method can have no effect on this task and these training samples. Dry runs call it
-        too. generates: whether the run samples its own completions, unlike supervised fine-tuning."""
+        """Raises ConfigError if the method cannot have an effect on this task and these training samples. Also called
+        by dry runs. generates: whether the run samples its own completions, unlike supervised fine-tuning."""
 
     def start(self, run: Run) -> None:
         """Receives the parts of the run once the model is loaded. Only called if the run samples completions."""
@@ -150,11 +151,13 @@ class Method:
 
     def generate(self, requests: Sequence[Request], ask: RolloutContext,
                  done: Done | None) -> list[list[Completion]] | None:
-        """Returns the completions of each group, generated by the method. None = the engine generates them. At most one
-        active method overrides this hook. `ask` samples and scores further completions."""
+        """Returns the completions of each request, generated by the method; None = the engine generates them. Not more
+        than one active method overrides this hook. `ask` samples and scores further completions. done: called after
+        each request."""
 
     def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: RolloutContext) -> Sequence[Group]:
-        """Returns the scored groups, extended by the method, before the curriculum observes them."""
+        """Returns the scored groups, extended by the method, before the curriculum observes them. `ask`: see
+        `generate`."""
         return groups
 
     def chosen(self, groups: Sequence[Group]) -> Sequence[Group]:
@@ -162,7 +165,8 @@ class Method:
         return groups
 
     def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
-        """Returns the groups with values computed with the current weights, before their advantages are computed."""
+        """Returns the groups, to which the method adds values computed with the current weights. Advantages are
+        computed later."""
         return groups
 
     def scores(self, s: Scores) -> Scores:
@@ -178,23 +182,24 @@ class Method:
         return 1.0
 
     def draw(self, step: int, outcomes: Sequence[Any], flush: Callable[[], None]) -> Sequence[Group]:
-        """Returns additional groups of this process for the update. outcomes: the results of the step's draws over all
-        processes (curriculum.Outcome). flush: waits until the run's rollout files are written."""
+        """Returns additional groups of this process for the update. outcomes: the scored results of all prompts drawn
+        in the step, over all processes (curriculum.Outcome). flush: waits until the run's rollout files are written."""
         return ()
 
     def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group], step: int) -> Sequence[Pass | None]:
         """Returns the method's loss for each optimizer step of the update; None where no process has data. parts: the
-        packed rollouts of each optimizer step (minibatch.Minibatch), which a pass may share. drawn: from `draw`."""
+        packed rollouts of each optimizer step (minibatch.Minibatch), on which the loss may be computed. drawn: the
+        groups from `draw`."""
         return [None] * len(parts)
 
     def after_update(self, policy: Policy, passes: Sequence[Pass | None], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:
-        """Returns metrics of the method's passes. The hook may take an additional optimizer step. Gradients have been
-        cleared. stats: the metrics of the objective."""
+        """Called after the update with cleared gradients; may take an additional optimizer step. Returns metrics of the
+        method's `passes`. stats: the metrics of the objective. drawn: the groups from `draw`."""
         return {}
 
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the method's rollouts since the last call, over all processes."""
+        """Metrics of the rollouts that the method made since the last call, over all processes."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -219,5 +224,5 @@ def methods_of(algorithm: Objectives) -> tuple[Method, ...]:
 
 
 def methods_by_state_key(methods: Sequence[Method], place: str) -> dict[str, Method]:
-    """The methods whose state is at "<place>.KEY" in a checkpoint (Method.state_at), by KEY."""
+    """The methods whose state a checkpoint holds at "<place>.KEY" (Method.state_at), as {KEY: method}."""
     return {m.state_at.removeprefix(f"{place}."): m for m in methods if m.state_at.startswith(f"{place}.")}

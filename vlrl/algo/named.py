@@ -52,13 +52,13 @@ class Bound:
 
 def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, arguments: tuple[Any, ...] = (),
          **shared: Any) -> Bound:
-    """Looks up the function or class that a setting names, and binds its options: the parameters after the first
-    `skip`.
+    """Looks up the function or class that a setting names, and returns it with its options bound. The options are the
+    parameters after the first `skip`.
 
     A class is instantiated with `arguments` and then its options. `shared` are settings that several functions
-    understand (algo.clip_low): a value that is not None is passed to a function with a parameter of that name, unless
-    the option itself is set. Raises ConfigError, which names the setting, if the name or an option is unknown, an
-    option is missing or has the wrong type, or a class rejects its options."""
+    understand (algo.clip_low): a value other than None is passed to a function that has a parameter of this name,
+    unless the option itself is set. Raises ConfigError, which names the setting, if the name or an option is unknown,
+    an option is missing or has the wrong type, or a class rejects its options."""
     function = resolve(setting, named.name, table)
     known = parameters(function, len(arguments) if inspect.isclass(function) else skip)
     given = {**{k: v for k, v in shared.items() if v is not None and k in known}, **named.options}

@@ -30,7 +30,7 @@ Prepared = dict[str, Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The functions of the loss, with their options."""
+    """The functions that make up the loss, with their options bound."""
 
     term: Bound
     aggregation: Bound

@@ -26,11 +26,13 @@ class Ratio:
 
     options: tuple[str, ...]  # options that act only through the ratio
     alone: bool
-    """Whether at a ratio of 1 the term's gradient equals that of algo.loss=reinforce, up to a factor (see `like`)."""
+    """Whether at a ratio of 1 the term's gradient equals that of algo.loss=reinforce, possibly times a factor (see
+    `like`)."""
     like: str  # how a message relates the gradient at a ratio of 1 to that of reinforce: "that", "a multiple of that"
     farthest: Mapping[str, float]  # option -> the smallest value that no ratio can reach, if it differs from _FARTHEST
     hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
-    """Given the options that are set, yields (option, reason) for each option that another one overrides."""
+    """Function of the options that are set. It yields (option, reason) for each option that another option overrides.
+    """
 
 
 def acts_through_ratio(
@@ -45,7 +47,7 @@ def acts_through_ratio(
 
 
 def inert(use: FunctionUse) -> Iterator[Inert]:
-    """Yields settings of the policy term that have no effect. These are options that act only through p / p(old)
+    """Yields an Inert for each setting of the policy term that has no effect: options that act only through p / p(old)
     although the ratio is always 1, and bounds that no ratio reaches or that another bound overrides."""
     config, options = use.config, use.named.options
     said: Ratio | None = getattr(use.function, "ratio", None)

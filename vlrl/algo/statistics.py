@@ -37,7 +37,7 @@ def nucleus_entropy(p: float) -> Statistic:
 
 
 def mean_logprob() -> Statistic:
-    """Mean log-probability of all tokens of the vocabulary that can be sampled. -> [n]."""
+    """Mean of the log-probabilities of all tokens in the vocabulary that can be sampled. -> [n]."""
     def statistic(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logprobs = logits.log_softmax(-1)
         none = logprobs == -torch.inf
@@ -67,8 +67,8 @@ def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statis
 
 
 def alternatives(k: int) -> dict[str, Statistic]:
-    """Statistics "top_ids" and "top_logprobs" (column names of the rollout store) of the k most probable tokens.
-    Without gradient; {} for k = 0."""
+    """The statistics "top_ids" and "top_logprobs" (column names of the rollout store) of the k most probable tokens, by
+    name. Computed without gradient; {} for k = 0."""
     ids, logprobs = top_ids(k), top(k)
     return {"top_ids": ids, "top_logprobs": lambda logits, targets: logprobs(logits.detach(), targets)} if k else {}
 

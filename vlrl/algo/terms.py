@@ -37,7 +37,8 @@ def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta
 
 
 def clip_metrics(ratio: torch.Tensor, inert: torch.Tensor) -> Metrics:
-    """Metrics per token [N]: "ratio", and "clipped" (`inert`: whether a bound applies, counted in clip_frac)."""
+    """Returns the metrics [N] "ratio" and "clipped". inert: [N] whether a bound applies to the token; returned as
+    "clipped", from which the metric clip_frac is computed."""
     return {"clipped": inert, "ratio": ratio.detach()}
 
 
