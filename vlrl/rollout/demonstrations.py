@@ -1,9 +1,9 @@
 """Demonstrations as rollouts: instead of a sampled completion, the row's `solution` or the task's perfect answer
 (oracle).
 
-    groups = demonstrated(task, encode, engine, config, asked, step=0)      # groups of one completion each
+    groups = demonstrated(task, encode, engine, config, accepted, step=0)      # groups of one completion each
 
-For a sample with an environment the EpisodeEngine plays the actions of `Task.oracle_actions`, as a regular episode."""
+For a sample with an environment, the EpisodeEngine plays the actions of `Task.oracle_actions` as a regular episode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from vlrl.types import Completion, Group, Sample
 
 
 class Demonstrations:
-    """An Engine that returns demonstrations: a sample's reference answer, or the next action of the task's oracle."""
+    """An Engine whose completions are demonstrations: a sample's reference answer, or in an episode the next of the
+    task's `oracle_actions`."""
 
     def __init__(self, task: Task, encode: Encoder):
         self.task, self.encode = task, encode
@@ -35,7 +36,8 @@ class Demonstrations:
         pass
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns one completion per request (log-probabilities 0). Raises DataError for a missing demonstration."""
+        """Returns one completion per request, with log-probabilities of 0. Raises DataError if a demonstration is
+        missing. `done` is not used."""
         texts = (completion_for(self._text(request), request.prompt.opened) for request in requests)
         return [[unsampled_completion(self.encode.answer_ids(text), text)] for text in texts]
 
@@ -59,8 +61,8 @@ class Demonstrations:
 
 
 def has_demonstration(task: Task, sample: Sample) -> bool:
-    """Whether the sample has a demonstration. Raises DataError if the reset of its environment failed. If the sample
-    has an environment, it must have been reset."""
+    """Whether the task has a perfect answer, or perfect actions, for the sample. If the sample has an environment, the
+    environment must have been reset. Raises DataError if the reset failed."""
     if sample.reset_error:
         raise DataError(f"sample '{sample.id}': its environment failed: {sample.reset_error}")
     return bool(task_oracle_actions(task, sample) if sample.opening is not None else given_answer(task, sample))

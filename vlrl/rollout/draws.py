@@ -1,4 +1,4 @@
-"""Encodes drawn prompts for the engine, also those of the next step, and rejects unusable prompts."""
+"""Encodes drawn prompts for the engine, ahead also those of the next step, and rejects unusable prompts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class RejectionCount:
     fresh: list[str] = field(default_factory=list)  # why prompts were rejected since the last call of `take`
 
     def note(self, reasons: Sequence[str], drawn: int, accepted: bool, limit: float, samples: int) -> None:
-        """Records the result of some draws. Raises TrainingError if more than `limit` of all drawn prompts were
-        rejected, or if none of the split's `samples` prompts is usable."""
+        """Records the result of `drawn` further draws: the reasons for rejected prompts, and whether any prompt was
+        `accepted`. Raises TrainingError if more than the share `limit` of all drawn prompts were rejected, or if as
+        many prompts in a row as the split has `samples`."""
         self.drawn, self.count = self.drawn + drawn, self.count + len(reasons)
         self.in_a_row = 0 if accepted else self.in_a_row + drawn
         self.fresh += reasons
@@ -44,14 +45,14 @@ class RejectionCount:
                                 f"First reason in this step: {reasons[0]}")
 
     def take(self) -> list[str]:
-        """Returns why prompts were rejected since the last call."""
+        """Returns the reasons for prompts rejected since the last call."""
         out, self.fresh = self.fresh, []
         return out
 
 
 @dataclass(eq=False)
 class DrawBatch:
-    """Draws whose prompts are encoded, and whose completions are generated, together."""
+    """Draws whose prompts are encoded together, and whose completions are generated together."""
 
     draws: Mapping[int, Draw]  # draws of all processes by group number, including draws of carried-over groups
     fresh: int  # number of new draws
@@ -63,17 +64,20 @@ class DrawBatch:
 
 
 class DrawEncoder:
-    """Makes samples and encoded prompts from draws, also for the task's variants if the policy samples completions."""
+    """Makes a sample and an encoded prompt from each draw. If the policy samples the completions (`generates`), also
+    from the task's variants of the sample."""
 
     def __init__(self, generator: RolloutGenerator, samples: Sequence[Sample], prefetch: Prefetcher, generates: bool):
         self.generator, self.samples, self.prefetch = generator, samples, prefetch
         self.task, self.engine = generator.task, generator.engine
         self.varies = generates and has_variants(self.task)
         self._opened: dict[Draw, Sample] = {}
-        """Samples of this step and the next, by draw; cached, as making one may run code and variants reuse them."""
+        """Samples of this step and the next, by draw; cached, because making a sample may run code, and variants reuse
+        the sample."""
 
     def encode(self, drawn: DrawBatch, step: int) -> None:
-        """Encodes this process's share of a batch, and records in the batch which draws are accepted or refused."""
+        """Encodes this process's share of a batch. Adds the usable draws to `drawn.accepted`, and why others are not to
+        `drawn.refused`."""
         mine = list(drawn.draws.items())[comm.rank()::comm.world()]
 
         def encode() -> None:
@@ -91,7 +95,7 @@ class DrawEncoder:
         drawn.encoded = True
 
     def ahead(self, draws: Sequence[Draw], step: int) -> None:
-        """Starts encoding draws of a later step. Pending work for other draws is dropped."""
+        """Starts encoding these draws of a later step. Drops encoding work that was begun for other draws."""
         wanted = self._wanted(draws, step)
         self.prefetch.keep(wanted)
         self.prefetch.begin(wanted)

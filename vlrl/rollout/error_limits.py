@@ -28,14 +28,15 @@ _KINDS: dict[str, tuple[Callable[[Rollout], Any], str, str]] = {
     "service_errors": (_service_failed, "a service did not respond for {} of {} rollouts",
                        " Check that it runs (services.*); the same command resumes from the last checkpoint."),
 }
-"""Setting in limits.* -> (predicate of rollouts with the error, the problem for the message, the remedy)."""
+"""Setting in limits.* -> (function that tells whether a rollout has this kind of error, text of the problem, text of
+the remedy)."""
 
 
 def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, stored: Path | None = None,
                  names: Sequence[str] = tuple(_KINDS)) -> dict[str, float]:
-    """Returns the share of rollouts with an error, over all processes, for each of the limits `names` of limits.*.
-    Raises TrainingError with the first error if a share is above its limit. For the message: `what` names the scored
-    rollouts, `stored` the file that contains them."""
+    """For each setting in `names` (settings of limits.*), returns the share of rollouts with this kind of error, over
+    all processes. Raises TrainingError with the first error if a share is above its limit. For the message: `what`
+    names the scored rollouts, `stored` the file that contains them."""
     shares = {}
     for name in names:
         counts, problem, way = _KINDS[name]
@@ -53,9 +54,11 @@ def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, sto
 
 
 def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
-    """Raises TrainingError for a completion sampled with older weights than async.max_staleness allows. Exempt are
-    partial rollouts, of which only the part generated in the last step is trained on, and completions stored when a
-    prompt was drawn before, which are trained on as if sampled with the current weights."""
+    """Raises TrainingError for a completion sampled with older weights than async.max_staleness allows.
+
+    Two kinds of completions are exempt: partial rollouts, as only the part generated in the last step is trained on,
+    and completions kept from an earlier draw of the prompt, which are trained on as if sampled with the current
+    weights."""
     most = config.asynchronous.max_staleness
     oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts
                                   if r.completion.policy_step is None), default=step)))

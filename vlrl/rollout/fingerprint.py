@@ -24,7 +24,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
-    """Checksums of the rows of a split."""
+    """Checksums of rows of a split: of all rows, or of some if rows are read on demand."""
 
     rows: int
     places: np.ndarray  # [K] int64: indices of the rows that have a checksum
@@ -37,8 +37,8 @@ class Fingerprint:
         return {"rows": self.rows, "sums": self.sums}
 
     def check(self, state: Mapping[str, Any], named: str) -> None:
-        """Raises RunError if the rows differ from those in a checkpoint's state. `named`: the setting or task that
-        provides the rows, for the message."""
+        """Raises RunError if the rows differ from the rows of a checkpoint, whose `state_dict` is `state`. `named`: the
+        setting or task that provides the rows, for the message."""
         before = int(state["rows"])
         sums = np.asarray(state["sums"]) if "sums" in state else self.sums  # a checkpoint may have none
         if before != self.rows:
@@ -77,7 +77,8 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
 
 
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
-    """Id and CRC-32 of a row. For a row that is read on demand, the CRC-32 of its record in the file."""
+    """Returns id and CRC-32 of a row. For a row that is read on demand, the CRC-32 is that of the record in the file.
+    """
     try:
         raw = samples.raw_record(index) if isinstance(samples, SampleSequence) else None
     except DataError:

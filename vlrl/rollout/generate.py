@@ -36,12 +36,12 @@ from vlrl.types import Answer, Completion, Group, PastAction, Prompt, Rollout, S
 
 @dataclass(frozen=True, eq=False)
 class UnscoredGroup:
-    """The completions of a sample before they are scored."""
+    """All completions of a sample before they are scored."""
 
     sample: Sample
     prompt: Prompt
     members: Sequence[tuple[str, Completion]]
-    """The completions, each with the name of its variant; empty while the group continues in a later step."""
+    """(name of the variant, completion) for each completion; empty while the group continues in a later step."""
 
 
 Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[GroupLogprobs]]
@@ -65,7 +65,8 @@ class AcceptedDraw:
     carried_over: PartialGroup | None = None  # the unfinished group from the previous step; None for a new group
 
     def answered(self, completions: Sequence[Completion], most: int, step: int) -> PartialGroup:
-        """The group after this step, which generated `completions`. `most` is the token limit of a completion."""
+        """The partial group after step `step`, in which `completions` were generated. most: token limit of a
+        completion."""
         if self.carried_over is None:
             return PartialGroup(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
         return self.carried_over.after(completions, step)
@@ -90,8 +91,8 @@ class RolloutGenerator:
     step: int = 0
 
     def with_engine(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
-        """A copy with another engine, for use in another thread. Its temperature stays fixed at the current value.
-        policy_step: number of completed steps of the engine's weights."""
+        """A copy that uses another engine, for another thread. The temperature of the copy stays fixed at the current
+        value. policy_step: number of completed steps of the engine's weights."""
         return replace(self, engine=engine, clock=clock, policy_step=policy_step, fixed_temperature=self.temperature)
 
     @property
@@ -162,8 +163,8 @@ class RolloutGenerator:
         return self._scored(accepted, self._with_greedy_rollouts(accepted, groups))
 
     def write(self, accepted: Sequence[AcceptedDraw]) -> None:
-        """Generates all completions that `groups` would request for new groups, without scoring. For engines that store
-        completions."""
+        """Generates all completions that `groups` would request for new groups, without scoring them. For engines that
+        store completions for later use."""
         for requests in self._calls(accepted):
             self.engine.generate(requests)
 
@@ -232,7 +233,8 @@ class RolloutGenerator:
                           policy_step=self.policy_step, score=self.score, served=self.services, **more)
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
-        """Whether each completion of a request is correct, scored as a separate group; None if it cannot be scored."""
+        """Returns whether each completion of a request is correct; None if it cannot be scored. The completions are
+        scored as a separate group."""
         assert request.sample is not None
         with self.clock("score"):
             group = self._make(request.sample, request.prompt, completions, "")
@@ -272,8 +274,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     policy_step: number of completed steps of the weights that sampled; None = `step`. The sample gets its processed
     size, so that scoring can convert the model's coordinates. Completions of trained `variants` join the group under
     the unmodified prompt. Completions of other variants are passed to the task and stored in `Group.aside`. `likely`:
-    log-probabilities computed for services of the group; `served` provides the other services. A reward part whose
-    service is missing is left out. A part whose service did not respond has no value, and the rollout an `error`."""
+    log-probabilities for the services of the group; `served`: the other services. A reward part whose service is
+    missing is left out. If a service did not respond, its reward part has no value and the rollout an `error`."""
     task = task.of(sample)
     sample, members = with_image_size(sample, prompt), _members(completions, variants)
     aside = [(v.name, c) for v, variant_answers in variants if not v.trained for c in variant_answers]
@@ -302,8 +304,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
 
 
 def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
-    """The sample with the size of its first image in the row, which scoring needs to convert coordinates. Sizes that
-    the row already has are kept."""
+    """Adds the original and processed size of the sample's first image to its row, because scoring needs them to
+    convert coordinates. Returns the new sample. Sizes that the row already has are kept."""
     if not prompt.media:
         return sample
     (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
@@ -333,7 +335,8 @@ def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -
 
 
 def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = "") -> Answer:
-    """Converts a completion to the Answer that a task scores: for an episode the last action, with all `turns`."""
+    """Converts a completion to the Answer that a task scores. For an episode, the text of the Answer is the last
+    action, and `turns` has all actions."""
     actions = completion.actions
     text, opened = (actions[-1].text, actions[-1].opened) if actions else (completion.text, prompt.opened)
     answer = parse_answer(text, len(completion.tokens), completion.truncated, step, opened)
@@ -355,5 +358,6 @@ def _acted(completion: Completion) -> tuple[PastAction, ...]:
 
 
 def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
-    """Key of the random stream of a variant's completions. (Groups have keys that begin with 0, evaluations with 1.)"""
+    """Key of the random stream for a variant's completions. It begins with 4; keys of groups begin with 0, of
+    evaluations with 1."""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

@@ -45,10 +45,10 @@ unusable samples."""
 class GroupSource:
     """Draws samples and returns their scored groups. All processes call it together, and each generates its share.
 
-    `next_groups(P)` returns this process's share of P groups. The sampler of prompts, on the main process, has then
-    observed all P groups. measures: the measurements that samplers can request (MeasuringSampler), by name. progress:
-    reports work before a step. teaches: tells whether any completion of a group has a nonzero advantage; None if the
-    group alone does not determine it."""
+    `next_groups(P)` returns this process's share of P groups. Before it returns, the sampler of prompts, on the main
+    process, has observed all P groups. measures: the measurements that samplers can request (MeasuringSampler), by
+    name. progress: reports work before a step. teaches: returns whether any completion of a group has a nonzero
+    advantage, or None if that depends on other groups."""
 
     generates: ClassVar[bool] = True
     """Whether the policy samples the completions. Only then are variants and training-time services used."""
@@ -74,7 +74,8 @@ class GroupSource:
         self.rejected = RejectionCount()
         self.outcomes: list[Outcome] = []  # outcomes of all draws of the last call, over all processes
         self.dropped: list[Group] = []
-        """Groups of this process in the last call that were generated but are not trained on, and failed resets."""
+        """Groups of this process in the last call that were generated but are not trained on. Also has the episodes
+        whose environment could not be reset."""
         self.wasted = 0  # number of groups of this process that were generated but are not trained on
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
@@ -113,7 +114,8 @@ class GroupSource:
         return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Gives the policy's weights to the engine, if the step or (`now`) an evaluation samples with the engine."""
+        """Gives the policy's weights to the engine. now: whether an evaluation samples with the engine; without `now`,
+        does nothing if training does not sample either."""
         if self.generates or now:
             self.engine.sync(policy, step)
 
@@ -139,9 +141,9 @@ class GroupSource:
         return draws
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
-        """Generates and scores a batch. Returns this process's groups and the outcomes of all draws, both by group
-        number. tokens: maximum number of new tokens per completion. A group with an unfinished completion has no
-        outcome yet."""
+        """Generates and scores a batch. Returns ({group number: group} of this process, {group number: outcome} of all
+        processes). tokens: maximum number of new tokens per completion. A group with an unfinished completion is in
+        neither result."""
         if not drawn.draws:
             return {}, {}
         self._encode(drawn)
@@ -233,9 +235,11 @@ class GroupSource:
                    if (own := method.state_dict())}}
 
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
-        """The state between two steps, without completions that are being generated ahead, and a function that waits
-        for these completions for a given number of seconds and returns the state with them (None if they take longer
-        or other processes generate ahead). None instead of the function if nothing is generated ahead."""
+        """Returns (state between two steps, function), for a checkpoint.
+
+        The state does not contain completions that are being generated ahead. The function waits for these for a given
+        number of seconds, and returns the state with them, or None if they take longer or other processes generate
+        ahead. The function is None if nothing is generated ahead."""
         return self.state_dict(), None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -257,8 +261,8 @@ class GroupSource:
 
 
 def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """Splits the episodes of groups into those to train on, and those that could not begin and have no tokens. Returns
-    two lists of groups, with the same group ids."""
+    """Splits the episodes of each group. Returns (groups with the episodes to train on, groups with the episodes that
+    could not begin and have no tokens). Group ids are unchanged; empty groups are left out."""
     begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) for g in groups]
     lost = [replace(g, rollouts=tuple(r for r in g.rollouts if not r.completion.begun), aside=()) for g in groups]
     return [g for g in begun if g.rollouts], [g for g in lost if g.rollouts]

@@ -17,14 +17,14 @@ R = TypeVar("R")
 
 
 class OverlappedWork(Generic[T]):
-    """Calls `work(i, value)` for numbered values in threads. A context manager:
+    """Context manager that calls `work(i, value)` for numbered values in threads:
 
         with OverlappedWork(score, clock, "score") as scoring:
             answers = engine.generate(requests, scoring.begin)
             groups = scoring.results(answers)
 
     At most `threads` calls run at once. If `begin` was never called and threads=1, `results` does the work in the
-    caller's thread. The clock counts the time of the calls as `phase`, and subtracts it from the overlapped phase."""
+    caller's thread. The clock counts the time of the calls as `phase`, not as the phase that they overlap."""
 
     def __init__(self, work: Callable[[int, Any], T], clock: Clock, phase: str, threads: int = 1):
         self._work, self._clock, self._phase, self._threads = work, clock, phase, threads
@@ -44,8 +44,8 @@ class OverlappedWork(Generic[T]):
         self._begun[i] = self._thread.submit(self._timed, i, value)
 
     def results(self, values: Sequence[Any]) -> list[T]:
-        """Returns the results of all values, in order. Work that was begun is not repeated. Raises the error of the
-        first failed value."""
+        """Returns the result of `work` for each of all values, in order, including those passed to `begin`. Raises the
+        error of the first value whose work failed."""
         with self._clock(self._phase):
             if not self._begun and self._threads == 1:
                 return [self._work(i, value) for i, value in enumerate(values)]

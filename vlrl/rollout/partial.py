@@ -28,7 +28,7 @@ from vlrl.types import Completion, Group, Turn
 
 @dataclass(frozen=True, eq=False)
 class PartialGroup:
-    """The completions of a group after a step, which may be unfinished."""
+    """All completions of a group after a step; some of them may be unfinished."""
 
     number: int  # number of the group, which also selects its random streams
     draw: Draw
@@ -43,13 +43,14 @@ class PartialGroup:
                      if c.truncated and len(c.tokens) < self.most)
 
     def after(self, completions: Sequence[Completion], step: int) -> PartialGroup:
-        """The group after a step that continued its unfinished completions to `completions`."""
+        """The group after another step, in which `completions` were generated as continuations of `unfinished`."""
         longer = dict(zip([begun.index for begun in self.unfinished], completions, strict=True))
         return replace(self, answers=tuple(longer.get(i, c) for i, c in enumerate(self.answers)),
                        steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
 
     def with_policy_steps(self, group: Group) -> Group:
-        """The scored group, where each rollout's policy_step is the step that generated its last part."""
+        """Returns the scored group `group`; each rollout's policy_step is set to the step that generated its last part.
+        """
         return replace(group, rollouts=tuple(replace(r, policy_step=step)
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
 
@@ -65,7 +66,7 @@ class PartialGroup:
 
 
 def draw_state(draw: Draw) -> dict[str, Any]:
-    """Converts a draw to plain values for a checkpoint."""
+    """Converts a Draw (a drawn prompt) to plain values for a checkpoint."""
     return {**vars(draw), **{name: [list(pair) for pair in getattr(draw, name)] for name in _PAIRS}}
 
 
@@ -87,7 +88,8 @@ def completion_state(c: Completion) -> dict[str, Any]:
 
 def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], actions: Sequence[Any] = (),
                   **more: Any) -> Completion:
-    """Inverse of `completion_state`. An episode only gets its actions back (see EpisodeEngine.replayed)."""
+    """Inverse of `completion_state`. For an episode, only the actions are restored (see EpisodeEngine.replayed). ends:
+    end of each turn; actions: (start, end, text) of each action."""
     turns = tuple(Turn(start=start, end=end, text=text) for start, end, text in actions) or tuple(
         Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
     return Completion(tokens=np.asarray(tokens), logprobs=np.asarray(logprobs), loss_mask=np.asarray(loss_mask),
@@ -95,8 +97,8 @@ def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int
 
 
 def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int) -> Request:
-    """The request for a group in one step: its unfinished completions, or all completions of a new group. tokens:
-    maximum number of new tokens per completion."""
+    """The request for a group in one step: for its unfinished completions, or for all completions if `carried_over` is
+    None. tokens: maximum number of new tokens per completion."""
     begun = carried_over.unfinished if carried_over else ()
     written = max((len(b.written.tokens) for b in begun), default=0)
     limited = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, written + tokens))
@@ -104,7 +106,8 @@ def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int
 
 
 def last_part(completion: Completion) -> Completion:
-    """The completion with its loss mask cleared before the last turn, because older weights sampled earlier turns."""
+    """A copy of the completion in which only the last turn is trained on, because older weights sampled the earlier
+    turns."""
     start = completion.turns[-1].start if completion.turns else 0
     if not start:
         return completion

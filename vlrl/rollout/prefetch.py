@@ -24,8 +24,8 @@ from vlrl.types import Prompt, Sample
 
 
 class Prefetcher:
-    """Encodes samples of a task in `workers` threads. With 0 workers, `take` encodes them in the caller's thread. The
-    prompts are the same in both cases. Errors are raised by `take`, never earlier."""
+    """Encodes samples of a task in `workers` threads. With 0 workers, `take` encodes each sample in the caller's
+    thread, with the same result. Errors are raised by `take`, never earlier."""
 
     def __init__(self, encode: Encoder, task: Task, workers: int):
         self.encode, self.task, self.workers = encode, task, workers
@@ -33,15 +33,15 @@ class Prefetcher:
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, wanted: Mapping[Any, Callable[[], Sample]]) -> None:
-        """Starts encoding samples, in order, unless their encoding was begun before. wanted: functions that make a
-        sample, by key."""
+        """Starts encoding samples, in this order, except those that were begun before. wanted: {key: function that
+        makes the sample}."""
         for key, sample_of in wanted.items() if self.workers else ():
             if key not in self._begun:
                 self._begin(key, sample_of)
 
     def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
-        """Returns a sample and its prompt. Waits for them if their encoding was begun under `key`, else encodes them
-        now. Raises the error of making the sample or the prompt."""
+        """Returns (sample, prompt). Waits for them if their encoding was begun under `key`; otherwise makes the sample
+        by `sample_of` and encodes it now. Raises the error of making the sample or the prompt."""
         if key not in self._begun:
             sample = sample_of()
             return sample, self.encode(self.task, sample)
@@ -49,7 +49,7 @@ class Prefetcher:
         return sample, prompt.result()
 
     def keep(self, keys: Collection[Hashable]) -> None:
-        """Drops all begun samples except those under these keys."""
+        """Drops all samples that were begun, except those under these keys."""
         for key in [k for k in self._begun if k not in keys]:
             self._begun.pop(key)[1].cancel()
 

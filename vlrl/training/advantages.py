@@ -30,7 +30,7 @@ from vlrl.task.variants import GREEDY
 from vlrl.types import Completion, Group, Rollout, Turn
 
 Plan = Callable[[np.ndarray], tuple[int, int]]
-"""Function of an action's tokens that returns (first, end) of those tokens that state the plan."""
+"""Function of the tokens of an action. It returns (start, end) of the tokens that state the plan."""
 
 
 class Credit:
@@ -71,10 +71,12 @@ class Credit:
         return out
 
     def has_signal(self, group: Group) -> bool | None:
-        """Whether the shaped rewards of a group give any of its rollouts a nonzero advantage; None if this is unknown
-        so far. For an advantage computed over all groups of the step, it tells whether the rewards (or reward parts)
-        used differ within the group. It is unknown before the step is complete if a method processes the groups first
-        or a shaping covers the whole step."""
+        """Whether the shaped rewards of a group give any of its rollouts a nonzero advantage. None if a method
+        processes the groups first, or a shaping covers the whole step, so that this is unknown before the step is
+        complete.
+
+        For an advantage that is computed over all groups of the step, returns whether the rewards (or reward parts)
+        that it reads differ within the group."""
         shaping, advantage = self.algorithm.shaping, self.algorithm.advantage
         needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
         if any(m.overrides("read") for m in self.algorithm.methods) or not all("local" in f.requires for f in shaping):
@@ -90,7 +92,8 @@ class Credit:
 
     def _credits(self, all_groups: Sequence[_GroupValues], step: int
                  ) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
-        """(group id, index) -> (advantage, value targets, whether the rollout is trained on, shaped reward)."""
+        """Returns {(group id, index of the rollout): (advantage, value targets, whether the rollout is trained on,
+        shaped reward)}."""
         if not all_groups:
             return {}
         most = self.config.rollout.max_new_tokens
@@ -138,9 +141,9 @@ class Credit:
         return [*zip([0, *ends], ends, (value for _, value in rollout.steps), strict=False)]
 
     def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
-        """For each group and rollout, [T] log p(sampler) - log p(reference) at the sampling temperature. Tokens without
-        a log-probability from the engine (NaN) have the value 0. For a rollout that is trained under another prompt
-        than it was sampled with, the policy computes log p under the training prompt, as does the reference."""
+        """For each group, a list with one array per rollout: [T] log p(sampler) - log p(reference) at the sampling
+        temperature. Tokens without a log-probability from the engine (NaN) get 0. For a rollout that is trained
+        under another prompt than it was sampled with, both log-probabilities are computed under the training prompt."""
         assert self.reference
         at, rollouts = self.algorithm.temperature, [(g, r) for g in groups for r in g.rollouts]
         prompts = [r.train_prompt or g.prompt for g, r in rollouts]
@@ -168,7 +171,7 @@ class Credit:
 
 
 def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) -> list[Group]:
-    """The groups of this rank with advantages computed by the function `advantage`, without shaping and KL."""
+    """Returns the groups of this rank with advantages computed by the function `advantage`, without shaping and KL."""
     needs = frozenset({"tokens", "texts", "turns", *GIVEN})
     s = _scores([_group_values(g, needs, None, task) for g in groups], 0, 0.0, 0)
     advantages = iter(np.asarray(a) for a in advantage(s))
@@ -176,8 +179,8 @@ def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) ->
 
 
 def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: int, section: str) -> Group:
-    """One group with advantages that are computed without the other groups of a step. Rollouts that `batch` excludes
-    are marked as not trained. Raises ConfigError, naming the settings of `section`, if a function fails or returns
+    """Returns the group with advantages that are computed without other groups. Rollouts that `batch` excludes are
+    marked as not trained. Raises ConfigError, naming the settings of `section`, if a function fails or returns
     per-token advantages."""
     s = _scores([_group_values(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
     credited = _applied(f"{section}.advantage", advantage, s)
@@ -216,7 +219,8 @@ class _GroupValues:
 def _group_values(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
                   plan: Plan | None = None, cut: Callable[[Rollout], list[tuple[int, int, float]]] | None = None,
                   ) -> _GroupValues:
-    """The _GroupValues of a group; `cut` gives a rollout's steps. Fields that no function requires stay empty."""
+    """The inputs of the advantage functions for a group. needs: inputs that functions require; fields that are not
+    needed stay empty. kl, plan: see `Credit._kl` and `Plan`. `cut` returns the steps of a rollout."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
     return _GroupValues(
@@ -298,7 +302,8 @@ def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarr
 
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:
-    """The values of a function for the scores `s`, one per rollout. Raises ConfigError if the function fails."""
+    """Calls an advantage or batch function on the scores `s`, and returns its values, one per rollout. Raises
+    ConfigError, which names `setting`, if the function fails."""
     try:
         values = function(s)
         count = len(values)

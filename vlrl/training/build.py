@@ -1,4 +1,5 @@
-"""Builds the objects of a run from its config: whatever it selects by name, and whatever is read from disk."""
+"""Builds the objects of a run from its config: those that the config selects by name, and those that are read from
+disk."""
 
 import contextlib
 import importlib.util
@@ -55,7 +56,7 @@ OFFERED = LOGPROBS
 
 @dataclass
 class Parts:
-    """The objects that the training loop works with."""
+    """The objects of a run that the training loop works with."""
 
     config: Config
     task: Task
@@ -70,13 +71,13 @@ class Parts:
     clock: Clock
     scorer: SubprocessScorer | None = None
     warnings: Sequence[str] = ()
-    """Findings about the first samples that do not stop a run; on the main process only."""
+    """Problems of the first samples that do not stop a run; on the main process only."""
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """The accelerator, with device and trackers. Starts the process group if the process was launched by torchrun or
-    accelerate. NCCL kills its process without a message to the other processes, so its timeout is longer than that of
-    the rank monitor."""
+    """Returns accelerate's Accelerator, with device and trackers. Starts the process group if torchrun or accelerate
+    launched the process. NCCL kills its process without a message to the other processes, so the timeout of NCCL is
+    longer than that of the rank monitor."""
     check_trackers(config)
     check_launcher(os.environ)
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -110,8 +111,9 @@ def check_launcher(environ: Mapping[str, str]) -> None:
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
              progress: Progress = no_progress) -> Parts:
-    """Builds all objects of a run. `checkpoint` is the folder whose weights replace those of model.name, or None. If
-    `algorithm` is None, it is made from the config. `progress` is called to report slow work within a step."""
+    """Builds all objects of a run. `checkpoint` is the folder whose weights replace those of model.name, or None.
+    `make_source` makes the GroupSource. If `algorithm` is None, it is made from the config. `progress` is called to
+    report slow work within a step."""
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
@@ -159,8 +161,8 @@ class _RunData:
     """Sampler of the prompts, on the main process only."""
 
     def served(self) -> Task:
-        """The task without the reward parts that have weight 0 and need a missing service. Raises ConfigError if a part
-        with another weight needs a missing service."""
+        """The task without the reward parts that have weight 0 and need a missing service. Raises ConfigError if a
+        reward part with another weight needs a missing service."""
         return drop_unserved_parts(self.task, self.offered, self.samples)
 
 
@@ -217,8 +219,8 @@ def _warnings(config: Config, data: _RunData, generates: bool, services: Any, ch
 
 
 def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelihoods: Any) -> None:
-    """Copies the policy as the reference policy if the objective needs one, and makes the copy updatable if
-    algo.reference requires that. (`likelihoods`, the service, may have copied the policy already.)"""
+    """Copies the policy as the reference policy if the objective needs one, unless the service `likelihoods` has copied
+    it. Makes the copy updatable if algo.reference requires that."""
     reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
     if algorithm.needs_reference and not reads:
         model.keep_reference(config.model.name)
@@ -255,28 +257,28 @@ _EPISODES = Table({
 })
 """For a task with environments: the class that hosts environments in processes, and the engine that runs episodes."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
-"""Name of a measurement that a sampler may need -> factory (policy, config, task, prefetch) of the function that
-measures prompts with the policy."""
+"""Name of a measurement that a sampler may need -> class (policy, config, task, prefetch) whose instances measure
+prompts with the policy."""
 
 
 def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Measure]:
-    """Name -> function for the measurements that the sampler needs. Called on every rank, because only the main process
-    has the sampler."""
+    """The measurements that the sampler needs, as {name: function}. Called on every rank, because only the main process
+    has the sampler. `given`: arguments of the classes in _MEASURES."""
     name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.MeasuringSampler) else "")
     return {name: _MEASURES[name](*given)} if name else {}
 
 
 def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> SubprocessScorer | None:
-    """A scorer that runs in a separate process; None if limits.score_s is not set, or if the system cannot fork safely.
-    `ready` returns the task with its services."""
+    """A scorer that runs the task's code in a separate process. None if limits.score_s is not set, or if the system
+    cannot fork safely. `ready` returns the task with its services."""
     if not config.limits.score_s or sys.platform != "linux":
         return None
     return SubprocessScorer(_task_maker(config, task, ready), config.limits.score_s)
 
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The object that runs the environments of the task in separate processes; None if the task has no environments.
-    `ready` returns the task with its services."""
+    """The host that runs the task's environments in separate processes; None if the task has no environments. `ready`
+    returns the task with its services."""
     return _EPISODES["host"](_task_maker(config, task, ready), config.environment) if has_environment(task) else None
 
 
@@ -294,8 +296,8 @@ def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callab
 
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
-    """Shards the policy with FSDP2 if train.sharding=fsdp2 and there are several processes. For every kind of sharding,
-    also prepares the prompt of idle micro-batches (see _Idle)."""
+    """Shards the policy with FSDP2 if train.sharding=fsdp2 and there are several processes. With every kind of
+    sharding, also prepares the prompt of idle micro-batches (see _Idle)."""
     if shards.is_sharded(config):
         model.idle = encode(_Idle(), _Idle.sample)
     if shards.is_sharded(config, "fsdp2"):  # DeepSpeed shards the model in optimizer_of
@@ -327,8 +329,8 @@ def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder)
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the global random generators. Whatever a resumed run must repeat uses separate generators, seeded by name
-    and step."""
+    """Seeds the global random generators. Anything that a resumed run must repeat does not use these, but separate
+    generators seeded by name and step."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

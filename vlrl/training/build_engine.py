@@ -27,8 +27,8 @@ or a copy."""
 
 
 def check_engine(config: Config) -> None:
-    """Raises ConfigError if the engine cannot run on this machine. The package of an in-process engine may be missing,
-    or the engine would span several training processes."""
+    """Raises ConfigError if the engine cannot run on this machine: the package vllm is not installed, or one vLLM
+    engine would span several training processes."""
     each = config.engine.tensor_parallel
     if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "

@@ -17,8 +17,8 @@ from vlrl.task.row_files import RowFiles
 _BESIDE = Table({"environment": "vlrl.environments.external:attach",
                  "parts": "vlrl.services.extra_parts:with_extra_parts",
                  "pinned": "vlrl.data.sources.hub:pinned", "tasks": "vlrl.task.mixture:Mixture"})
-"""Functions for `environment.name`, `task.parts`, Hub data sets and `tasks`; each is imported only if the config uses
-it."""
+"""Functions and classes that make_task needs for some configs: `environment.name`, `task.parts`, Hub data sets,
+`tasks`. Imported on first use."""
 
 
 @prints_aside()
@@ -51,8 +51,8 @@ def _attach(task: Task, settings: EnvironmentSettings) -> None:
 
 
 def _pinned(data: DataSettings, config: Config) -> DataSettings:
-    """The data settings in which each Hub data set is pinned to the commit recorded in the run folder, if the run
-    exists already."""
+    """Returns the data settings; each Hub data set is pinned to the commit that the run folder records, if the run
+    folder exists."""
     named = {split: name for split in SPLITS if "@" in (name := getattr(data, split))}
     return data.model_copy(update={split: _BESIDE["pinned"](name, config.run.dir) for split, name in named.items()})
 
@@ -69,7 +69,7 @@ def _single_task(config: Config, settings: TaskSettings, data: DataSettings) -> 
 
 
 def settle_coordinates(task: Task, config: Config, convention: str) -> None:
-    """Sets `convention` on each task with task.coordinates=auto."""
+    """Sets the coordinate convention of each task that has task.coordinates=auto."""
     for settings, one in zip(config.each_task, task.members, strict=False):
         if settings.coordinates == "auto":
             one.coordinates = coordinates.make(convention)

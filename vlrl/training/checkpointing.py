@@ -42,14 +42,14 @@ _ROOM = 1.25
 
 
 class Saver:
-    """Saves the checkpoints of one run. `run` holds the settings that are stored in each checkpoint."""
+    """Saves the checkpoints of one run. `run` holds the settings of the run, which are stored in each checkpoint."""
 
     def __init__(self, folder: Path, settings: SaveSettings, run: Mapping[str, Any] | None = None):
         self.folder, self.settings, self._run = folder, settings, run
         self.saved = 0
-        """Step of the newest complete checkpoint."""
+        """Number of completed steps in the newest complete checkpoint."""
         self.last: int | None = None
-        """Step of the newest save, which may still be running."""
+        """Number of completed steps in the newest save, which may still be running."""
         self.failed: BaseException | None = None
         """Error of the last failed save."""
         self._waiting: deque[Future[None]] = deque()
@@ -87,15 +87,15 @@ class Saver:
 
     def save_last(self, step: int, policy: Policy, state: trainer_state.State,
                   weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves weights and state without copying them, so nothing may be trained until the method returns. Meanwhile
-        the watchdog gets signs of life. Raises the error of the save."""
+        """Saves weights and state without copying them. Nothing may be trained until this method returns, after the
+        save. Meanwhile the watchdog gets signs of life. Raises the error of the save."""
         self.last = step
         self._submit(partial(self._save, step, partial(policy.save, weights=weights), state))
         self._live()
         self.wait()
 
     def mark_best(self, step: int, record: Mapping[str, Any]) -> None:
-        """Marks the checkpoint of a step as the best checkpoint, once it is written."""
+        """Marks the checkpoint of a step as the best checkpoint, after earlier saves. `record`: its evaluation."""
         self._submit(partial(checkpoint.mark_best, self.folder, step, dict(record), self.settings.keep))
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class Saver:
                 self._thread = None
 
     def start(self) -> None:
-        """Starts the writing thread; may not be called from a signal handler."""
+        """Starts the thread that writes checkpoints; must not be called from a signal handler."""
         self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
         self._thread.start()
 
@@ -172,7 +172,7 @@ class Saver:
 
 
 def size_of(policy: Policy, state: Mapping[str, Any]) -> int:
-    """Size in bytes of the trainable weights and of the tensors in the state of a trainer."""
+    """Size in bytes of a checkpoint: the trainable weights, and the tensors in the trainer's state `state`."""
     return sum(p.nbytes for _, p in policy.trainable()) + _bytes(state)
 
 
@@ -184,15 +184,16 @@ def _bytes(value: Any) -> int:
 
 
 def fits_in_memory(policy: Policy, state: Mapping[str, Any]) -> bool:
-    """Whether a copy of weights and state fits into the free memory of this host; False for sharded models."""
+    """Whether a copy of the trainable weights and of the trainer's state `state` fits into the free memory of this
+    host; always False for sharded models."""
     if policy.shards:
         return False  # shards of other processes are not here
     return psutil.virtual_memory().available > _ROOM * size_of(policy, state)
 
 
 def estimate(folder: Path, size: int) -> str:
-    """Size and time of a save as text, such as `1.2 GB, about 9 s`, at the write speed of the newest checkpoint.
-    Without such a checkpoint only the size is given."""
+    """Expected size and duration of a save as text, such as `1.2 GB, about 9 s`, at the write speed of the newest
+    checkpoint in `folder`. Only the size if there is no checkpoint."""
     pace = checkpoint.write_speed(folder)
     known = max(size, pace[0]) if pace else size
     text = f"{known / 1e9:.2f} GB" if known > 1e8 else f"{known / 1e6:.1f} MB"
@@ -241,7 +242,8 @@ class RunCheckpoints:
                            ) from error
 
     def save(self, done: int) -> None:
-        """Saves a checkpoint of the `done` completed steps, unless it exists; waits for earlier writes."""
+        """Saves a checkpoint of the `done` completed steps, unless there is one. First waits until the rollouts of
+        these steps are written."""
         self.flush()
         parts, source = self.parts, self.parts.source
         with parts.clock("store"):

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from vlrl.training.build import Parts
 
 _AHEAD_S = 600.0
-"""Seconds to wait for completions that are generated ahead, when an error ends the run."""
+"""When an error ends the run: seconds to wait for completions that are being generated ahead."""
 _ROLLOUTS_S = 60.0
-"""Seconds to wait for other ranks to write the rollouts of the last completed step."""
+"""When an error ends the run: seconds to wait until other ranks have written the rollouts of the last completed step.
+"""
 
 
 class NotSaved(Exception):
-    """Raised with the reason why the completed steps cannot be saved."""
+    """The completed steps cannot be saved; the message is the reason."""
 
 
 class EmergencyCheckpoint:
@@ -70,7 +71,8 @@ class EmergencyCheckpoint:
                                         partial(self._written, _ROLLOUTS_S))
 
     def end(self, error: BaseException) -> None:
-        """Saves the completed steps, unless they are saved already, and adds the outcome to the error as a note."""
+        """Saves the completed steps, unless a checkpoint of them exists. Adds a note to the error that says whether
+        they are saved."""
         if not self.done or error is self.saver.failed:
             return
         try:
@@ -100,8 +102,8 @@ class EmergencyCheckpoint:
         return ""
 
     def _gathered(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """The gathered (weights, optimizer state) of a sharded model; (None, {}) if the model is not sharded. Raises
-        NotSaved unless all ranks ended at the same point."""
+        """Returns (weights, optimizer state) gathered over the ranks of a sharded model; (None, {}) if the model is not
+        sharded. Raises NotSaved unless all ranks ended at the same point."""
         policy = self.parts.policy
         if not policy.shards:
             return None, {}
@@ -141,7 +143,8 @@ class EmergencyCheckpoint:
         return {"optimizer": parts.optimizer.state_dict(), **moving}
 
     def _written(self, seconds: float) -> bool:
-        """Waits until every rank has written the rollouts of the last completed step. Returns False on timeout."""
+        """Waits until every rank has written the rollouts of the last completed step. Returns whether this happened
+        within `seconds`."""
         ranks = range(comm.world() if self.config.store.rollouts else 0)
         paths = [self.path / "rollouts" / f"step-{self.done - 1:06d}-rank-{rank:05d}.parquet" for rank in ranks]
         end = time.monotonic() + seconds

@@ -47,8 +47,8 @@ class Run:
 
 
 def find(config: Config, task: Task | None = None) -> list[Inert]:
-    """Finds settings without effect, each listed once; empty for supervised fine-tuning. Without a task, reward parts
-    are not inspected. Raises ConfigError if no algorithm can be made from the settings."""
+    """Finds settings without effect. The list has each setting once, and is empty for supervised fine-tuning. Without a
+    task, reward parts are not inspected. Raises ConfigError if no algorithm can be made from the settings."""
     if config.algo.loss.name in SUPERVISED:
         return []
     run = Run(config, task)
@@ -65,7 +65,7 @@ def policy_term(run: Run) -> Iterator[Inert]:
 
 
 def unread_credit(run: Run) -> Iterator[Inert]:
-    """Finds advantages, shapings and a KL in the reward whose result is not used."""
+    """Finds advantages, shapings and a KL in the reward whose values no other function reads."""
     algo, (loss,), (advantage,), (batch,) = run.config.algo, *map(run.uses, ("loss", "advantage", "batch"))
     in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
     own = any(":" in f.name for f in (algo.correction, algo.aggregation, algo.entropy, *(algo.kl,) * in_loss))
@@ -84,7 +84,7 @@ def unread_credit(run: Run) -> Iterator[Inert]:
 
 
 def functions(run: Run) -> Iterator[Inert]:
-    """Finds functions that report having no effect."""
+    """Finds functions that declare that they have no effect (FunctionUse.idle)."""
     curriculum = run.config.curriculum
     uses = [use for name in TABLES for use in run.uses(name)]
     uses += [run.use("algo.entropy", run.config.algo.entropy, ENTROPIES),
@@ -94,7 +94,8 @@ def functions(run: Run) -> Iterator[Inert]:
 
 
 def sections(run: Run) -> Iterator[Inert]:
-    """Finds settings that their section, or the section of a method, reports as having no effect."""
+    """Finds settings that are reported as having no effect by their own section or by the section of a method
+    (Settings.inert)."""
     config = run.config
     plain = [value for name in type(config).model_fields if isinstance(value := getattr(config, name), Settings)]
     for settings in (*plain, *(settings for _, settings in active(config))):
@@ -135,7 +136,7 @@ def correction(run: Run) -> Iterator[Inert]:
 
 
 def replaced(run: Run) -> Iterator[Inert]:
-    """Finds shapings whose result a later shaping discards."""
+    """Finds shapings whose result is discarded by a later shaping."""
     last = ""
     for use in reversed(run.uses("shaping")):
         if use.own:

@@ -16,9 +16,11 @@ from vlrl.training.update import update
 
 def train(config: Config, make_source: type[GroupSource] = GroupSource,
           make_session: type[Session] = Session) -> Session:
-    """Trains up to `config.steps` steps, resuming from a checkpoint by default; returns the finished or stopped
-    session. The same seed gives the same weights, bit for bit on a CPU, even if the run was killed and resumed: every
-    random generator is seeded by the seed and its purpose."""
+    """Trains up to `config.steps` steps, by default resuming from a checkpoint. Returns the session, finished or
+    stopped.
+
+    The same seed gives the same weights (on a CPU bit for bit), even if the run was killed and resumed: every random
+    generator is seeded by the seed and its purpose."""
     config = resolve_sharding(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)

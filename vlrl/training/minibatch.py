@@ -41,9 +41,9 @@ class TrainingRow:
     group: Group
     rollout: Rollout
     row: Completion
-    """The rollout's completion, or one window of it (packing.training_rows)."""
+    """The completion of the rollout, or one of its windows (packing.training_rows)."""
     span: slice
-    """The tokens of the rollout that this row trains; they are the last tokens of the row."""
+    """Range of the rollout's tokens that are trained on in this row. In the row, these are the last tokens."""
     mask: np.ndarray
     """[T] bool, True for tokens that are trained on."""
     texts: Sequence[str]
@@ -61,8 +61,8 @@ class TrainingRow:
         return value if np.ndim(value) == 0 else self.from_rollout(np.asarray(value))
 
     def from_rollout(self, values: np.ndarray | None) -> np.ndarray | float:
-        """The part of an array over the rollout's tokens that belongs to this row, with 0 for the history before the
-        row's tokens. Filled with NaN if `values` is None."""
+        """Returns this row's part of `values`, an array over the rollout's tokens, preceded by 0 for each token of the
+        history in the row. NaN if `values` is None."""
         if values is None:
             return math.nan
         return np.pad(values[self.span], (len(self.mask) - (self.span.stop - self.span.start), 0))
@@ -72,8 +72,8 @@ class TrainingRow:
         return self.from_rollout(self.rollout.per_token.get(name))
 
     def into_rollout(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-        """Writes the row's values [T, ...] into `whole`, an array over the rollout's tokens, and returns `whole`. If
-        `whole` is None, a new array of zeros is used."""
+        """Writes the row's values [T, ...] into `whole`, an array over the rollout's tokens, and returns the array. If
+        `whole` is None, uses a new array of zeros."""
         if self.row is self.rollout.completion:
             return values
         if whole is None:
@@ -112,17 +112,18 @@ class Minibatch:
     total_tokens: float
     total_sequences: float
     known: Mapping[str, float] = field(default_factory=dict)
-    """Per-token array that the head needs -> number of trained tokens that have a value in it, over all ranks."""
+    """For each per-token array that the head reads, the number of trained tokens, over all ranks, that have a value."""
     prepared: Prepared = field(default_factory=dict)
     """Values that the objective prepared for the whole step: scalars, or arrays over all tokens in rollout order."""
 
     @property
     def firsts(self) -> list[TrainingRow]:
-        """[R] index of the first row of each rollout."""
+        """[R] the first row of each rollout."""
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
-        """Splits micro-batch `b` and its token values into two; returns the number of tokens of the larger half."""
+        """Replaces micro-batch `b` and its token values by two halves. Returns the number of tokens of the larger half.
+        """
         whole, fresh, end = self.batches[b], [], 0
         for pieces in halves(whole.pieces):
             batch = self.pack(pieces)
@@ -157,8 +158,8 @@ def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
 
 def make_minibatch(policy: Policy, part: Sequence[NumberedRollout], config: Config, texts: bool = False,
                    together: bool = False) -> Minibatch:
-    """Packs the rollouts of one optimizer step; called on every rank. `texts`: whether rows need their decoded tokens.
-    `together`: whether all rollouts of a group must be in one micro-batch."""
+    """Packs the rollouts `part` of one optimizer step into a Minibatch. Called on every rank. `texts`: whether rows
+    need their decoded tokens. `together`: whether all rollouts of a group must be in one micro-batch."""
     drop, read = config.algo.mask_truncated, policy.processor.tokenizer.batch_decode
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
     rollouts = [TrainingRow(i, unit, places[g.id], g, r, row, own,
@@ -184,9 +185,9 @@ def _number(value: Any) -> float:
 def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, several: bool,
                    more: Mapping[str, Statistic] | None = None) -> int:
     """Computes old and reference log-probabilities if the objective needs them, in one loop over the micro-batches.
-    Media are encoded once if the vision tower is the same in both passes. `several`: whether there are several
-    optimizer steps, so that the old weights differ from the current weights. `more`: further statistics to compute at
-    the old weights. Returns how many micro-batches were halved for lack of memory."""
+    Media are encoded only once if both passes have the same vision tower. `several`: whether the update has several
+    optimizer steps, so that the old weights differ from the current weights. `more`: further statistics to compute
+    with the old weights. Returns how many micro-batches were halved for lack of memory."""
     old = several and not _take_old(part)
     reference, temperature = "reference" in algorithm.objective.requires, algorithm.temperature
     if not (old or reference):
@@ -208,8 +209,8 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
 
 def _take_old(part: Minibatch) -> bool:
-    """Uses the old log-probabilities that the pass of a method has computed. Returns False, on all ranks alike, if
-    there are none."""
+    """Uses the old log-probabilities that a method's pass has computed, if there are any. Returns whether there are,
+    the same on all ranks."""
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
         return False
     for micro in part.batches:
@@ -259,7 +260,7 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
 
 def loss_inputs(part: Minibatch, micro: MicroBatch, stats: TokenStats, config: Config, algorithm: Algorithm,
                 step: int) -> LossInputs:
-    """The inputs of the objective (LossInputs) for one micro-batch."""
+    """The inputs of the objective for one micro-batch. stats: log-probabilities and statistics computed for it."""
     ids = micro.batch.rollout_id.to(stats.logprobs.device)
     x = _inputs(part, micro.order, ids, stats, micro.old, micro.reference, config, algorithm, step)
     return replace(x, prepared=part.prepared_of(micro), old_stats=micro.old_stats)
@@ -319,6 +320,7 @@ def _places(row: TrainingRow) -> np.ndarray:
 
 
 def _identity(rollout: Rollout) -> int:
-    """A 63-bit number that identifies the rollout, the same on every rank."""
+    """A 63-bit number that identifies the rollout, computed from its group id and index, so that all ranks have the
+    same number."""
     name = f"{rollout.group_id}/{rollout.index}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1

@@ -27,7 +27,7 @@ _SHOWN = 20
 
 
 class RunLog:
-    """Writes and shows the metrics of steps and evaluations. Made on every rank, with its trackers; `append`, `show`
+    """Writes and shows the metrics of steps and evaluations. Made on every rank, as each has trackers. `append`, `show`
     and `check_evaluations` are called only on the main process."""
 
     def __init__(self, parts: Parts, folder: RunFolder, accelerator: Accelerator, progress: Progress, start: int):
@@ -55,7 +55,8 @@ class RunLog:
         self.folder.append_metrics(line)
 
     def show(self, line: Mapping[str, float], spans: Sequence[Any], groups: Sequence[Group]) -> dict[str, float]:
-        """Shows a step in the progress display; returns the alerts of the step as metrics for trackers."""
+        """Shows a step in the progress display. Returns the alerts of the step as metrics for trackers. line: the
+        step's metrics. spans: time spans of phases, written to timeline.jsonl if async.max_staleness is set."""
         step = int(line["step"])
         alerts = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
@@ -69,8 +70,8 @@ class RunLog:
         return alerts
 
     def check_evaluations(self, done: int) -> None:
-        """Raises an alert if the metric save.best has dropped in the last evaluation. If lower values of save.best are
-        better, or it is not set, the mean reward is checked instead."""
+        """Raises an alert if the metric that save.best names has dropped in the last evaluation. If save.best is not
+        set, or lower values of the metric are better, the mean reward is checked instead."""
         best = self.config.save.best or "reward/mean"
         evals = comparable(self.folder.evals())
         self.track(self.alerts.evaluated(evals, best if trackers.direction(best) > 0 else "reward/mean"), done)
@@ -124,7 +125,7 @@ class RunLog:
 
 
 def step_line(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dict[str, float], Sequence[Any]]:
-    """The line of metrics.jsonl for a step, and the time spans of its phases. Restarts the clock."""
+    """Returns (the line of metrics.jsonl for a step, the time spans of the step's phases). Restarts the clock."""
     times, spans, features = parts.clock.take(), parts.clock.take_spans(), parts.policy.features
     work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
     cached = {} if features is None else features.metrics()

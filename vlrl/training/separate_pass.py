@@ -1,4 +1,5 @@
-"""Runs a pass with separate gradients, whose norm is known before they are added to those of the objective."""
+"""Runs a method's additional loss (Pass) so that the norm of its gradients is known before they are added to those of
+the objective."""
 
 from collections.abc import Sequence
 
@@ -11,9 +12,9 @@ from vlrl.models.policy import Policy
 
 
 def accumulate_separately(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
-    """Runs the pass `one`, and adds its gradients to those accumulated before; both are first summed over ranks.
-    `one.end` is called with the norm of the pass's gradients and the norm of the gradients accumulated before.
-    Returns how many micro-batches were halved for lack of memory. Called on every rank."""
+    """Runs the pass `one` and adds its gradients to those accumulated before. Both gradients are first summed over
+    ranks, and `one.end` is called with their two norms. Returns how many micro-batches were halved for lack of
+    memory. Called on every rank."""
     comm.sum_gradients(weights)
     objective = [p.grad for p in weights]
 

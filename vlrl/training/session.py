@@ -44,10 +44,10 @@ _LONG_S = 10.0
 """If the previous step took longer than this many seconds, an interrupt saves the completed steps immediately."""
 
 _NEEDS = Table({"find": "vlrl.tools.machine.needs:find"})
-"""Checks whether the config meets the needs of the presets of a run."""
+"""The function that reports needs of a run's presets that the config does not meet."""
 _MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
-"""Value of algo.loss whose evaluation has no rewards -> function (parts, split, completed steps) that returns (record,
-groups)."""
+"""For a value of algo.loss whose evaluations have no rewards: function (parts, split, completed steps) that evaluates a
+split and returns (record, groups)."""
 _HUB = Table({"pin": "vlrl.data.sources.hub:pin"})
 
 
@@ -206,8 +206,8 @@ class Session:
         return done == 0 or (every > 0 and done % every == 0)
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the rollouts of a step in the background. Rollouts that were not trained on come last and have no
-        per-token values."""
+        """Writes the rollouts of a step in the background. The last `groups`, which were not trained on, have no arrays
+        in `per_token`."""
         if self.config.store.rollouts:
             count = sum(len(g.rollouts) for g in groups)
             padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}
@@ -236,7 +236,7 @@ class Session:
             self._checkpoints.save(self.done)
 
     def interrupted(self) -> bool:
-        """Whether any rank has received a stop signal; called when a step is completed."""
+        """Whether any rank has received a signal to stop the run. Called when a step is completed."""
         stopped = any(comm.gather(self._stop.is_set()))
         if self._emergency and comm.is_main():
             self._emergency.keep()
@@ -244,8 +244,8 @@ class Session:
 
     @contextlib.contextmanager
     def keeping_failed(self, step: int, groups: Sequence[Group]) -> Iterator[None]:
-        """Context manager around the training of a step. On an error, writes the rollouts of the step and names their
-        file in the error."""
+        """Context manager around the training of a step. If a TrainingError is raised, writes the rollouts of the step
+        and adds their file to the message."""
         try:
             yield
         except TrainingError as error:
@@ -294,7 +294,8 @@ class Session:
         self._checkpoints.save_best(done)
 
     def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
-        """Evaluates a split; returns (record for eval.jsonl, evaluated groups of this rank)."""
+        """Evaluates a split. Returns (record for eval.jsonl, evaluated groups of this rank; [] if the evaluation has no
+        rewards)."""
         parts, generator = self.parts, self.parts.source.generator
         if own := _MEASURED.get(self.config.algo.loss.name):
             record, groups = own(parts, split, done)
@@ -317,7 +318,8 @@ class Session:
             write_to_terminal(text)
 
     def _interrupt(self, number: int) -> None:
-        """Handles the first stop signal. Takes no lock, because the main thread may hold any lock at this moment."""
+        """Handles the first signal to stop the run. Takes no lock, because the main thread may hold any lock at this
+        moment."""
         self._stop.set()
         if not comm.is_main() or not hasattr(self, "parts"):
             return

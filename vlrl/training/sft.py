@@ -28,7 +28,8 @@ from vlrl.types import Group
 
 
 class SupervisedSource(GroupSource):
-    """Yields groups with a single answer, which comes from the data set instead of the sampler."""
+    """A GroupSource whose groups have a single completion: the answer of the data set instead of a sampled completion.
+    """
 
     generates = False
 
@@ -47,8 +48,8 @@ def train(config: Config) -> Session:
 
 
 def supervised_config(config: Config) -> Config:
-    """The settings of a supervised run: the settings of the RL run, with cross-entropy as the loss. A pairwise loss in
-    algo.loss is kept."""
+    """The settings of a supervised run: those of the RL run, with cross-entropy as the loss. If algo.loss is a pairwise
+    loss, it is kept."""
     pairs = config.algo.loss.name == PAIRS
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), aggregation=config.algo.aggregation,
                         loss=config.algo.loss if pairs else Named(name="supervised"))

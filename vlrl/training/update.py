@@ -27,7 +27,7 @@ from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_min
 from vlrl.types import Group
 
 PerToken = dict[str, list[np.ndarray | None]]
-"""Arrays by name, each a list with one array per rollout, in group order.
+"""For each name below, a list with the array [T] of each rollout (None if it has none), in the order of the groups.
 
 Names: trainer_logprobs, entropies, ratio, clipped, and with store.alternatives top_ids and top_logprobs [T, k]."""
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _NAMED = 8
 """Largest number of groups that a message names."""
 _LEAST_SCALE = 1.0
-"""Loss scale at which an overflow ends the run: below it, float16 has no advantage over no scaling."""
+"""At this loss scale an overflow ends the run, because float16 with a lower scale has no advantage."""
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
@@ -124,9 +124,9 @@ class NonFinite(TrainingError):
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter, also: Sequence[Pass] = ()) -> None:
-    """Accumulates the gradients of every micro-batch, then of the methods' passes (`also`). When a micro-batch runs out
-    of memory, it is halved and the accumulation restarts. While only the head is trained, only separate passes are
-    run. In a step with only demonstrations the objective is computed without a gradient."""
+    """Accumulates the gradients of every micro-batch, then of the methods' additional losses `also`. When a micro-batch
+    runs out of memory, it is halved and the accumulation restarts. While only the head is trained, only losses with
+    a separate gradient are run. If the weight of the objective is 0, its gradient is not computed."""
     draws, head = _random_state(policy.device), policy.head
     alone, share = head is not None and head.warming_up(step), algorithm.share(step)
 
@@ -195,8 +195,9 @@ def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: t
 
 def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, algorithm: Algorithm, rate: float,
            config: Config, step: int, meter: _Meter, summed: bool = False) -> bool:
-    """Sums gradients over ranks unless `summed`, clips them and takes the optimizer step; returns whether its metrics
-    count. After an overflow in float16 only the loss scale changes; after NaN or infinity nothing changes."""
+    """Sums gradients over ranks unless they are `summed`, clips them and takes the optimizer step. Returns whether the
+    metrics of the step count. After an overflow in float16 only the loss scale changes; after NaN or infinity
+    nothing changes."""
     scaler, engine = policy.scaler, engine_of(policy.shards)
     if engine:
         _set_rates(optimizer, rate)
@@ -224,8 +225,8 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
 
 
 def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, summed: bool) -> tuple[float, float]:
-    """Sums gradients over ranks unless `summed`, and clips the gradients of policy and head to norm `limit`; returns
-    both norms before clipping."""
+    """Sums gradients over ranks unless they are `summed`, and clips those of the policy and those of the head to norm
+    `limit`. Returns (norm of the policy, norm of the head) before clipping."""
     weights, head = _weights(policy), _head(policy)
     if not summed:
         comm.sum_gradients([*weights, *head])
@@ -266,7 +267,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
 
 
 def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
-    """Explains why an optimizer step must not be taken; "" if it may, or if a lower loss scale may help."""
+    """Explains why the optimizer step must not be taken; "" if it may be taken, or if a lower loss scale may help."""
     outcome, remedy = "the weights were not changed", "Set model.dtype=bfloat16, or float32 on a GPU without it."
     if finite_loss and math.isfinite(norm):
         return ""
@@ -286,7 +287,7 @@ def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> 
 class _Meter:
     def __init__(self, rollouts: int, k: int):
         self.sums: dict[str, float] = {}
-        """Sums of metrics over the optimizer steps that count."""
+        """Sums of metrics over the optimizer steps that were not skipped because of NaN or infinity."""
         self.fresh: dict[str, float] = {}
         """Sums of metrics in the current optimizer step."""
         self.suspects: set[int] = set()
@@ -299,12 +300,12 @@ class _Meter:
         """Gradient norms before clipping, of the optimizer steps that were taken."""
         self.head_norm, self.passes = 0.0, 0
         self.skipped = self.nonfinite = 0
-        """Numbers of skipped optimizer steps (all, and those with NaN or infinity)."""
+        """Number of skipped optimizer steps; `nonfinite`: of those skipped because of NaN or infinity."""
         self.halved = 0
         """Number of micro-batches halved for lack of memory."""
         self.also = alternatives(k)
-        """Further statistics for the run folder at the weights of the first pass, taken from the old-logprob pass if
-        there is one."""
+        """Further statistics for the run folder, with the weights of the first pass. Computed in the pass for old
+        log-probabilities if there is one."""
         names = ("trainer_logprobs", "entropies", "ratio", "clipped", *self.also)
         self.per_token: PerToken = {name: [None] * rollouts for name in names}
 
