@@ -51,7 +51,7 @@ def test_of_a_large_file_some_rows_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(lazy_dataset, "SPREAD", 4)
     found = read(tmp_path / "rows.jsonl", rows(31), "lazy")
     assert found.places.tolist() == [0, 10, 20, 30] and found.ids == ("r0", "r10", "r20", "r30")
-    with pytest.raises(RunError, match=r"3 rows of the 4 compared ones changed.*'r11' \(row 11\)"):
+    with pytest.raises(RunError, match=r"3 rows of the 4 compared rows changed.*'r11' \(row 11\)"):
         read(tmp_path / "rows.jsonl", [*rows(33)[:5], *rows(33)[6:32]], "lazy").check(found.state_dict(), "x")
 
 

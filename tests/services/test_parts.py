@@ -243,7 +243,7 @@ test_what_is_wrong_is_named = refused(ConfigError, lambda parts: task_of(*parts)
     ([{"name": "judge", "medai": True}], r"task\.parts\.0\.medai=True: 'judge' has no option 'medai'\. Did you mean"),
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
     (["judge", "judge"], "'judge' is named twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
-    (["tests/services/own.py:graded"], r"needs task\.parts\.0\.scale: give it a value")])
+    (["tests/services/own.py:graded"], r"needs a value for task\.parts\.0\.scale")])
 
 
 

@@ -219,7 +219,8 @@ def methods_of(algorithm: Objectives) -> tuple[Method, ...]:
     methods = tuple(METHODS[section](section, settings, algorithm) for section, settings in active(algorithm.config))
     writers = [m.section for m in methods if m.overrides("generate")]
     if len(writers) > 1:
-        raise ConfigError(f"{writers[0]} and {writers[1]} both determine how groups are generated: remove one of them")
+        raise ConfigError(f"{writers[0]} and {writers[1]} both determine how groups are generated: remove one of "
+                          "the two sections")
     return methods
 
 

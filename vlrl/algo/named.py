@@ -70,7 +70,7 @@ def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, ar
     options = {k: _checked(f"{setting}.{k}", known[k][0], v) for k, v in given.items()}
     lacking = [k for k, (_, default) in known.items() if default is inspect.Parameter.empty and k not in options]
     if lacking:
-        raise ConfigError(f"{setting}={named.name!r} needs {setting}.{lacking[0]}: give it a value")
+        raise ConfigError(f"{setting}={named.name!r} needs a value for {setting}.{lacking[0]}: set this option")
     defaults = {k: default for k, (_, default) in known.items()}
     requires = frozenset(what.format(**{**defaults, **options}) for what in getattr(function, "requires", ()))
     if not inspect.isclass(function):

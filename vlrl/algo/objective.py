@@ -126,10 +126,11 @@ def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
             clipping = ", ".join(other for other in TERMS if clip in options_of("algo.loss", other, TERMS))
             own = ", ".join(f"algo.loss.{option}" for option in options_of("algo.loss", name, TERMS)) or "none"
             raise ConfigError(f"algo.{clip}={value:g} would have no effect, because algo.loss={name!r} does not clip. "
-                              f"Leave it out (options of this loss: {own}), or choose a loss that clips: {clipping}")
+                              f"Leave algo.{clip} out (options of this loss: {own}), or choose a loss that clips: "
+                              f"{clipping}")
         if given.get(clip, value) != value:
-            raise ConfigError(f"algo.{clip}={value:g} and algo.loss.{clip}={given[clip]} are the same bound: leave "
-                              "one of them out")
+            raise ConfigError(f"algo.{clip}={value:g} and algo.loss.{clip}={given[clip]} set the same bound: leave "
+                              "one of the two settings out")
 
 
 def _refuse_empty(correction: Bound | None) -> None:

@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[Callable[[Rollout], Any], str, str]] = {
     "environment_errors": (lambda r: r.completion.error is not None,
                            "{} of {} episodes ended with an error of their environment", ""),
     "service_errors": (_service_failed, "a service did not respond for {} of {} rollouts",
-                       " Check that it runs (services.*); the same command resumes from the last checkpoint."),
+                       " Check that the service runs (services.*); the same command resumes from the last checkpoint."),
 }
 """Setting in limits.* -> (function that tells whether a rollout has this kind of error, text of the problem, text of
 the remedy)."""

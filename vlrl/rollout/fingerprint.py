@@ -57,7 +57,7 @@ class Fingerprint:
         other = np.flatnonzero(sums != self.sums)
         shown = ", ".join(f"{self.ids[i]!r} (row {self.places[i] + 1})" for i in other[:_SHOWN].tolist())
         more = f" and {len(other) - _SHOWN:,} more" if len(other) > _SHOWN else ""
-        compared = f" of the {len(self.sums):,} compared ones" if len(self.sums) < self.rows else ""
+        compared = f" of the {len(self.sums):,} compared rows" if len(self.sums) < self.rows else ""
         moved = "the same rows in another order: " if sorted(sums) == sorted(self.sums) else ""
         return f"{len(other):,} rows{compared} changed, {moved}{shown}{more}"
 

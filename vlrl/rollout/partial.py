@@ -135,5 +135,5 @@ def refuse_episodes(config: Config, task: Task) -> None:
     tokens = config.rollout.step_tokens
     if tokens is not None and has_environment(task):
         raise ConfigError(f"rollout.step_tokens={tokens}: task '{task.name}' has an environment or tools, and an "
-                          "episode cannot be continued in a later step. Leave it out: episode.max_turns and "
-                          "episode.max_tokens limit episodes (docs/write-an-environment.md lists what they support)")
+                          "episode cannot be continued in a later step. Leave rollout.step_tokens out: "
+                          "episode.max_turns and episode.max_tokens limit episodes (docs/write-an-environment.md)")

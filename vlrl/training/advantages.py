@@ -186,7 +186,8 @@ def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: 
     credited = _applied(f"{section}.advantage", advantage, s)
     if not isinstance(credited, torch.Tensor):
         raise ConfigError(f"{section}.advantage={advantage.name!r} computes an advantage per token, but here every "
-                          f"answer needs a single advantage: choose another, such as {section}.advantage=grpo")
+                          f"answer needs a single advantage: choose another function, such as "
+                          f"{section}.advantage=grpo")
     trained = _applied(f"{section}.batch", batch, s).tolist()
     return replace(group, rollouts=tuple(_credited(r, a, None, t) for r, a, t in zip(
         group.rollouts, credited.tolist(), trained, strict=True)))

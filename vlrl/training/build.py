@@ -95,7 +95,7 @@ def check_trackers(config: Config) -> None:
     """Raises ConfigError if the package of a tracker is not installed."""
     for name in config.log.trackers:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"log.trackers={name!r}: the package is not installed; pip install {name}")
+            raise ConfigError(f"log.trackers={name!r}: the package {name} is not installed. Run: pip install {name}")
 
 
 def check_launcher(environ: Mapping[str, str]) -> None:
@@ -104,8 +104,9 @@ def check_launcher(environ: Mapping[str, str]) -> None:
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if size not in ("", "1") and missing:
         raise ConfigError(f"WORLD_SIZE={size} in the environment says that there are several processes, but "
-                          f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: start them with "
-                          "torchrun or accelerate launch, which set all of them, or unset WORLD_SIZE")
+                          f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. Start the "
+                          "processes with torchrun or accelerate launch, which set all of these variables, or unset "
+                          "WORLD_SIZE")
 
 
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
@@ -182,7 +183,8 @@ def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
     task = make_task(config)
     samples = task_samples(task, "train")
     if len(samples) == 0:
-        raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
+        raise ConfigError(f"task '{task.name}' has no training samples. Check that data.train={config.data.train!r} "
+                          "names the right file")
     partial.check(config, task, algorithm.requires, generates)
     offered = (*OFFERED, *config.services.given) if generates else [*SERVICES]
     drop_unserved_parts(task, offered, samples)  # raises before anything is loaded

@@ -32,12 +32,11 @@ def check_engine(config: Config) -> None:
     each = config.engine.tensor_parallel
     if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
-                          "engine.name=vllm each process runs a vLLM engine on one GPU. Leave "
-                          "engine.tensor_parallel at 1, or set engine.name=vllm_server, whose servers have GPUs of "
-                          "their own")
+                          "engine.name=vllm each process runs a vLLM engine on one GPU. Set "
+                          "engine.tensor_parallel=1, or engine.name=vllm_server, whose servers have GPUs of their own")
     if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise ConfigError("engine.name=vllm: vLLM is not installed. pip install 'vlrl[vllm]' on a machine with an "
-                          "NVIDIA GPU; for its CPU build use requirements-vllm.txt of a checkout. Or set "
+        raise ConfigError("engine.name=vllm: vLLM is not installed. Run: pip install 'vlrl[vllm]' (for an NVIDIA "
+                          "GPU), install the CPU build with requirements-vllm.txt of a checkout, or set "
                           "engine.name=hf")
 
 

@@ -59,12 +59,12 @@ def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
     try:
         before = config.validate(yaml.safe_load(files.read_small(path)) or {})
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RunError(f"{folder.checkpoints} holds a checkpoint, but the settings it was made with cannot be read "
-                       f"from {path}: {error} Restore that file, or start over with resume=never.") from None
+        raise RunError(f"{folder.checkpoints} holds a checkpoint, but the settings of its run cannot be read "
+                       f"from {path}: {error} Restore this file, or start over with resume=never.") from None
     config.refuse_other_kind(before, settings, folder.path)
     if changed := config.differences(before, settings):
         raise RunError(f"{folder.path} holds a run with other settings, so its checkpoint cannot be resumed:\n  "
-                       + "\n  ".join(changed) + f"\nSet them back, {_WAY}")
+                       + "\n  ".join(changed) + f"\nSet these settings back, {_WAY}")
     return before
 
 
@@ -74,8 +74,8 @@ def refuse_other_run(path: Path, settings: Config) -> None:
     changed = [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now
                if name in before and before[name] != now[name]]
     if changed:
-        raise RunError(f"checkpoint {path} belongs to another run:\n  " + "\n  ".join(changed) + "\nPut the run's own "
-                       f"checkpoint there, or remove it to continue from the previous one; else {_WAY}")
+        raise RunError(f"checkpoint {path} belongs to another run:\n  " + "\n  ".join(changed) + "\nReplace this "
+                       f"folder by the run's own checkpoint, remove it to continue from an earlier checkpoint, {_WAY}")
 
 
 def _gone(folder: RunFolder, step: int, before: Config) -> Iterable[str]:
