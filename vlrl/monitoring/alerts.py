@@ -32,7 +32,7 @@ _WEBHOOK = Table({"open": "vlrl.monitoring.webhook:open_webhook"})
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule whose condition has become true."""
+    """What a rule reports when its condition becomes true: the value, the limit and a message."""
 
     alert: str  # name of the rule's setting in `alerts`
     step: int
@@ -42,8 +42,9 @@ class Alert:
 
 
 Columns = Mapping[str, Sequence[float]]
-"""Values of the last alerts.window steps by metric, NaN for a step without a value. For reward/mean and reward/std, the
-last steps with rewards count. BEST: highest mean reward over a window so far. HIGHEST: largest entropy so far."""
+"""Values by metric for the last alerts.window steps, NaN for a step without a value. reward/mean and reward/std have
+the values of the last steps with rewards. BEST: highest mean reward over a window so far. HIGHEST: largest entropy
+so far."""
 BEST, HIGHEST = "reward/best", "entropy/highest"
 _RECENT = 5  # number of last steps that the rule zero_variance_above inspects
 Breach = tuple[float, float, str]  # (value, limit, message) of a rule whose condition is true
@@ -51,8 +52,8 @@ Rule = Callable[[Columns, AlertSettings], Breach | None]
 
 
 class Alerts:
-    """Checks the metrics of a run against the alert rules, on the main process only. `paid` are the reward parts that
-    can add to the reward."""
+    """Checks the metrics of a run against the alert rules; on the main process only. before: metrics of earlier steps,
+    for a resumed run. paid: reward parts that can add to the reward."""
 
     def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
                  before: Iterable[Mapping[str, Any]] = (), paid: Sequence[str] = ()):
@@ -67,12 +68,13 @@ class Alerts:
         self._holding = set(self._breaches()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Adds the metrics of a step, and sends the alerts that are new. Returns new alerts as metrics for trackers."""
+        """Adds the metrics of a step, and sends an alert for each rule whose condition has become true. Returns the
+        values of new alerts as metrics for trackers."""
         return self._tell(self._begun(line))
 
     def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
-        """Alerts if the last line of eval.jsonl shows a drop of `metric` that the previous line of the same split did
-        not show. Returns the alert as a metric for trackers."""
+        """Sends an alert if the last line of eval.jsonl shows a drop of `metric`, unless the previous line of the same
+        split showed it too. Returns the alert's value as a metric for trackers; {} without an alert."""
         last, share = evals[-1], self.settings.heldout_drop
         lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
         if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):
@@ -122,8 +124,8 @@ class Alerts:
 
 
 def resolved_alerts(config: Config) -> AlertSettings:
-    """`alerts.*` with auto values resolved. For supervised training the rules on rewards, entropy and mismatch are off,
-    because no completions are sampled."""
+    """The settings `alerts.*` with each "auto" replaced by its value. For supervised training the rules on rewards,
+    entropy and mismatch are off, because no completions are sampled."""
     settings = config.alerts
     kinds = {"mismatch_above": "kl", "mismatch_gap_above": "gap"}
     limits = {name: expected_mismatch(config, kind) for name, kind in kinds.items()
@@ -148,9 +150,11 @@ def _number(value: Any) -> bool:
 
 
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
-    """A Breach if `metric` in the last line is below its value in the best earlier line by more than a share; else
-    None. `lines` are lines of eval.jsonl of one split. The drop must exceed `share` of the best value. If both lines
-    have 95 % intervals, these must not overlap."""
+    """Returns a Breach (value, limit, message) if `metric` in the last line is below the best earlier line by more than
+    `share` of the best value; else None.
+
+    `lines` are lines of eval.jsonl of one split. If both lines have 95 % intervals of the metric, the intervals must
+    not overlap."""
     if len(lines) < 2:
         return None
     best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
@@ -201,8 +205,8 @@ def _last(columns: Columns, name: str) -> float:
 
 
 def _above(metric: str, name: str, text: str) -> Rule:
-    """A rule that breaks if the last value of `metric` is above alerts.<name> (below it if `name` ends in "_below").
-    `text` is formatted with the value and the limit."""
+    """Returns a rule whose condition is that the last value of `metric` is above the setting alerts.<name> (or below,
+    if `name` ends in "_below"). `text` is the message, formatted with the value and the limit."""
     def rule(columns: Columns, settings: AlertSettings) -> Breach | None:
         value, limit = _last(columns, metric), getattr(settings, name)
         exceeded = isinstance(limit, (int, float)) and (value < limit if name.endswith("_below") else value > limit)
@@ -224,7 +228,8 @@ _LAST_VALUE = {
     "unreadable_above": ("unreadable_frac", "the task gives {:.0%} of the rollouts no score (None), more than {:.0%}: "
                          "nothing is learned from them"),
 }
-"""For each setting in `alerts`: (metric, message with the value and the limit)."""
+"""For each setting in `alerts` that limits the last value of a metric: (metric, message to format with value and
+limit)."""
 
 
 def _skipped_above(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -247,6 +252,6 @@ RULES: Mapping[str, Rule] = {
     "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
     "entropy_drop": _entropy_drop, "skipped_above": _skipped_above, "unpaid_part": _unpaid_part,
     **{name: _above(metric, name, text) for name, (metric, text) in _LAST_VALUE.items()}}
-"""The rule of each setting in `alerts`. A setting of null turns its rule off."""
+"""The rule of each setting in `alerts`. The rule is off if the setting is null."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
          "skipped", "service_errors", "mismatch/kl", "mismatch/gap_max", "unreadable_frac")

@@ -16,31 +16,32 @@ from vlrl.distributed import comm
 from vlrl.types import Group, Rollout
 
 _watch: Callable[[str], Any] | None = None
-"""Makes the context manager that is entered around every phase while a step is profiled."""
+"""Function of a phase's name that returns a context manager for the phase, while a step is profiled; else None."""
 _life = (0, "start")
 
 
 def sign_of_life(name: str = "start") -> None:
-    """Tells the watchdog (watchdog.py) that the process is still working."""
+    """Tells the watchdog (watchdog.py) that the process is still working. name: what the process begins now."""
     global _life
     _life = (_life[0] + 1, name)
 
 
 def last_sign_of_life() -> tuple[int, str]:
-    """(number, name) of the last sign of life."""
+    """Returns (number, name) of the last sign of life; the number counts up."""
     return _life
 
 
 def phase(name: str) -> Any:
-    """Marks a phase of a step for the profiler (tools/machine/profiler.py) and the watchdog: `with phase("decode"):
-    ...`. If neither is active, it costs almost nothing."""
+    """Context manager that marks a phase of a step for the profiler (tools/machine/profiler.py) and the watchdog: `with
+    phase("decode"): ...`. Costs almost nothing if neither is active."""
     sign_of_life(name)
     return contextlib.nullcontext() if _watch is None else _watch(name)
 
 
 @contextlib.contextmanager
 def watching(watch: Callable[[str], Any]) -> Iterator[None]:
-    """In the block, every phase (also those of a Clock) runs inside the context manager `watch(name)`."""
+    """Context manager: during the block, every phase (also of a Clock) runs inside the context manager `watch(name)`.
+    """
     global _watch
     before, _watch = _watch, watch
     try:
@@ -86,12 +87,13 @@ class Clock:
         return out
 
     def add_parallel(self, name: str, seconds: float) -> None:
-        """Counts seconds of another thread as phase `name`, and subtracts them from this thread's current phase."""
+        """Adds seconds of another thread to phase `name`, and subtracts them from the current phase of this thread."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._inner[-1] += seconds
 
     def take(self) -> dict[str, float]:
-        """The metrics `time/<phase>_s` and `time/total_s` since the last call. Restarts the clock."""
+        """Returns the metrics `time/<phase>_s` and `time/total_s` for the time since the last call, and restarts the
+        clock."""
         now = time.perf_counter()
         names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
         phases = {k: self.seconds.get(k, 0.0) for k in names}

@@ -21,8 +21,8 @@ _ROUNDED = {"kl": 0.02, "gap": 5.0}
 
 
 def expected_mismatch(config: Config, what: str) -> float | None:
-    """The largest `mismatch/kl` (`what`="kl") or `mismatch/gap_max` ("gap") that rounding can cause. None if the
-    log-probabilities differ on purpose: rollouts of older or other weights, dropout, or log-probabilities that are
+    """The largest `mismatch/kl` (`what`="kl") or `mismatch/gap_max` (`what`="gap") that rounding can cause. None if
+    sampler and trainer differ on purpose: rollouts of older or other weights, dropout, or log-probabilities that are
     normalized over a subset of the tokens."""
     on_purpose = (samples_with_other_weights(config), uses_dropout(config), config.engine.renormalises)
     return None if any(on_purpose) else (_FLOAT32 if computes_in_float32(config) else _ROUNDED)[what]
@@ -48,13 +48,14 @@ def uses_dropout(config: Config) -> bool:
 
 
 def same_logprobs_without_dropout(config: Config) -> bool:
-    """Whether, without dropout, engine and trainer compute the same log-probabilities at the start of the update, up to
-    float32 rounding."""
+    """Whether engine and trainer would compute the same log-probabilities at the start of the update, up to float32
+    rounding, if dropout were off."""
     return computes_in_float32(config) and config.engine.name == "hf" and not samples_with_other_weights(config)
 
 
 def samples_as_it_trains(config: Config) -> bool:
-    """Whether engine and trainer compute the same log-probabilities at the start of the update, also with dropout."""
+    """Whether engine and trainer compute the same log-probabilities at the start of the update, up to float32 rounding.
+    False if the update uses dropout."""
     return same_logprobs_without_dropout(config) and not uses_dropout(config)
 
 

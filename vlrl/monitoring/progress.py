@@ -1,4 +1,5 @@
-"""Shows the progress of a run: a bar with the reward, in a notebook also the reward curve, on other outputs lines."""
+"""Shows the progress of a run: as a bar with the reward, in a notebook also the reward curve, on other outputs as lines
+of text."""
 
 from __future__ import annotations
 
@@ -75,13 +76,14 @@ class Progress:
         self._bar.update(self._task, line=f"{what} {done}/{total}")
 
     def print(self, message: Any) -> None:
-        """Prints above the bar: a string as plain text without markup, or any rich object."""
+        """Prints a message above the bar: a string as plain text without markup, or any rich object."""
         if self.enabled:
             plain = isinstance(message, str)
             self.console.print(self._text(message) if plain else message, soft_wrap=plain)
 
     def sample_answer(self, group: Group, index: int = 0) -> None:
-        """Prints one rollout: prompt, completion, parsed answer and target, reward and reward parts."""
+        """Prints the rollout `index` of a group: prompt, completion, parsed answer and target, reward and reward parts.
+        """
         rollout = group.rollouts[index]
         parts = "  ".join(f"{name} {_figure(value)}" for name, value in rollout.parts.items())
         reward = f"{_figure(rollout.reward)}  ({parts})"
@@ -106,8 +108,8 @@ def terminal() -> Console:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """One line about a step's metrics, such as `reward 0.412 iou 0.400 format 0.900 1,234 tokens/s`. Without a reward,
-    it shows the loss."""
+    """A step's metrics as one line of text, such as `reward 0.412 iou 0.400 format 0.900 1,234 tokens/s`. Without a
+    reward, the line has the loss."""
     head = {"reward/mean": "reward"} if "reward/mean" in metrics else {"loss": "loss"}
     words = [f"{name} {_figure(metrics[key])}" for key, name in head.items() if key in metrics]
     for key, value in metrics.items():

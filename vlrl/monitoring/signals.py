@@ -22,12 +22,13 @@ from typing import Any
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # signals that ask a run to stop
 _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
 _TWICE_S = 1.0
-"""A repetition of a signal within this number of seconds is ignored, because launcher and terminal may both send it."""
+"""Launcher and terminal may both send the same signal, so a further signal within this number of seconds is ignored."""
 
 
 class StopSignals:
-    """In the block, handles stop signals: calls `first(number)` at the first signal. The call is made in the main
-    thread and may come between any two lines of code. grace: see above. tell: prints a message."""
+    """Context manager that handles stop signals in its block: calls `first(number)` at the first signal. The call is
+    made in the main thread and may come between any two lines of code. grace: seconds that the current step gets
+    after SIGTERM, SIGUSR1 and SIGHUP. tell: prints a message."""
 
     def __init__(self, first: Callable[[int], object], grace: float, tell: Callable[[str], object]):
         self._first, self._grace, self._tell = first, grace, tell
@@ -48,7 +49,7 @@ class StopSignals:
 
     @property
     def came(self) -> bool:
-        """Whether a signal has arrived."""
+        """Whether a stop signal has arrived."""
         return self._since is not None
 
     def completed(self) -> None:
@@ -87,7 +88,8 @@ class StopSignals:
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """In the block, the first stop signal raises KeyboardInterrupt. After that, only Ctrl-C does. Main thread only."""
+    """Context manager: in the block, the first stop signal raises KeyboardInterrupt. Later, only Ctrl-C does so. Main
+    thread only."""
     begun: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -36,11 +36,11 @@ class GroupView:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]  # table rows, one per rollout of the shown groups
     values: Mapping[str, np.ndarray]
-    """Values of all rollouts of the step, [N] float64, by name. Each is sent as a histogram."""
+    """[N] float64 values of all rollouts of the step, by the name of the histogram."""
 
 
 def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
-    """The GroupView of a step: images and completions of the first `most` groups, and values of all groups."""
+    """Makes the GroupView of a step: images and completions of the first `most` groups, and values of all groups."""
     shown = groups[:most]
     parts = list(dict.fromkeys(name for g in shown for r in g.rollouts for name in r.parts))
     columns = ["step", "sample", "answer", "prompt", "target", "completion", "parsed", "reward", "advantage", *parts]
@@ -50,7 +50,8 @@ def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
 
 
 def send(tracker: str, run: Any, view: GroupView, prefix: str, step: int) -> None:
-    """Sends a view to a tracker. `run` is the tracker's own run object (`GeneralTracker.tracker` of accelerate)."""
+    """Sends a GroupView to a tracker; `prefix` begins the names there. `run` is the tracker's own run object
+    (`GeneralTracker.tracker` of accelerate)."""
     _SENDERS[tracker](run, view, prefix, step)
 
 

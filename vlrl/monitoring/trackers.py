@@ -26,9 +26,10 @@ def run_id(folder: Path) -> str:
 
 
 def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
-    """Keyword arguments for opening each tracker, by tracker name, for a run that resumes after `start` steps. A killed
-    process may have logged steps after `start`. TensorBoard hides them. Weights & Biases ignores steps that it already
-    has. MLflow continues the run that `note_mlflow_run` stored, and has these steps twice."""
+    """Keyword arguments for opening each tracker, by tracker name, for a run that resumes after `start` steps.
+
+    A killed process may have logged steps after `start`. TensorBoard hides these steps, and Weights & Biases keeps
+    their first values. MLflow continues the run that `note_mlflow_run` stored, and has these steps twice."""
     name = run_id(folder)
     known = (read_json(folder / "tracker.json") or {}).get("mlflow") if start else None
     return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},
@@ -43,18 +44,19 @@ def note_mlflow_run(folder: Path, mlflow_run: str) -> None:
 
 
 def direction(metric: str) -> int:
-    """1 if higher values of a metric in eval.jsonl are better, -1 if lower values are better, as for `loss`."""
+    """Returns 1 if higher values of a metric in eval.jsonl are better, or -1 if lower values are better, as for `loss`.
+    """
     return -1 if metric == "loss" else 1
 
 
 _ANSWERED = {"completion/length_mean", "unscorable"}
-"""Keys that a line of eval.jsonl has if its completions were to be scored."""
+"""Keys of a line of eval.jsonl that show that its evaluation sampled completions."""
 
 
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
-    """The line of eval.jsonl with the best `metric` of a split (highest, but lowest `loss`), and among equal lines the
-    first. None before any step was trained. Raises RunError if the lines do not have the metric. A line whose
-    completions could not be scored, as without a judge, has few metrics."""
+    """The line of eval.jsonl that has the best `metric` of a split (highest; for `loss` lowest), the first of equal
+    lines. None if no line after a training step has a value. Raises RunError if evaluations with rewards do not have
+    the metric."""
     lines = [line for line in evals if line.get("split") == split]
     scored = [line for line in lines if "reward/mean" in line or not _ANSWERED & line.keys()]
     if scored and not any(metric in line for line in lines):
@@ -67,7 +69,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
 
 
 def flat_settings(settings: Config) -> dict[str, Any]:
-    """Every setting by its dotted name, with values that trackers accept."""
+    """Returns {dotted name: value} of all settings, with values that trackers accept."""
     def walk(tree: Mapping[str, Any], prefix: str) -> Any:
         for key, value in tree.items():
             if isinstance(value, Mapping):

@@ -32,7 +32,7 @@ class Stuck(TrainingError):
 
 
 class Watchdog:
-    """In the block, watches the process. `seconds` is limits.stuck_s, 0 = off."""
+    """Context manager: during the block, ends this process if it hangs. `seconds` is limits.stuck_s; 0 = off."""
 
     def __init__(self, seconds: float, folder: Path):
         self.seconds, self.folder = seconds, folder

@@ -34,8 +34,8 @@ _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY,
 
 
 class ChatError(Exception):
-    """A chat request failed. retry: whether a retry may succeed. wait_s: how long to wait before the retry; None = as
-    configured. tries: number of attempts so far."""
+    """Raised if a chat request failed. retry: whether a retry may succeed. wait_s: seconds to wait before the retry;
+    None = the client's usual time. tries: number of attempts so far."""
 
     def __init__(self, message: str, retry: bool, wait_s: float | None = None):
         super().__init__(message)
@@ -44,7 +44,7 @@ class ChatError(Exception):
 
 @dataclass(frozen=True)
 class ChatReply:
-    """The reply to a chat request."""
+    """The text of a model's reply to a chat request, with counts of tokens and attempts."""
 
     text: str
     finish_reason: str  # "stop", or "length" if the reply was truncated
@@ -54,8 +54,8 @@ class ChatReply:
 
 
 def address_of(url: str, option: str = "--endpoint") -> str:
-    """The base address of an endpoint, e.g. http://127.0.0.1:8000/v1. Raises ConfigError for an invalid address.
-    `option`: the option or setting to name in the message."""
+    """The base address of a server, e.g. http://127.0.0.1:8000/v1, without /chat/completions. Raises ConfigError for an
+    invalid address. `option`: the option or setting to name in the message."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -72,8 +72,8 @@ def address_of(url: str, option: str = "--endpoint") -> str:
 
 
 def key_of(variable: str | None, option: str) -> str:
-    """The key in an environment variable; "" if `variable` is empty. Raises ConfigError if it is not a valid key.
-    `option`: the option or setting to name in the message."""
+    """The key in the environment variable named `variable`; "" if `variable` is empty. Raises ConfigError if the
+    environment variable has no valid key. `option`: the option or setting to name in the message."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
         raise ConfigError(f"{option} {variable}: this environment variable is empty or not set: export the key in it")
@@ -112,9 +112,9 @@ class ChatClient:
                  before: Callable[[], None] | None = None) -> ChatReply:
         """Requests a chat completion of at most `most_tokens` tokens, with retries, and returns the reply.
 
-        accept: returns None for a good reply, or what is wrong with it; then the request is retried with another seed.
-        before: called before each attempt. Raises ChatError if all attempts fail, and ConfigError if the server rejects
-        the key, path or model."""
+        body: the request as JSON. accept: returns None for a good reply, or what is wrong with the reply; then the
+        request is retried with another seed. before: called before each attempt. Raises ChatError if all attempts fail,
+        and ConfigError if the server rejects the key, path or model."""
         tries = 0
         while not self.closed.is_set():
             length = self._length
@@ -138,12 +138,13 @@ class ChatClient:
         raise ChatError("the client was closed", retry=False)
 
     def without_key(self, text: str) -> str:
-        """Replaces the key by *** in a text from the server, because some servers echo the request. Call it before
-        shortening the text."""
+        """Returns a text from the server with the key replaced by ***, because some servers echo the request. Must be
+        called before the text is shortened, which could cut the key."""
         return text.replace(self._key, "***") if self._key else text
 
     def models(self, timeout_s: float = CONNECT_S) -> tuple[list[str], str]:
-        """Returns the names of the server's models, and "" or, if there are none, a description of the problem."""
+        """Returns (names of the server's models, ""). If the server lists no models, returns ([], description of the
+        problem)."""
         answer: Any = None
         try:
             answer = self._http.get(f"{self.address}/models", timeout=timeout_s)
@@ -224,7 +225,8 @@ def _count(usage: Any, name: str) -> int:
 
 
 def data_urls(loaded: LoadedMedia) -> list[str]:
-    """The frames of an image or video as data URLs, each a PNG or, if that exceeds MOST_PNG bytes, a JPEG."""
+    """The frames of an image or video as data URLs. Each frame is a PNG or, if the PNG exceeds MOST_PNG bytes, a JPEG.
+    """
     urls = []
     for frame in loaded.frames:
         file, kind = io.BytesIO(), "png"

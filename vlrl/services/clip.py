@@ -29,7 +29,7 @@ from vlrl.task.services import ServiceContext
 
 
 def of_run(config: Config, folder: Path) -> Clip:
-    """Creates the service for a run; it stores nothing in `folder`."""
+    """Creates the service for a run. `folder` is not used, because the service stores nothing."""
     return Clip(config.services.clip)
 
 
@@ -50,7 +50,8 @@ class Clip:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
-        """The service for one group, as a callable that counts the compared images for `place` (split and step)."""
+        """The service for one group, as a callable. It counts the compared images under the split and step of `place`.
+        """
         return partial(self._counted, (place.split, place.step))
 
     def _counted(self, key: tuple[str, int], images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
@@ -61,7 +62,8 @@ class Clip:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Number of images compared for a split since the last call, up to `step`, over all processes."""
+        """Returns the number of images compared for a split since the last call, in steps up to `step`, over all
+        processes."""
         done = [place for place in self._pictures if place[0] == split and place[1] <= step]
         return {"clip/images": float(comm.total(sum(self._pictures.pop(place) for place in done))[0])}
 

@@ -61,9 +61,9 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
                reasoning: bool = False) -> list[Parts]:
     """1 - rank / (G - 1) of each of the G answers in a tournament with 2 G - 2 calls to the judge (ArenaRL).
 
-    First the judge scores the first answer against each other answer, which determines the seeds. A single elimination
-    follows, in which the best seed plays against the last. Answers eliminated in the same round are ranked by their
-    mean score so far. Ties share a rank."""
+    First the judge compares the first answer with each other answer; the scores determine the seeds. A single
+    elimination follows, in which the best seed plays against the last. Answers eliminated in the same round are ranked
+    by their mean score so far. Ties share a rank."""
     count = len(answers)
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
@@ -119,8 +119,8 @@ def _ranks(count: int, scored: Any) -> list[float] | None:
 
 
 def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], places: list[float]) -> None:
-    """Assigns the ranks from `first` on to the answers eliminated in one round, in the order of their mean scores. Ties
-    share the mean of their ranks."""
+    """Sets the ranks of the answers `lost`, which were eliminated in one round, in `places`: `first` and following, in
+    the order of their mean scores in `history`. Ties share the mean of their ranks."""
     for i in lost:
         better = sum(fmean(history[j]) > fmean(history[i]) for j in lost)
         equal = sum(fmean(history[j]) == fmean(history[i]) for j in lost)

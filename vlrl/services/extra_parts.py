@@ -50,17 +50,18 @@ PARTS = Table({
 
 @dataclass(frozen=True, eq=False)
 class ExtraPart:
-    """A function of `task.parts`, bound to its options."""
+    """A function named in `task.parts`, with its options bound and the declaration of its reward parts (`offer`)."""
 
     function: Callable[..., list[Parts]]
     offer: PartSpec
     readings: Callable[..., Sequence[Any]]
-    """(task, sample, answers) -> the texts whose log-probabilities the function needs."""
+    """Function (task, sample, answers) that returns the texts whose log-probabilities are needed."""
 
 
 def bind(setting: str, named: Named) -> ExtraPart:
-    """Resolves one entry of `task.parts` to a function with options. Raises ConfigError for an unknown name, a function
-    without @part, and an option that is unknown, missing or of the wrong type."""
+    """Resolves one entry `named` of `task.parts` to its function, with its options bound. Raises ConfigError for an
+    unknown name, a function without @part, and an option that is unknown, missing or of the wrong type. `setting`
+    names the entry in messages."""
     offer = getattr(resolve(setting, named.name, PARTS), ATTRIBUTE, None)
     if not isinstance(offer, PartSpec):
         raise ConfigError(f"{setting}={named.name!r}: the function does not declare its parts. Decorate it with "
@@ -71,8 +72,8 @@ def bind(setting: str, named: Named) -> ExtraPart:
 
 
 def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
-    """Returns a subclass of the task class that has the reward parts of `task.parts`. Without entries, returns the
-    class itself."""
+    """Returns a subclass of the task class `cls` that also has the reward parts of `task.parts` (`named`). Returns
+    `cls` itself if there are none."""
     extras = [bind(f"task.parts.{i}", one) for i, one in enumerate(named)]
     if not extras:
         return cls
@@ -127,9 +128,9 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
 
 def _replaced_weights(own: Mapping[str, Weight], outcome: Mapping[str, float],
                   extras: Sequence[ExtraPart]) -> dict[str, Weight]:
-    """The weights to change because some of `extras` replace the task's outcome parts. The outcome parts get 0, and
-    their weight is divided equally among the replacements. A weight schedule is kept if one part replaces one part.
-    Otherwise its initial value is used."""
+    """Returns new weights {part: weight} where `extras` replace the task's outcome parts; {} if none does. The outcome
+    parts get weight 0. Their total weight is divided equally among the replacements. A weight schedule is kept if
+    one part replaces one part; otherwise its initial value is used."""
     given = [next(iter(extra.offer.weights)) for extra in extras if extra.offer.replaces_outcome]
     weights = [own[part] for part in outcome if part in own]
     if not given or not any(weight_at(w, 0) for w in weights):
@@ -139,7 +140,8 @@ def _replaced_weights(own: Mapping[str, Weight], outcome: Mapping[str, float],
 
 
 def _needs(own: Collection[str], extras: Sequence[ExtraPart]) -> Collection[str]:
-    """The services that the task and the extra parts need: {service: reward parts}, or only a set of services."""
+    """Returns the services that the task (`own`) and the extra parts need, as {service: reward parts}. If `own` is a
+    set of services, returns a set of services."""
     requested: dict[str, list[str]] = {}
     for extra in extras:
         for service in extra.offer.needs:

@@ -34,12 +34,13 @@ from vlrl.task.services import Question, ServiceContext
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)  # which frames of a video are shown to the judge
 COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
-"""Counts in the metrics: requests, replies from the cache, missing replies, retries, tokens sent and received."""
+"""Names of the counts in the metrics: requests, cached replies, missing replies, retries, tokens sent, tokens received.
+"""
 
 
 @dataclass
 class JudgeCounts:
-    """Statistics about the requests of one step in this process."""
+    """Number, tokens and duration of the judge's requests in one step in this process."""
 
     counts: Counter[str] = field(default_factory=Counter)  # counts by name (see COUNTS)
     seconds: list[float] = field(default_factory=list)  # duration of each request in seconds
@@ -53,7 +54,8 @@ class JudgeCounts:
 
 
 class GroupJudge:
-    """The judge for one group, as a callable. `failures` collects why questions have no reply."""
+    """The judge for one group, as a callable: questions -> replies. `failures` collects the reasons for missing
+    replies."""
 
     def __init__(self, judge: Judge, place: ServiceContext):
         self._judge, self._place = judge, place
@@ -97,11 +99,12 @@ class Judge:
         self.replies.sync()
 
     def at(self, place: ServiceContext) -> GroupJudge:
-        """The judge for the questions of one group, which are counted for `place`, the group's split and step."""
+        """The judge for one group, as a callable. It counts questions under `place`, the split and step of the group.
+        """
         return GroupJudge(self, place)
 
     def problem(self) -> str:
-        """Why the judge seems unusable now; "" if the server responds and has the model."""
+        """Why the judge seems unusable now; "" if the server responds and serves services.judge.model."""
         names, problem = self._client.models()
         if problem:
             return f"the judge {self._client.address} cannot be reached ({self._client.without_key(problem)[:200]})"
@@ -111,7 +114,8 @@ class Judge:
         return ""
 
     def take(self, split: str, step: int) -> JudgeCounts:
-        """Removes and returns the statistics for a split, summed over its steps up to a completed step."""
+        """Returns the statistics of a split, summed over its steps up to `step`, and removes them. Called after the
+        step is completed."""
         self.replies.settle(split, step)
         with self._lock:
             done = [place for place in self._tallies if place[0] == split and place[1] <= step]
@@ -119,8 +123,8 @@ class Judge:
         return JudgeCounts(sum((t.counts for t in parts), Counter()), [s for t in parts for s in t.seconds])
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Counts and cost for a split since the last call, up to a completed step, over all processes. With `times`,
-        also the duration of requests."""
+        """Returns counts and cost for a split since the last call, in steps up to `step`, over all processes. With
+        `times`, also the duration of requests."""
         tally, s = self.take(split, step), self.settings
         counts = comm.total(*(tally.counts[name] for name in COUNTS))
         out = {f"judge/{name}": float(count) for name, count in zip(COUNTS, counts, strict=True)}
@@ -133,8 +137,8 @@ class Judge:
         return out
 
     def ask(self, questions: Sequence[str | Question], place: ServiceContext) -> tuple[list[str | None], list[str]]:
-        """Returns the reply to each question (None if there is none), and the reasons for missing replies. Raises
-        TrainingError if the server rejects the key, path or model."""
+        """Returns (replies, reasons). Replies has the reply to each question, or None; reasons says why replies are
+        missing. Raises TrainingError if the server rejects the key, path or model."""
         votes, failures = self.settings.votes, []
         prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
         pending = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
@@ -165,8 +169,9 @@ class Judge:
 
     def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
                place: ServiceContext) -> Future[StoredReply]:
-        """Returns a future of the reply. No request is sent if the reply is cached or the same question is being asked.
-        vote: index of this repetition of the question (services.judge.votes)."""
+        """Returns a future of the reply to a question. No request is sent if the reply is cached or the same question
+        is being asked. digest: hash from `_prepared`. vote: index of this repetition of the question
+        (services.judge.votes)."""
         key = f"{digest}-{vote}"
         with self._lock:
             tally = self._tallies.setdefault((place.split, place.step), JudgeCounts())
@@ -234,7 +239,8 @@ def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
 
 
 def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
-    """Returns (the first reply with the most frequent verdict, ""), or (None, reason) if there is none or a tie."""
+    """Returns (the first reply that gives the most frequent verdict, ""), or (None, reason) if no vote has a reply or
+    verdicts are tied."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
         return None, next((vote.failed for vote in votes if vote.failed), "no reply")

@@ -36,7 +36,7 @@ WORDINGS = len(_TASKS)
 
 
 def question_text(task: Task, sample: Sample) -> str:
-    """The text of the last message of a sample's prompt."""
+    """The question as text: the last message of the sample's prompt."""
     content = task_messages(task, sample)[-1]["content"]
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
@@ -49,7 +49,7 @@ def reference(task: Task, sample: Sample) -> str:
 
 def verdict_prompt(question: str, right: str, answer: str, wording: int = 0, criterion: str = "") -> str:
     """A prompt that asks whether an answer is correct (reply fields VERDICT). right: the reference answer. wording:
-    index of the instruction's wording. criterion: further instructions from the config."""
+    index of the wording to use for the instruction. criterion: further instructions from the config."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     return _joined(_TASKS[wording], criterion, _RULE, f"Question:\n{quoted('question', question)}", *known,
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
@@ -63,7 +63,7 @@ def criterion_prompt(question: str, criterion: str, answer: str) -> str:
 
 
 def reasoning_prompt(reasoning: str, answer: str) -> str:
-    """A prompt that asks whether the end of the reasoning leads to the given answer (reply fields AGREES)."""
+    """A prompt that asks whether the end of the reasoning leads to the final answer `answer` (reply fields AGREES)."""
     return _joined("Decide whether the end of a reasoning comes to the same answer as the one that was given after it: "
                    "same, other, or unclear where it comes to none. Whether the answer is right does not matter.",
                    _RULE, f"End of the reasoning:\n{quoted('reasoning', reasoning)}",
@@ -77,7 +77,8 @@ def better_prompt(question: str, right: str, first: str, second: str) -> str:
 
 
 def scores_prompt(question: str, right: str, first: str, second: str) -> str:
-    """A prompt that asks to score two answers in comparison (reply fields SCORES). right: the reference answer."""
+    """A prompt that asks for scores of two answers compared with each other (reply fields SCORES). right: the reference
+    answer."""
     return _pair("Score two answers to a question in comparison with each other, from 0 to 10. Their order and length "
                  "mean nothing.", question, right, first, second, SCORES)
 

@@ -33,8 +33,8 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
 
 def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
-    """The judge's verdict on the final text of each answer, by the answer's index: 1, 0, or None without a reply. An
-    empty answer gets 0 without asking the judge."""
+    """Returns {index of the answer: verdict of the judge on its final text}: 1, 0, or None without a reply. An empty
+    answer gets 0 without asking the judge. media: whether the judge sees images."""
     right, nonempty = prompts.reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []
     for answer in nonempty.values():
@@ -67,7 +67,7 @@ def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
 
 def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
     """Whether the task's own rule finds an answer correct, regardless of curriculum.part and curriculum.pass_at. False
-    if the rule raises an exception, which scoring reports."""
+    if the rule raises an exception (which is reported by scoring)."""
     try:
         rule = task.by_rule()
         return rule.correct(sample, answer, rule.score(sample, answer)) is True
@@ -97,9 +97,9 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     """Share of the criteria that the judge finds met, weighted by w: sum of w over the met criteria / sum of w (arXiv
     2509.21500).
 
-    The judge is asked about one criterion at a time. criteria: strings or {criterion, weight}; the field `rubric` of a
-    row overrides them. reasoning: show the judge the whole completion instead of the final answer. `rubric_saturated`
-    is 1 if every answer of the group meets all criteria."""
+    The judge is asked about one criterion at a time. criteria: strings or {criterion, weight}; if a row has the field
+    `rubric`, its criteria are used instead. reasoning: whether the judge sees the whole completion instead of the final
+    answer. `rubric_saturated` is 1 if every answer of the group meets all criteria."""
     given = sample.get("rubric") or criteria
     wanted = [_criterion(one) for one in ([given] if isinstance(given, (str, Mapping)) else given)]
     total = sum(weight for _, weight in wanted)

@@ -31,7 +31,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One row of the forward pass. The log-probabilities of the tokens start..end of `completion` are requested."""
+    """One row of the forward pass. The log-probabilities of its tokens start..end of `completion` will be used."""
 
     group: int
     key: Key
@@ -51,8 +51,8 @@ class Likelihoods:
         self._read: dict[str, list[int]] = {}
 
     def __call__(self, groups: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
-        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs. The
-        prompt of each completion is the one used in training. A collective call."""
+        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs.
+        Completions follow the prompt used in training. A collective call."""
         rows, requested = self._rows(groups, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
         values = self.reader.stacked([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
@@ -63,7 +63,8 @@ class Likelihoods:
                  for column, name in enumerate(self.services)} for i, keys in enumerate(requested)]
 
     def metrics(self, split: str) -> dict[str, float]:
-        """The numbers of texts and tokens since the last call, over all processes, and the step of the weights."""
+        """Numbers of texts and tokens for a split since the last call, over all processes, and the last step
+        (`logprobs/policy_step`)."""
         texts, tokens, step = self._read.pop(split, (0, 0, 0))
         texts, tokens = comm.total(texts, tokens)
         return {"logprobs/texts": texts, "logprobs/tokens": tokens, "logprobs/policy_step": float(step)}
@@ -79,8 +80,8 @@ class Likelihoods:
         return [*rows.values()], requested
 
     def _requested_keys(self, group: UnscoredGroup, step: int) -> dict[str, list[Key]]:
-        """The keys of the texts that the task requests for a group, by service. An exception in the task's code ends
-        the run, because no text of the model may cause one."""
+        """Returns {service: keys of the texts that the task requests for a group}. Raises TaskError if the task's code
+        raises an exception, which ends the run: no text of a model may cause an exception there."""
         task, sample = self.task.of(group.sample), with_image_size(group.sample, group.prompt)
         answers = [answer_of(c, group.prompt, step, name) for name, c in group.members]
         if not answers:
@@ -107,8 +108,8 @@ class Likelihoods:
         return _Row(i, key, group.prompt, completion, start, end)
 
     def _instead(self, whole: Completion | None, text: str, group: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
-        """Replaces the answer in a completion: the tokens up to the last <answer> tag, followed by `text`. Also returns
-        the token range of the text."""
+        """Returns (completion, (start, end)): the completion `whole` up to its last <answer> tag, followed by `text`,
+        and the token range of `text`."""
         if whole is not None and whole.episode_id:
             raise TaskError(f"sample '{group.sample.id}': a Reading that replaces the answer by a text is not "
                             "possible for an episode")
@@ -129,8 +130,8 @@ class Likelihoods:
 
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """The range (first, end) of the tokens [T] with characters of the last <answer> tag's content; (0, 0) without a
-    tag. Without </answer> the content extends to the end. A token that also contains a part of a tag is included."""
+    """Token range (start, end) of the content of the last <answer> tag in `tokens` [T]; (0, 0) without such a tag.
+    Without </answer> the content extends to the end. A token that also contains a part of a tag is included."""
     text = decode(tokens)
     begin = text.rfind(_OPEN) + len(_OPEN)
     if begin < len(_OPEN):

@@ -19,7 +19,7 @@ _WAYS = {"judge": "Set services.judge.url and services.judge.model. ",
 
 def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task,
                                                                                                                list[str]]:
-    """Returns the task without the reward parts whose service is missing, and the names of these parts. The task's
+    """Returns (the task without the reward parts whose service is missing, the names of these parts). The task's
     scoring methods are called to find out which parts they return."""
     given: set[str] = set()
     lacking = False
@@ -36,8 +36,8 @@ def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer]
 
 
 def without_parts(task: Task, left_out: Collection[str]) -> Task:
-    """Returns a copy of the task without these reward parts. If its score_group asks for a missing service, score_group
-    returns no parts."""
+    """Returns a copy of the task without the reward parts `left_out`. If the task's score_group asks for a missing
+    service, score_group of the copy returns []."""
     reduced: Any = copy.copy(task)
     reduced.weights = {name: weight for name, weight in task.weights.items() if name not in left_out}
 
@@ -55,8 +55,8 @@ def without_parts(task: Task, left_out: Collection[str]) -> Task:
 
 
 def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
-    """Returns the task without the reward parts whose service is not `available`; see `unserved_parts`. In a mixture,
-    this applies to each of its tasks."""
+    """Returns the task without the reward parts whose service is not in `available`; see `unserved_parts`. For a
+    mixture, the same is done with each of its tasks."""
     if isinstance(task, Mixture):
         firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
         return task.each(lambda label, one: served_task(one, available, [firsts[label]]))
@@ -65,9 +65,9 @@ def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample])
 
 
 def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:
-    """Names of the reward parts that a run leaves out, because they need a service that is not `available`. Raises
-    ConfigError if such a part has a weight other than 0, and for an unknown service. If `task.needs` is a set of
-    services instead of {service: parts}, all parts that `score` does not return are assumed to need the service."""
+    """Names of the reward parts that a run leaves out, because they need a service that is not in `available`. Raises
+    ConfigError for an unknown service, and if such a part has a weight other than 0. If `task.needs` is only a set
+    of services, the parts that `score` does not return are assumed to need them."""
     parts: list[str] = []
     for service in sorted(set(task.needs) - set(available)):
         if service not in SERVICES:

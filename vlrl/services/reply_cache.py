@@ -24,7 +24,7 @@ from vlrl.task.services import ServiceContext
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReply:
-    """The judge's reply to a question, or the reason why there is none."""
+    """The judge's reply to a question (`text`), or the reason why there is none (`failed`)."""
 
     key: str
     text: str | None = None
@@ -60,12 +60,14 @@ class ReplyCache:
         self._unsettled: list[StoredReply] = []
 
     def get(self, key: str, place: ServiceContext) -> StoredReply | None:
-        """The stored reply to a question, or its failure in the same step. None if the question must be asked."""
+        """Returns the stored reply to the question with this key, or the stored failure if the question failed in the
+        split and step of `place`. None if the question must be asked."""
         with self._lock:
             return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
 
     def add(self, reply: StoredReply) -> None:
-        """Adds a reply. Text is written at once, a failure by `settle`. Raises RunError if the disk is full."""
+        """Adds a reply. A reply with text is written to the file at once; a failure is written by `settle`. Raises
+        RunError if the disk is full."""
         with self._lock:
             if reply.text is None:
                 self._failures[reply.key, reply.split, reply.step] = reply
@@ -83,7 +85,7 @@ class ReplyCache:
             self._dirty = False
 
     def settle(self, split: str, step: int) -> None:
-        """Writes to the file the failures of a split up to a completed step."""
+        """Writes the failures of a split in steps up to `step` to the file. Called after the step is completed."""
         with self._lock:
             done = [k for k in self._unsettled if k.split == split and k.step <= step]
             self._unsettled = [k for k in self._unsettled if k not in done]

@@ -44,7 +44,7 @@ class _Scorer(Protocol):
 
 
 class GroupRewardModel:
-    """The reward model for one group, as a callable. `failures` collects why answers have no score."""
+    """The reward model for one group, as a callable. `failures` collects the reasons why answers have no score."""
 
     def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: ServiceContext):
         self._scorer, self.place = scorer, place
@@ -59,7 +59,7 @@ class GroupRewardModel:
 
 
 def of_run(config: Config, folder: Path) -> RewardModel:
-    """Creates the service for a run; it stores nothing in `folder`."""
+    """Creates the service for a run. `folder` is not used, because the service stores nothing."""
     return RewardModel(config)
 
 
@@ -75,7 +75,8 @@ class RewardModel:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> GroupRewardModel:
-        """The reward model for one group. It counts the group's answers for `place`, the group's split and step."""
+        """The reward model for one group, as a callable. It counts answers under `place`, the split and step of the
+        group."""
         self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]
 
@@ -83,7 +84,8 @@ class RewardModel:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Numbers of answers with and without a score for a split since the last call, up to a completed step."""
+        """Numbers of answers with and without a score for a split since the last call, in steps up to `step`, over all
+        processes."""
         done = [s for s in self._asked if s.place.split == split and s.place.step <= step]
         self._asked = [s for s in self._asked if s not in done]
         scored, failed = comm.total(sum(s.scored for s in done), sum(len(s.failures) for s in done))

@@ -45,9 +45,9 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
             media: bool = True) -> list[Any]:
     """The mean score of an answer's steps, which are its paragraphs; 0 for an answer without steps.
 
-    The scores of all steps are kept (types.StepValues). The score of a step is the score of the text up to its end by
-    services.reward_model; for several models, their mean. With `pairs`, it is the mean of the scores of the step alone,
-    and of the step with the next one (hierarchical reward model, HRM, arXiv 2503.13551)."""
+    The scores of all steps are kept (types.StepValues). The score of a step is the score that services.reward_model
+    gives to the text up to the end of the step; for several models, their mean. With `pairs`, it is the mean of two
+    scores: of the step alone, and of the step with the next step (hierarchical reward model, HRM, arXiv 2503.13551)."""
     cuts = [step_spans(a.text) for a in answers]
     requested: list[list[str]] = []
     for answer, own in zip(answers, cuts, strict=True):

@@ -55,7 +55,7 @@ class ServedTeacher:
 
     @property
     def version(self) -> str:
-        """The version of the server's weights: a hash of the weight files, the temperature and the banned ids."""
+        """Identifies the weights on the server: a hash of the weight files, the temperature and the banned ids."""
         return f"{_digest([self._base, self.temperature, self.banned])}-1"
 
     def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
@@ -65,8 +65,8 @@ class ServedTeacher:
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
 
     def ask(self, work: Callable[[ReplicaPool], T]) -> T:
-        """Makes the server load the weights, and returns the result of `work`, which gets a pool with this server. A
-        collective call."""
+        """Makes the server load the weights, and returns `work(pool)`, where `pool` is a ReplicaPool with only this
+        server. A collective call."""
         settings = self.settings
         client = ServerClient(self._key, settings.timeout_s, _KEY)
         pool = ReplicaPool([settings.server], client, partial(self._admit, client), most=_MOST,

@@ -27,10 +27,12 @@ class Service(Protocol):
     """The interface of a service: a model other than the policy that computes reward parts, in one process."""
 
     concurrency: int
-    """Number of groups that may wait for the service at once; 1 = it computes in this process, one at a time."""
+    """Number of groups that may use the service at once. 1 = the service computes in this process, for one group at a
+    time."""
 
     def at(self, place: ServiceContext) -> Callable[..., Any]:
-        """The service for one group (`place`), as a callable. Its list `failures`, if any: why replies are missing."""
+        """The service for one group, as a callable. Requests are counted under `place`, the split and step of the
+        group. If the callable has a list `failures`, it contains the reasons for missing replies."""
         ...
 
     def problem(self) -> str:
@@ -38,17 +40,17 @@ class Service(Protocol):
         ...
 
     def metrics(self, split: str, step: int, times: bool) -> dict[str, float]:
-        """The metrics for a split since the last call, up to a completed step, over all processes. With `times`, also
-        the duration of requests."""
+        """Metrics for a split since the last call, in steps up to `step`, over all processes. With `times`, also the
+        duration of requests."""
         ...
 
     def close(self) -> None: ...
 
 
 def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSet | None:
-    """Creates the services that the settings configure and the task needs; None if there are none. folder: where
-    replies are stored; None = the run's folder. Raises ConfigError for an invalid address, a missing key, or a model
-    that cannot be loaded."""
+    """Creates the services that are configured under `services.*` and needed by the task; None if there are none.
+    folder: where replies are stored; None = the run's folder. Raises ConfigError for an invalid address, a missing
+    key, or a model that cannot be loaded."""
     wanted = [name for name in config.services.given if name in task.needs]
     return ServiceSet({name: KINDS[name](config, folder or Path(config.run.dir))
                        for name in wanted}) if wanted else None
@@ -56,8 +58,8 @@ def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSe
 
 @contextmanager
 def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """A context with the services that the settings configure and the task needs, for use outside of a run. Replies are
-    stored in services.judge.cache, or else only until the context ends."""
+    """Context manager that yields the services that are configured and needed by the task (None if there are none), for
+    use outside of a run. Replies are stored in services.judge.cache, or else only until the context ends."""
     with TemporaryDirectory(prefix="vlrl-services-") as folder:
         services = provide(config, task, Path(folder))
         try:
@@ -68,7 +70,7 @@ def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
 
 
 class GroupServiceSet:
-    """The services for one group, as callables."""
+    """The services for one group, each as a callable."""
 
     def __init__(self, services: Mapping[str, Service], place: ServiceContext, turn: threading.Lock):
         self.turn = turn
@@ -80,7 +82,8 @@ class GroupServiceSet:
 
     @property
     def problem(self) -> str | None:
-        """The `error` of rollouts whose reward parts have no value because a service failed; None if none failed."""
+        """The first reason why a service did not reply, as the `error` of the group's rollouts; None if no service
+        failed."""
         failures = [f"{name}: {reason}" for name, asked in self._asked.items()
                     for reason in getattr(asked, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
@@ -110,7 +113,7 @@ class ServiceSet:
         return min(_MOST_THREADS, max(service.concurrency for service in self._services.values()))
 
     def at(self, place: ServiceContext) -> GroupServiceSet:
-        """The services for one group, whose requests are counted for the group's split and step."""
+        """The services for one group. Requests are counted under `place`, the split and step of the group."""
         return GroupServiceSet(self._services, place, self._turn)
 
     def standalone(self, split: str, step: int) -> GroupServiceSet:
@@ -123,8 +126,8 @@ class ServiceSet:
                 for service in self._services.values() if (problem := service.problem())]
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The metrics for a split since the last call, up to a completed step, over all processes: `judge/...`,
-        `clip/images` and `reward_model/...`. With `times`, also the duration of requests."""
+        """Metrics `judge/...`, `clip/images` and `reward_model/...` for a split since the last call, in steps up to
+        `step`, over all processes. With `times`, also the duration of requests."""
         out: dict[str, float] = {}
         for service in self._services.values():
             out |= service.metrics(split, step, times)

@@ -1,8 +1,8 @@
 """The run folder and its checkpoints on disk. Files are written completely or not at all, and can be read at any time.
 Imports no torch.
 
-- The other modules write atomically by means of files.py. checkpoint.py needs no parquet, and imports torch only inside
-  the functions that save and load tensors.
+- All modules write with the functions of files.py. checkpoint.py needs no parquet, and imports torch only inside the
+functions that save and load tensors.
 - rollout_rows.py defines the columns of rollout files.
 - tokenizer.json in the run folder converts token ids to text."""
 

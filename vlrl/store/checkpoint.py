@@ -47,7 +47,8 @@ class NewestCheckpoint(NamedTuple):
 
 
 def step_of(path: Path) -> int:
-    """Returns the number of completed steps in a checkpoint's name; raises RunError for other names."""
+    """Returns the number of completed steps in the name of a checkpoint folder. Raises RunError if the name is not that
+    of a checkpoint."""
     match = _NAME.fullmatch(path.name.removeprefix(".old-"))
     if not match:
         raise RunError(f"{path} is not a checkpoint: its name should be like step-000050")
@@ -156,8 +157,9 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
 
 
 def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
-    """Marks the checkpoint of `step` completed steps as the best. `record` is the line of eval.jsonl of its evaluation.
-    Until another checkpoint is marked, it is kept besides the `keep` newest. Raises RunError if the disk is full."""
+    """Marks the checkpoint of `step` completed steps as the best. `record`: the line of eval.jsonl of its evaluation.
+    The marked checkpoint is kept besides the `keep` newest, until another checkpoint is marked. Raises RunError if
+    the disk is full."""
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
     newest = next(iter(all_checkpoints(folder)), None)
     _prune(folder, step_of(newest) if newest else step, keep)
@@ -170,7 +172,8 @@ def best_record(folder: Path) -> dict[str, Any]:
 
 
 def write_speed(folder: Path) -> tuple[int, float] | None:
-    """Returns (size of the newest checkpoint in bytes, bytes per second of its save); None without a checkpoint."""
+    """Returns (size of the newest checkpoint in bytes, bytes per second when it was written); None without a
+    checkpoint."""
     for path in all_checkpoints(folder):
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")
@@ -185,9 +188,10 @@ def write_speed(folder: Path) -> tuple[int, float] | None:
 
 
 def find(path: Path) -> NewestCheckpoint:
-    """Returns the checkpoint that `path` names. Raises RunError if there is none or it is damaged. A run folder stands
-    for its newest complete checkpoint, and `checkpoints/best` in it for the checkpoint of the best evaluation. A folder
-    of weights stands for itself."""
+    """Returns the checkpoint that `path` names. Raises RunError if there is none or it is damaged.
+
+    The path of a run folder names its newest complete checkpoint; `checkpoints/best` in a run folder names the
+    checkpoint of the best evaluation; the path of a checkpoint or of a folder with weights names that folder."""
     if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
         path = path.parent / f"step-{best_record(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
@@ -207,18 +211,18 @@ def find(path: Path) -> NewestCheckpoint:
 
 
 def model_folder(name: str) -> str:
-    """Returns the checkpoint folder for a model's `name` that is a run folder (its newest checkpoint) or
-    `checkpoints/best`. Any other name is returned unchanged. Raises RunError if a run folder has no complete
-    checkpoint."""
+    """Returns the checkpoint folder that a model name stands for. For a run folder this is its newest checkpoint, for
+    `checkpoints/best` the checkpoint of the best evaluation. Any other name is returned unchanged. Raises RunError
+    if a run folder has no complete checkpoint."""
     run = os.path.isdir(os.path.join(name, "checkpoints"))
     best = name.endswith(f"{os.sep}{BEST}") and not os.path.lexists(name) and os.path.exists(f"{name}.json")
     return str(find(Path(name)).path) if run or best else name
 
 
 def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
-    """Returns the newest complete checkpoint (path None if there is none), with a warning for each newer one that is
-    damaged. Compares the size of each file with the manifest; with `full`, as before a resume, also its sha256. Does
-    not write to the disk."""
+    """Returns the newest complete checkpoint (path None if there is none), with a warning for each newer checkpoint
+    that is damaged. Compares the size of each file with the manifest; with `full`, as before a resume, also the
+    sha256 of each file. Does not write to the disk."""
     passed = []
     for path in all_checkpoints(folder):
         wrong = problems(path, full)
@@ -256,14 +260,15 @@ def problems(path: Path, full: bool = True) -> list[str]:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Returns all checkpoints, complete or not, newest first, including those that a killed save renamed."""
+    """Returns all checkpoint folders, complete or not, newest first. Includes a checkpoint that a killed save has
+    renamed and not replaced."""
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
     return sorted(paths + aside, key=step_of, reverse=True)
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """Returns the settings of the run that saved a checkpoint; {} if it does not record them."""
+    """Returns the settings of the run that saved a checkpoint; {} if the checkpoint does not contain them."""
     settings = (read_json(path / MANIFEST) or {}).get("settings")
     return settings if isinstance(settings, dict) else {}
 

@@ -44,7 +44,8 @@ _PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """In the block, turns a disk error into a RunError that names the path and says what to do."""
+    """Context manager that turns a disk error in its block into a RunError, which names the path and says what to do.
+    """
     try:
         yield
     except OSError as error:
@@ -59,16 +60,17 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether an error means that the disk failed, and not the code. safetensors and tokenizers raise other exceptions
-    when the disk fails, which are recognized by their messages."""
+    """Whether an error means that the disk failed, and not the code. The exceptions of safetensors and tokenizers are
+    recognized by their messages."""
     words = ("no space left", "os error", "i/o error", "disk quota")
     return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
 
 
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
-    """Yields a temporary path in the same folder. It replaces `path` if the block succeeds, and is removed otherwise.
-    With `sync`, returns only after the file is on the disk. Raises RunError if the disk is full or read-only."""
+    """Context manager that yields a temporary path in the folder of `path`. The temporary file replaces `path` if the
+    block succeeds, and is removed otherwise. With `sync`, waits at the end until the file is on the disk. Raises
+    RunError if the disk is full or read-only."""
     writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"  # hosts may share the folder
     temporary = path.with_name(f".{path.name}.{writer}.tmp")
     with disk_errors(path):
@@ -145,7 +147,7 @@ def read_small(path: Path, most: int = 64 << 20) -> bytes:
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
     """Yields (line with its line break, length in bytes) from the offset `start`. If a line has more than MOST_LINE
-    bytes, only its end is returned, after a "#". Raises OSError like `open_regular`."""
+    bytes, yields "#" and the end of the line instead. Raises OSError like `open_regular`."""
     with open_regular(path) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
@@ -165,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file as hexadecimal digits, without reading the file at once."""
+    """Returns the SHA-256 of a file as hexadecimal digits. The file is read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -178,8 +180,8 @@ def suffix_of(head: bytes) -> str:
 
 
 def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:
-    """Waits until this host sees the JSON file that another process wrote. Network file systems need some time. Raises
-    RunError if `path` does not have this content in time, which happens in a folder that the hosts do not share."""
+    """Waits until the JSON file `path`, which another process wrote, has this content on this host. Network file
+    systems need some time. Raises RunError after `seconds`: then the hosts do not share the folder."""
     end = time.monotonic() + seconds
     while read_json(path) != content:
         if time.monotonic() > end:
@@ -189,7 +191,8 @@ def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float =
 
 
 def cache_folder(name: str = "") -> Path:
-    """Returns the folder `name`, or else this user's cache folder for vlrl. It need not exist."""
+    """Returns `name` as an absolute path, or if it is empty, this user's cache folder for vlrl. The folder need not
+    exist."""
     if name:
         return Path(name).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -197,7 +200,8 @@ def cache_folder(name: str = "") -> Path:
 
 
 def move_to_backup(path: Path) -> None:
-    """Moves the files of an earlier run into a new folder next to `path`; deletes nothing."""
+    """Moves the files of an earlier run from `path` into a new folder next to it, NAME.before-1, -2 ... Deletes
+    nothing."""
     left = [p for p in path.iterdir() if p.name != "run.lock"]
     if not left:
         return
@@ -249,7 +253,7 @@ def utf8(text: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Returns a value as one line of strict JSON; see `plain`."""
+    """Converts a value to one line of strict JSON; see `plain`."""
     return utf8(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 

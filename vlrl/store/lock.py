@@ -49,7 +49,8 @@ class Lock:
         return read_json(self.path) == self.owner
 
     def check(self) -> None:
-        """Raises RunError if the folder has vanished or belongs to another process. Then nothing may be written."""
+        """Raises RunError if the folder has vanished or the lock belongs to another process. In both cases nothing may
+        be written."""
         if self.owned:
             return
         other, folder = read_json(self.path), self.path.parent
@@ -72,12 +73,12 @@ class NoLock(Lock):
 
 @contextmanager
 def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
-    """In the block, this process holds the lock file `path`. Creates the folder if it is missing.
+    """Context manager: in the block, this process holds the lock file `path`. Creates the folder if it is missing.
 
     Raises RunError, which names the owner, if another process holds the lock. If the owner was a process of this host
-    that has ended, its lock is taken over. If the owner cannot be looked up, its lock is taken over after SILENT_S
-    seconds without a sign of life. This requires that the owner has this host's name (before a reboot, or in another
-    container), or `steal`."""
+    that has ended, its lock is taken over. If the owner cannot be looked up (before a reboot, in another container, on
+    another host), its lock is taken over after SILENT_S seconds without a sign of life. For an owner with the name of
+    another host, this also requires `steal`."""
     acquired = Lock(path, this_process())
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
 
 @contextmanager
 def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
-    """In the block, calls `call` every `every_s` seconds in another thread."""
+    """Context manager: during the block, another thread calls `call` every `every_s` seconds."""
     ended = threading.Event()
 
     def tick() -> None:
@@ -109,7 +110,7 @@ def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
 
 
 def _release(acquired: Lock) -> None:
-    """Deletes the lock file, or logs a warning if that is impossible, as on a disk that became read-only. Raises no
+    """Deletes the lock file. If that is impossible, as on a disk that became read-only, logs a warning and raises no
     error, so that the error that ended this run stays visible. The next run on this host takes over the lock."""
     try:
         if acquired.owned:
@@ -209,8 +210,8 @@ def _silence(path: Path) -> float | None:
 
 
 def owner_lives(owner: Mapping[str, Any]) -> bool | None:
-    """Whether the owner of a lock file is running. None if this is unknown, for a process of another host or container,
-    or from before a reboot of this host."""
+    """Whether the process that a lock file names as its owner is running. None if this cannot be looked up: the process
+    is on another host, in another container, or from before a reboot of this host."""
     if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
         return None
     return _started(owner.get("pid")) == owner.get("process")
@@ -223,7 +224,8 @@ def this_process() -> dict[str, Any]:
 
 
 def _system() -> str:
-    """Returns kernel boot id and process namespace, within which process ids can be compared; "" if unknown."""
+    """Returns this system's kernel boot id and process namespace. Process ids can be compared where both are equal. ""
+    if unknown."""
     try:
         return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:

@@ -68,8 +68,8 @@ class RunFolder:
 
     @contextmanager
     def lock(self, steal: bool = False) -> Iterator[Lock]:
-        """In the block, this process holds the folder's lock; see lock.lock. Raises RunError if another process holds
-        the lock. Write methods raise RunError once the folder has vanished or was taken over."""
+        """Context manager: in the block, this process holds the folder's lock; see lock.lock. Raises RunError if
+        another process holds the lock. Write methods raise RunError once the folder has vanished or was taken over."""
         try:
             with lock(self.path / "run.lock", steal) as self._lock:
                 yield self._lock
@@ -87,7 +87,8 @@ class RunFolder:
         append_line(self.path / "eval.jsonl", json_text(record))
 
     def append_timeline(self, step: int, spans: Sequence[tuple[str, float, float]]) -> None:
-        """Appends lines to timeline.jsonl: the phases of a step, with start and end in seconds since 1970."""
+        """Appends a line to timeline.jsonl for each phase of a step. spans: (phase, start, end), in seconds since 1970.
+        """
         if spans:
             append_line(self.path / "timeline.jsonl", "\n".join(
                 json_text({"step": step, "phase": name, "start": start, "end": end}) for name, start, end in spans))
@@ -201,7 +202,8 @@ class RunFolder:
 
 
 def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the lines of eval.jsonl that can be compared with the last line of their split. If a split's data changed
-    before a resume, its first line after the resume has the key `changed`, and its earlier lines are left out."""
+    """Returns the lines of eval.jsonl that can be compared with the last line of the same split. If a split's data
+    changed before a resume, the first line after the resume has the key `changed`, and the split's earlier lines are
+    left out."""
     since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
     return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]

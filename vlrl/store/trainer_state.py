@@ -17,7 +17,8 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 class State(NamedTuple):
-    """A trainer's state in the form that is written: JSON for everything except tensors, and the tensors by name."""
+    """A trainer's state as a checkpoint stores it. `tree` is JSON with everything except tensors; `tensors` has these
+    by name."""
 
     tree: Any
     tensors: dict[str, Any]
@@ -30,13 +31,14 @@ def freeze(state: Mapping[str, Any]) -> State:
 
 
 def view(state: Mapping[str, Any]) -> State:
-    """Converts a trainer's state without copying its tensors. It must be saved before they change."""
+    """Converts a trainer's state without copying its tensors. The result must be saved before the tensors change."""
     tensors: dict[str, Any] = {}
     return State(_encode(state, tensors, "state"), tensors)
 
 
 def merge(*states: State) -> State:
-    """Combines the states of several parts of the trainer. Dictionaries under the same key are merged."""
+    """Combines states of parts of the trainer into one. If several states have a key, their dictionaries under this key
+    are merged."""
     tree: dict[str, Any] = {}
     for state in states:
         for key, value in state.tree.items():
@@ -76,8 +78,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
-    """Converts `value` to JSON, and adds its tensors to `tensors`. A type that JSON lacks becomes {"$kind": content}.
-    The name of a tensor is its path in the state, beginning with `name`."""
+    """Converts `value` to JSON, and adds its tensors to `tensors`. A value of a type that JSON lacks becomes {"$TYPE":
+    content}. The name of a tensor is its path in the state, beginning with `name`."""
     import torch
 
     if value is None or isinstance(value, (str, bool, int, float)):

@@ -42,7 +42,7 @@ __all__ = ["CheatRow", "Finding", "Report", "assert_ok", "check", "examine", "tr
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The results of checking a task."""
+    """The results of checking a task: findings, the rewards of cheats, and notes."""
 
     task: str
     samples: int
@@ -70,10 +70,10 @@ def examine(task: Task, samples: int = 20, processes: int = 2, tell: Callable[[s
             ) -> Report:
     """Checks a task on up to `samples` samples of each split and returns a report.
 
-    The samples are also compared with samples made in `processes` new processes, each with a different hash seed.
-    `tell` is called with progress messages.
+    The samples are also compared with those made in `processes` new processes, each with a different hash seed. `tell`
+    is called with progress messages.
 
-    Raises ConfigError or DataError if the settings or the data file are at fault, and not the task."""
+    Raises ConfigError or DataError if the settings or the data file are at fault, not the task."""
     findings, rows = Findings(tell=tell), []
     chosen = check_samples(task, findings, samples, processes)
     if chosen:
@@ -97,7 +97,7 @@ def _report(task: Task, chosen: list[Sample], findings: Findings, rows: list[Che
 
 
 def try_text(task: Task, sample: Sample, text: str) -> list[Finding]:
-    """The findings when the task scores `text` as an answer to the sample, for property-based tests."""
+    """Scores `text` as an answer to the sample and returns the findings, for property-based tests."""
     findings = Findings()
     try_answer(task, sample, text, findings)
     return findings.all()
@@ -105,7 +105,7 @@ def try_text(task: Task, sample: Sample, text: str) -> list[Finding]:
 
 def judge_cheats(task: Task, samples: list[Sample], findings: Findings, template: str = "") -> list[CheatRow]:
     """Checks that perfect answers earn more than cheats, on samples with the same prompt template. Returns the rewards
-    of each cheat."""
+    of perfect answers and of each cheat."""
     known = [(s, text) for s in samples if (text := oracle_of(task, s, findings)) is not None]
     others = list(dict.fromkeys(text for _, text in known))[:10]
     scored = [(s, text, reward) for s, text in known

@@ -25,7 +25,8 @@ SLOW = 1.0
 
 
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Scores every hostile text as an answer to the first sample, and the short texts also for the last sample."""
+    """Scores unusual texts (texts.py) as answers to the first sample and, except for very long texts, to the last
+    sample."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
         with findings.guard("messages", "messages", sample.id):
@@ -37,7 +38,7 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
 
 def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> float | None:
     """Scores a text, and calls every other method of the task that training calls with an answer. Returns the reward,
-    or None if the answer could not be scored. Training catches errors of these methods; here they become findings."""
+    or None if the answer could not be scored. Errors of these methods, which training catches, become findings."""
     findings.scoring()
     answer, before = answer_of(text), json.dumps(sample.row, sort_keys=True, default=repr)
     try:
@@ -129,7 +130,7 @@ _MARKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "span": (partial(_numbers, count=2), "2 finite numbers"),
     "path": (_is_path, "a list of at least 2 points [x, y] of finite numbers"),
     "track": (_is_track, "a list of [seconds or null, [x1, y1, x2, y2]]")}
-"""Kind of an overlay mark -> (function that checks its `at`, description of a valid `at`)."""
+"""Kind of an overlay mark -> (function that checks the mark's `at`, description of a valid `at`)."""
 
 
 def _mark_problem(mark: Any) -> str | None:
@@ -144,7 +145,8 @@ def _mark_problem(mark: Any) -> str | None:
 
 
 def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Findings) -> None:
-    """Checks score_group: one result per answer, the same when repeated, independent of the order of the answers."""
+    """Checks score_group on the answers `texts`: one result per answer, the same when repeated, independent of the
+    order of the answers."""
     if task.needs or type(task).score_group is Task.score_group:
         return
     answers = [answer_of(text) for text in texts]
@@ -214,13 +216,14 @@ def _oracle_rewards(task: Task, samples: Sequence[Sample], findings: Findings, w
 
 
 def wrapped(text: str) -> list[str]:
-    """The text in each answer format that prompts usually ask for."""
+    r"""The text in each of the answer formats that prompts usually ask for, such as <answer> tags or \boxed."""
     return [text, f"<answer>{text}</answer>", f"<think>I look.</think><answer>{text}</answer>", f"\\boxed{{{text}}}",
             f"<think>I look.</think><answer>\\boxed{{{text}}}</answer>", f"The answer is {text}."]
 
 
 def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], findings: Findings) -> float | None:
-    """Returns the reward of the perfect answer. Adds a finding if another answer earns more."""
+    """Returns the reward of the perfect answer `oracle`; None if it cannot be scored. Adds a finding if `others`, or
+    labels in the row, earn more."""
     best = try_answer(task, sample, oracle, findings)
     if best is None or best >= full_marks(task) - 1e-6 * max(1.0, abs(full_marks(task))):
         return best

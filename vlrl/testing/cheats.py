@@ -19,13 +19,13 @@ MARGIN = 0.15
 _CANDIDATES = 40
 
 Text = str | tuple[str, ...]
-"""One answer, or several answers whose lowest reward counts."""
+"""One answer, or several answers of which the lowest reward counts."""
 
 
 @dataclass(frozen=True)
 class CheatRow:
-    """The rewards of one cheat over the samples. If the cheat has several forms, the rewards belong to the form with
-    the highest mean reward."""
+    """The rewards of one cheat over the samples: mean, maximum, and see below. If the cheat has several forms, the
+    rewards are those of the form with the highest mean reward."""
 
     name: str
     mean: float
@@ -141,8 +141,8 @@ NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 
 def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], findings: Findings,
                  template: str = "") -> list[CheatRow]:
-    """Tries every cheat on samples with the same prompt template. Returns the rewards of the perfect answers, then of
-    each cheat. `oracles` holds (perfect answer, its reward) for each sample."""
+    """Tries every cheat on samples with the same prompt template. Returns a CheatRow for the perfect answers, then one
+    for each cheat; [] if perfect answers earn too little. `oracles`: (perfect answer, its reward) for each sample."""
     finals = [answer_of(text).final for text, _ in oracles]
     candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
     cases = [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
@@ -177,8 +177,8 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
 
 def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable[[CheatCase], list[Text]],
                best: Sequence[float], findings: Findings, template: str) -> list[CheatRow]:
-    """The rewards of a cheat in the form with the highest mean reward, over the samples to which the cheat applies; []
-    if there are none."""
+    """Returns a list with the CheatRow of a cheat, in its form with the highest mean reward. The list is empty if the
+    cheat applies to none of the samples. best: reward of the perfect answer to each sample."""
     try:
         variants = [(i, make(case)) for i, case in enumerate(cases)]
     except Exception as error:  # coordinates of a row without sizes

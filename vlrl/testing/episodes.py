@@ -69,8 +69,8 @@ def hostile_calls(task: Task, sample: Sample) -> list[str]:
 
 
 def _check_left(host: Environments, task: Task, sample: Sample, findings: Findings) -> list[psutil.Process]:
-    """The processes that all episodes share, e.g. a browser. If every episode leaves another process running, adds a
-    finding and returns []."""
+    """Returns the processes that remain after all episodes and are shared by them, e.g. a browser. If every episode
+    leaves another process running, adds a finding and returns []."""
     shared = _left(host)
     if shared:
         for _ in range(_MORE):
@@ -99,7 +99,7 @@ def _name(process: psutil.Process) -> str:
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """An episode as it was played, up to the action that ended it."""
+    """An episode as it was played: the first observation, and the steps up to the action that ended it."""
 
     first: Observation | None
     """The first observation; None if the sample has no environment or its reset failed."""
@@ -113,7 +113,7 @@ class PlayedEpisode:
 
 
 def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str], findings: Findings) -> PlayedEpisode:
-    """Plays an episode with these actions. If the environment fails to close, adds a finding."""
+    """Plays an episode with these actions and returns it. Adds a finding if the environment cannot be closed."""
     episode = host.open(sample, _SEED)
     try:
         (first,) = host.reset([episode])

@@ -20,7 +20,7 @@ _SHOWN = 3  # findings kept per rule; further ones are counted
 
 @dataclass
 class Findings:
-    """The findings of a check, limited to a few for each rule, and notes about checks that were skipped."""
+    """Collects the findings of a check, limited to a few for each rule, and notes about checks that were skipped."""
 
     by_rule: dict[str, list[Finding]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -44,7 +44,8 @@ class Findings:
             listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
 
     def take(self, found: Iterable[Finding]) -> None:
-        """Adds results of rules of vlrl.checks: errors become findings; warnings, grouped by message, become notes."""
+        """Adds findings of vlrl.checks. Those of level "error" become findings of this check; warnings, grouped by
+        message, become notes."""
         warned = []
         for one in found:
             if one.level == "error":
@@ -68,7 +69,8 @@ class Findings:
 
     @contextmanager
     def guard(self, rule: str, doing: str, sample: str = "", text: str | None = None) -> Iterator[None]:
-        """A context manager for calls of task code: turns an exception into a finding of this rule."""
+        """Context manager for calls of task code, which turns an exception into a finding of `rule`. doing: name of the
+        call, for the message."""
         try:
             yield
         except TaskError as error:
@@ -88,13 +90,13 @@ def reward_of(task: Task, parts: Mapping[str, float | None]) -> float:
 
 
 class TooSlow(BaseException):
-    """Raised when the time limit is reached. It is not a subclass of Exception, so that an `except Exception` in a
+    """Raised by `timed` at the time limit. It is not a subclass of Exception, so that an `except Exception` in a
     scoring method cannot hide it."""
 
 
 def timed(call: Callable[[], Any], limit: float) -> tuple[Any, float]:
-    """Calls a function; returns its result and the CPU seconds used. Raises TooSlow after `limit` CPU seconds, which is
-    only possible in the main thread and on Unix."""
+    """Calls a function and returns (result, CPU seconds). Raises TooSlow after `limit` CPU seconds. This limit works
+    only in the main thread and on Unix."""
     started = time.process_time()
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         return call(), time.process_time() - started

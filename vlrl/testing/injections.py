@@ -40,5 +40,5 @@ def injections(count: int = 200, seed: int = 0) -> list[str]:
 
 
 def injected(answer: str, text: str) -> str:
-    """The answer followed by an injection."""
+    """The answer followed by an injection `text`."""
     return f"{answer}\n{text}"

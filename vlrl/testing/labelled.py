@@ -21,7 +21,7 @@ from vlrl.task.scoring import score_group
 from vlrl.types import Sample
 
 THRESHOLD = 0.5
-"""An answer counts as rewarded if the reward part has at least this value."""
+"""The verifier counts an answer as correct if the reward part has at least this value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Mistake:
     part: str
     value: float
     correct: bool
-    """The label of the answer. False means that the mistake is a false positive."""
+    """The label of the answer: True for a false negative, False for a false positive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,10 @@ class Verdict:
 
 @prints_aside()
 def judge(task: Task, file: Path) -> Verdict:
-    """Scores every labelled answer of a file and compares the result with the label. A reward part of at least 0.5
-    means "correct". The reward part is named by the row's `part`, else it is the part with the largest weight. Raises
-    DataError, which names the file and the row."""
+    """Scores every labelled answer of a file and compares the result with the label.
+
+    A value of at least 0.5 of the reward part means "correct". The field `part` of a row names the reward part; by
+    default it is the reward part with the largest weight. Raises DataError, which names the file and the row."""
     rows = read_rows(file)
     if not rows:
         raise DataError(f"{file} has no rows; write one for each answer, "
@@ -109,7 +110,8 @@ def _part(task: Task, row: Mapping[str, Any]) -> str:
 
 
 def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], root: Path) -> Sample:
-    """The sample that a row contains, or that it refers to by its id. Raises DataError if there is no such sample."""
+    """The sample that a row contains (`sample`) or names (`id`). `root`: folder of the media. Raises DataError if there
+    is no such sample."""
     if "sample" in row:
         if not isinstance(row["sample"], dict):
             raise DataError("sample must be a row of the task, as a JSON object")
@@ -121,7 +123,7 @@ def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample],
 
 
 def samples_by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:
-    """Id -> sample, for the requested ids. The splits are searched one after the other."""
+    """Returns {id: sample} for the ids `wanted`. The splits are searched one after the other."""
     missing, out = set(wanted), {}
     for split in SPLITS:
         if not missing:

@@ -30,7 +30,7 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 GENERATED = "made"
-"""Name under which the generated samples are treated as a split, with indices (index, knobs)."""
+"""Name under which generated samples are treated as a split. Their indices are (index, knobs)."""
 _LIMITS = LimitsSettings()
 WIDE = 200
 """Number of samples of a split whose ids and content are compared."""
@@ -40,8 +40,8 @@ _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['
 
 def check_samples(task: Task, findings: Findings, count: int, processes: int) -> list[Sample]:
     """Checks the samples of both splits. Returns up to `count` training samples, evenly spaced, and some samples
-    generated with difficulty knobs. Raises ConfigError or DataError for faults of the user's data, which are not faults
-    of the task's code."""
+    generated with difficulty knobs. Raises ConfigError or DataError if the user's data are at fault, not the task's
+    code."""
     train = _split(task, findings, "train")
     if train is None:
         return []
@@ -100,8 +100,8 @@ def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str
 
 
 def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
-    """(index, knobs) of the samples to generate: all knobs at their minimum, in the middle and at their maximum, and
-    each knob alone at its maximum."""
+    """Returns (index, knobs) of each sample to generate. Knob values: all at their minimum, in the middle or at their
+    maximum, and each knob alone at its maximum with the others at their minimum."""
     spots = [{name: low + share * (high - low) for name, (low, high) in task.knobs.items()} for share in (0, 0.5, 1)]
     spots += [{**spots[0], name: float(high)} for name, (_, high) in task.knobs.items() if len(task.knobs) > 1]
     return [(index, spot) for spot in spots for index in (0, 1)] if task.knobs else []
@@ -140,7 +140,8 @@ def _sized(sample: Sample) -> Sample:
 
 def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
                  count: int, findings: Findings) -> None:
-    """Applies the rules of vlrl.checks to the chosen rows. Rules that compare rows of a file see further rows."""
+    """Applies the rules of vlrl.checks to the `chosen` rows. Rules that compare the rows of a file also see further
+    rows."""
     rows: list[CheckedRow] = []
     for split, looked in chosen.items():
         for row in looked:
@@ -248,7 +249,7 @@ def _address(cls: type[Task]) -> str | None:
 
 
 def child(given: Mapping[str, Any]) -> None:
-    """Prints the fingerprints of the samples listed in `given`. The main function of a separate process."""
+    """Main function of a separate process: prints the fingerprints of the samples that `given` lists, as JSON."""
     try:
         task = load(given["name"], given["settings"])
         task.seed, task.data = given["seed"], given["data"] and DataSettings(**given["data"])
