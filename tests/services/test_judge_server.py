@@ -38,7 +38,7 @@ def test_the_server_has_the_judge_s_model_address_and_key(tmp_path, monkeypatch)
 def test_a_checkpoint_and_a_port_that_cannot_be_served(tmp_path):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"is an adapter: merge it first, with model\.name=.*model\.lora\.rank=0"):
+    with pytest.raises(ConfigError, match=r"is an adapter, .*by a run with model\.name=.*model\.lora\.rank=0"):
         made(tmp_path, port=free_port(), model=str(tmp_path / "best"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -142,7 +142,7 @@ def test_a_server_that_is_away(scene, served):  # noqa: F811
     (lambda s: s.state.update(roots=["/elsewhere"]), ConfigError, "loads weights from /elsewhere, .*--weights /"),
     (lambda s: s.state.clear(), ConfigError, "is a server that `vlrl serve` did not start"),
     (lambda s: setattr(s, "planted", lambda body: (500, {"error": "size mismatch"})), TrainingError,
-     r"the teacher \(/.*the server cannot load the weights: .*size mismatch.*for another model"),
+     r"the teacher \(/.*the server cannot load the weights: .*size mismatch.*this teacher's model"),
     (lambda s: setattr(s, "planted", lambda body: (401, {})), ConfigError,
      r"refuses the key: set algo\.distillation\.key_file")])
 def test_a_server_that_is_another(scene, served, plant, error, message):  # noqa: F811

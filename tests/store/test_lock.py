@@ -118,7 +118,7 @@ def test_a_lock_of_another_container_or_host_is_taken_when_it_is_silent(tmp_path
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("fate, words", [("vanished", r"has vanished.*Restore it"),
+@pytest.mark.parametrize("fate, words", [("vanished", r"has vanished.*Restore the folder"),
                                          ("taken", r"taken over by process 7")])
 def test_a_run_whose_folder_is_gone_writes_no_more(tmp_path, fate, words):
     folder = RunFolder(tmp_path / "run")

@@ -78,7 +78,8 @@ def key_of(variable: str | None, option: str) -> str:
     if variable and not key:
         raise ConfigError(f"{option} {variable}: this environment variable is empty or not set: export the key in it")
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(f"{option} {variable}: this environment variable has characters that a key cannot have")
+        raise ConfigError(f"{option} {variable}: the value of this environment variable is not a key: it must be "
+                          "printable ASCII without spaces. Export the key in it")
     return key
 
 
@@ -194,7 +195,7 @@ class ChatClient:
         self.close()
         detail = (f"has several models ({self.without_key(', '.join(names[:20]))})" if names else
                   f"does not list its models ({ascii(problem)[:200]})")
-        raise ConfigError(f"{self._option} {self.address}: the server {detail}: choose a model by "
+        raise ConfigError(f"{self._option} {self.address}: the server {detail}. Choose a model with "
                           f"{_further(self._option, 'model')}")
 
 

@@ -80,7 +80,7 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
     weights: dict[str, float] = {}
     for extra in extras:
         if twice := sorted(weights.keys() & extra.offer.weights):
-            raise ConfigError(f"task.parts: the part '{twice[0]}' is named twice: remove one")
+            raise ConfigError(f"task.parts: the part '{twice[0]}' is named twice: remove one of the two entries")
         weights |= extra.offer.weights
 
     class Mixed(cls):
@@ -90,8 +90,8 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
         def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
             own = super().rewards_for(settings)
             if twice := sorted(own.keys() & weights):
-                raise ConfigError(f"task.parts: the part '{twice[0]}' already belongs to this task. Leave it out of "
-                                  "task.parts")
+                raise ConfigError(f"task.parts: the part '{twice[0]}' already belongs to this task. Remove this part "
+                                  "from task.parts")
             if str(settings.get("combine", "")).startswith("max:"):  # the larger of both counts
                 return {**own, **weights}
             return {**own, **weights, **_replaced_weights(own, cls.outcome_for(settings), extras)}

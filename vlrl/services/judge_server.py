@@ -55,7 +55,8 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
 
 def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
     if not settings.model:
-        raise ConfigError("--judge needs services.judge.model: the hub name, folder or run of the model that judges")
+        raise ConfigError("--judge needs services.judge.model. Set this to the hub name, folder or run of the model that "
+                          "judges")
     if not settings.url:
         return port or _PORT
     parts = urlsplit(address_of(settings.url, "services.judge.url"))
@@ -72,6 +73,6 @@ def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
 def _model(name: str) -> str:
     folder = checkpoint.model_folder(name)
     if (Path(folder) / "adapter_config.json").is_file():
-        raise ConfigError(f"services.judge.model={name!r} is an adapter: merge it first, with model.name={name} "
-                          "model.lora.rank=0 steps=0")
+        raise ConfigError(f"services.judge.model={name!r} is an adapter, which the server cannot load: merge the "
+                          f"adapter into its model first, by a run with model.name={name} model.lora.rank=0 steps=0")
     return folder

@@ -105,7 +105,7 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     total = sum(weight for _, weight in wanted)
     if not wanted or total <= 0:
         raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' has no criteria with a weight "
-                         "above 0: add one of them")
+                         "above 0. Add a rubric to the row, or criteria to the part")
     views = [(a, *prompts.judge_view(task, sample, [a], media)) for a in answers]
     verdicts = iter(_verdicts(services, [
         Question(prompts.criterion_prompt(question, text, a.text if reasoning else a.final), shown, prompts.VERDICT)

@@ -111,8 +111,8 @@ class ServedTeacher:
         except Unavailable as error:
             self._refusals += error.status == HTTPStatus.INTERNAL_SERVER_ERROR
             if self._refusals > self.settings.retries:
-                raise TrainingError(f"the server cannot load the weights: {error}. Was it started for another model?"
-                                    ) from None
+                raise TrainingError(f"the server cannot load the weights: {error}. Check that it was started for this "
+                                    "teacher's model.") from None
             raise
         self._refusals = 0
 

@@ -56,10 +56,10 @@ class Lock:
         other, folder = read_json(self.path), self.path.parent
         if other:
             raise RunError(f"run folder {folder} was taken over by {_named(other)}, so this run stops writing. If "
-                           "both should run, give one of them another folder with run.dir.")
+                           "both runs should continue, set another run.dir for one of the two.")
         raise RunError(f"run folder {folder} has vanished, or somebody deleted {self.path.name} in it, so this run "
-                       "stops writing. Restore it (is the disk mounted?); the same command then continues from its "
-                       "last checkpoint.")
+                       "stops writing. Restore the folder (is the disk mounted?); the same command then continues from "
+                       "its last checkpoint.")
 
 
 class NoLock(Lock):

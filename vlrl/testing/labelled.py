@@ -68,7 +68,7 @@ def judge(task: Task, file: Path) -> Verdict:
     default it is the reward part with the largest weight. Raises DataError, which names the file and the row."""
     rows = read_rows(file)
     if not rows:
-        raise DataError(f"{file} has no rows; write one for each answer, "
+        raise DataError(f"{file} has no rows; write a row for each answer, "
                         f"{{\"id\" or \"sample\", \"answer\": text, \"correct\": true}}")
     samples = samples_by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
     mistakes, correct = [], 0
