@@ -55,8 +55,8 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
 
 def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
     if not settings.model:
-        raise ConfigError("--judge needs services.judge.model. Set this to the hub name, folder or run of the model that "
-                          "judges")
+        raise ConfigError("--judge needs services.judge.model. Set this to the hub name, folder or run of the model "
+                          "that judges")
     if not settings.url:
         return port or _PORT
     parts = urlsplit(address_of(settings.url, "services.judge.url"))
