@@ -66,8 +66,7 @@ class Comparison:
 
     a: tuple[Side, ...]
     b: tuple[Side, ...]
-    """The evaluations of side b. In `a` and `b`, each step is the number of completed steps, not a name such as "last".
-    """
+    """The evaluations of side b. In `a` and `b`, each step is the number of completed steps, not a name like "last"."""
     split: str
     metric: str  # the metric that decides which side wins a sample
     metrics: dict[str, Metric]
@@ -118,13 +117,14 @@ def parse_side(text: str) -> Side:
 
 def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metric: str = "reward/mean", *,
             seed: int = 0) -> Comparison:
-    """Compares the evaluations `b` with the evaluations `a` on the samples that all of them contain. Each of the two
-    sides is one evaluation, or the evaluations of several runs that differ in the seed. Samples are paired by
-    content (pairs.py).
+    """Compares the evaluations `b` with the evaluations `a` on the samples that all these evaluations contain. Each of
+    the two sides is one evaluation, or the evaluations of several runs that differ in the seed. Samples are paired
+    by content (pairs.py).
 
     split: the split to compare; by default heldout, or else the first split that all runs were evaluated on. metric:
-    the metric that decides which side wins a sample. With several runs per side, both seeds and samples are resampled
-    (differences.difference). The values of a metric leave out the samples that have no value on one side.
+    the metric that decides which side wins a sample. seed: for the resampling. With several runs per side, both seeds
+    and samples are resampled (differences.difference). The values of a metric leave out the samples that have no value
+    on one side.
 
     Raises RunError if a run has no evaluation of the split or step, if no sample is in all evaluations, or if no answer
     has the metric."""

@@ -1,5 +1,5 @@
-"""The form of answers (their text with words and numbers replaced by placeholders), and how it changes over the
-evaluations of a run. Does not import torch.
+"""Reduces answers to their form (the text with words and numbers replaced by placeholders), and counts the forms in
+each evaluation of a run. Does not import torch.
 
     for point in forms_over_steps(RunFolder("runs/quickstart")):
         print(point.step, point.entropy, point.forms.most_common(3))

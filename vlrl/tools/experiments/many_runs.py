@@ -62,9 +62,9 @@ def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_pro
     earlier resumes from its checkpoint.
 
     Each job is a separate `vlrl` process. It gets an equal share of the CPU threads (unless OMP_NUM_THREADS is set) and
-    of the GPUs in CUDA_VISIBLE_DEVICES, if there are enough. If this process is killed, the kernel kills the jobs. If
-    this process is interrupted or its terminal is closed, the jobs save a checkpoint and stop. `progress` reports the
-    steps of the running jobs.
+    of the GPUs in CUDA_VISIBLE_DEVICES, if there are at least `parallel` GPUs. If this process is killed, the kernel
+    kills the jobs. If this process is interrupted or its terminal is closed, the jobs save a checkpoint and stop.
+    `progress` reports the number of completed runs under the name `what`; a run in progress counts as a fraction.
 
     If a run fails, the other runs save and stop, and TrainingError is raised with the end of the failed run's output.
     """

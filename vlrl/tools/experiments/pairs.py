@@ -1,4 +1,4 @@
-"""Pairs the held-out answers of two evaluations by content, never by id alone. Does not import torch.
+"""Pairs the samples of two evaluations by content, never by id alone. Does not import torch.
 
     found = pair(items(a.rollouts(50, split="heldout", columns=COLUMNS).to_pylist()), items(...))
     [(one.value, other.value) for one, other in found.pairs], found.notes("a", "b")
@@ -37,8 +37,8 @@ WORDS: Mapping[Reason, str] = {
 
 
 class Item(NamedTuple):
-    """One sample of an evaluation. `value` is the object that pairs with that of the other evaluation, such as the
-    sample's answers."""
+    """One sample of an evaluation. `value` is any object that belongs to the sample, such as the list of its answers.
+    Pairing two samples pairs their values."""
 
     id: str
     media: tuple[str, ...] = ()  # sha256 of each image and video in the prompt, in order
@@ -50,7 +50,8 @@ class Item(NamedTuple):
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """The key that is equal for two items of the same sample."""
+        """A key that is equal for two items if they are the same sample: media, target, prompt and, for an episode, the
+        id."""
         return self.media, self.target, self.prompt, self.id if self.episode else None
 
 
@@ -113,10 +114,10 @@ def items(rows: Iterable[Mapping[str, Any]]) -> list[Item]:
 def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
     """Pairs the samples of two evaluations, and gives the reason for each sample that is left out.
 
-    Items of equal content are paired, first those with equal row and id, and never items whose rows contradict each
-    other (such as the spans of two clips of one video). Among the remaining items, those with equal id, media, target
-    and row are paired even if their prompts are worded differently, unless both media and row are empty. Of several
-    pairs with equal content and row only one counts, so that a duplicated sample does not count twice."""
+    Items of equal content are paired, first those with equal row and id. Items whose rows contradict each other are
+    never paired (such as the spans of two clips of one video). Among the remaining items, those with equal id, media,
+    target and row are paired even if their prompts are worded differently, unless both media and row are empty. Of
+    several pairs with equal content and row only one counts, so that a duplicated sample does not count twice."""
     pairs: list[tuple[Item, Item]] = []
     left, right = list(first), list(second)
     for key in _KEYS:

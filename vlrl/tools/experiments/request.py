@@ -24,8 +24,8 @@ class SweepRequest:
     eta: int | None = option(None, "With halving: the best 1/eta of the combinations go on to the next seed. Default: "
                                    "2.", metavar="N",
                              min=2)
-    metric: str = option("reward/mean", "The metric that decides, e.g. iou or correct_frac.")
-    split: str | None = option(None, "The split that decides. Default: the first of eval.splits.")
+    metric: str = option("reward/mean", "The metric by which settings are compared, e.g. iou or correct_frac.")
+    split: str | None = option(None, "The split on which settings are compared. Default: the first of eval.splits.")
     base: bool = option(True, "Also run the unchanged config on the test seeds.")
     seed: int | None = option(None, "With random and halving: seed for choosing the random combinations, e.g. 1. "
                                     "Default: 0.",

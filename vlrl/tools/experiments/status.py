@@ -45,8 +45,8 @@ class Status:
     """Estimated seconds until the run ends, at the speed of the last steps; None if the run is not running."""
     reward: float | None = None
     trend: float | None = None
-    """Mean reward of the last RECENT steps minus the mean reward of as many steps before them (at least two steps
-    each)."""
+    """Mean reward of the last RECENT steps minus the mean reward of as many steps before them. With fewer steps, the
+    two halves are compared; None with fewer than four steps."""
     evals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # split -> its last line in eval.jsonl
     heartbeat_age_s: float | None = None
     pid: int | None = None
@@ -71,7 +71,7 @@ def find_runs(path: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run folder."""
+    """Whether a folder is a run folder: it holds heartbeat.json, metrics.jsonl, run.lock or stages.json."""
     return any(os.path.isfile(path / name) for name in ("heartbeat.json", "metrics.jsonl", "run.lock", FILE))
 
 
@@ -151,8 +151,7 @@ def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool
 
 
 def _speed(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Returns (seconds per step, tokens per second) over the last RECENT steps; None for a value that was not recorded.
-    """
+    """Returns (seconds per step, tokens per second) over the last RECENT steps; None for an unrecorded value."""
     recent = [(s, _number(r.get("tokens_per_s"))) for r in records[-RECENT:] if (s := _number(r.get("time/total_s")))]
     total = sum(s for s, _ in recent)
     timed = sum(s for s, rate in recent if rate is not None)

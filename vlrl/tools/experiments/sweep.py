@@ -78,7 +78,8 @@ class SweepResult:
     metric: str
     split: str
     trials: tuple[Trial, ...]
-    """Sorted by number of seeds, then by mean score. The first is the best trial on the tuning seeds."""
+    """The trials, sorted by number of seeds, then by mean score, the largest first. The first is the best trial on the
+    tuning seeds."""
     tuning: Interval
     """Mean score of the best trial over its tuning seeds. It is biased upwards, because these seeds selected the trial.
     """
@@ -87,9 +88,10 @@ class SweepResult:
     """"best" and "base" -> mean, iqm and optimality_gap over the test seeds, with 95 % intervals."""
     improvement: Interval | None
     """Probability that a run with the best settings scores higher than a run of the unchanged config, over the test
-    seeds."""
+    seeds. None if the unchanged config was not run."""
     gain: Interval | None
-    """Mean difference best - base over the test seeds, paired by seed; the bounds are NaN with one seed."""
+    """Mean difference best - base over the test seeds, paired by seed; the bounds are NaN with one seed. None if the
+    unchanged config was not run."""
     sensitivities: tuple[Sensitivity, ...]
     runs: int  # number of runs, on tuning and test seeds together
     folder: Path
@@ -269,8 +271,8 @@ def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progre
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
           scores: Callable[[Mapping[str, Mapping[str, Any]], Sequence[int]], dict[str, dict[int, float]]]
           ) -> list[Trial]:
-    """Runs the search method. `scores` trains combinations on seeds and returns their scores. Returns the trials sorted
-    by the number of seeds they ran on, then by their mean, the best first."""
+    """Runs the search method and returns the trials, sorted by the number of their seeds, then by their mean, the best
+    first. `scores` trains combinations of settings on seeds and returns the scores."""
     results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
     left = list(results)
     for own in [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]:

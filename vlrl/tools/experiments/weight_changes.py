@@ -5,9 +5,9 @@
 
 Measures how much of a model a run has changed, as in "Reinforcement Learning Finetunes Small Subnetworks in Large
 Language Models" (2505.11711): the weights that differ by more than 1e-5 in the dtype of the first model. A float32
-checkpoint differs from a bfloat16 base model nearly everywhere by less than bfloat16 can resolve; the share of such
-weights is counted separately (`lost`). Weights are read tensor by tensor in blocks of rows, so neither model is fully
-in memory. LoRA factors are multiplied out."""
+checkpoint differs from a bfloat16 base model nearly everywhere by less than bfloat16 can resolve; such weights are
+counted separately (`lost`). Weights are read tensor by tensor in blocks of rows, so neither model is fully in memory.
+LoRA factors are multiplied out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _PREFIXES = {"model", "language_model", "base_model", "module"}
 
 @dataclass
 class Change:
-    """Counts of changed weights in a set of weights."""
+    """Numbers of all, changed and equal weights in a set of weights of two models, and the distance between these
+    weights."""
 
     tensors: int = 0
     weights: int = 0
@@ -62,7 +63,7 @@ class Change:
 
 @dataclass(frozen=True)
 class WeightChanges:
-    """The differences between the weights of two models."""
+    """The differences between the weights of two models, in total and for each kind of weight."""
 
     a: str
     b: str
@@ -132,8 +133,8 @@ def _base(name: str, folder: Path) -> Path:
 
 
 class _Weights:
-    """The weights of a model by name, read in blocks. If the model is an adapter, its product is added to the base
-    model's weights."""
+    """The weights of a model by name, read in blocks. If the model is an adapter, the product of its factors is added
+    to the weights of the base model."""
 
     def __init__(self, folder: Path, stack: ExitStack):
         self.folder = folder
@@ -148,7 +149,8 @@ class _Weights:
         return tuple(file.get_slice(own).get_shape())
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Rows `start` to `end` of a weight, in the stored dtype; in float32 if there is an adapter."""
+        """Rows `start` to `end` of a weight, in the stored dtype; in float32 if the adapter changes the weight. Raises
+        ConfigError for quantized weights."""
         file, own = self.files[name]
         values = file.get_slice(own)[start:end] if self.shape(name) else file.get_tensor(own)[None]
         if not values.is_floating_point():

@@ -237,7 +237,8 @@ def _digest(model: Any) -> str:
 
 
 def _declared(base: str) -> str:
-    """The data type in the base model's config; float32 if it has none."""
+    """The data type in the base model's config; float32 if the config names none. Raises RunError if the config cannot
+    be loaded."""
     from transformers import AutoConfig
 
     try:
@@ -301,7 +302,7 @@ def _unread(folder: Path, patterns: list[re.Pattern[str]]) -> dict[str, Any]:
 
 
 def _index(out: Path) -> dict[str, Any]:
-    """The index of the weights files in a folder. If there is a single weights file without an index, it is renamed to
+    """The index of the weights files in a folder. A single weights file without an index is first renamed to
     model-00001-of-00001.safetensors."""
     if (out / _INDEX).is_file():
         return json.loads((out / _INDEX).read_text(encoding="utf-8"))

@@ -158,8 +158,7 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
 
 
 def _text(name: str, content: Path | bytes) -> str:
-    """The text of a file in which private words are searched: only the header for a file of weights, "" for an image.
-    """
+    """The text of a file in which private words are searched: only the header of a file of weights, "" for an image."""
     if name.endswith(".png"):
         return ""
     if isinstance(content, bytes):

@@ -71,16 +71,16 @@ class PrivateWords:
                                   and _form(word, what).search(text)))
 
     def model_text(self, text: str) -> str:
-        """A text with its private words replaced and nothing else changed; for texts that a model wrote and for texts
-        of data rows."""
+        """A text with its private words replaced and nothing else changed. Used for texts that a model wrote and for
+        texts of data rows."""
         for word in sorted(self.words, key=len, reverse=True):
             if word in text:
                 text = _form(word, self.words[word]).sub("…", text)
         return text
 
     def text(self, text: str) -> str:
-        """A text with its private words replaced and its absolute paths reduced to their last component; for messages
-        and settings."""
+        """A text with its private words replaced and its absolute paths reduced to their last component. Used for
+        messages and settings."""
         return self.model_text(_PATH.sub(r"\1", text))
 
     def value(self, value: Any) -> Any:

@@ -39,8 +39,8 @@ SAVED = {4: 1.3, 2: 1.7}
 block's linear layers. Measured 1.2 to 1.4 for 4 bytes and 1.2 to 1.75 for 2 bytes, where the norms compute in
 float32."""
 RUNNING = 0.6
-"""Without activations kept for the backward pass, this share of the values counted by SAVED is alive at the same time.
-"""
+"""Share of the values counted by SAVED that are alive at the same time if no activations are kept for the backward
+pass."""
 LOGIT_COPIES = 2
 """Number of float32 copies of a chunk's logits that are alive in logprobs.token_stats, in the forward and in the
 backward pass together."""
@@ -262,7 +262,8 @@ def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int
 
 
 def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _MicroBatch:
-    """The largest micro-batch if all answers are as long as allowed."""
+    """The largest micro-batch if all answers are as long as allowed. `prompt`: tokens of a prompt. `shared`: whether
+    the model family is trained with answers that share the tokens of their prompt."""
     limit, answer = config.train.tokens_per_batch, config.rollout.max_new_tokens
     groups = math.ceil(config.rollout.prompts_per_step / config.rollout.minibatches)
     size = config.rollout.group_size

@@ -1,4 +1,4 @@
-"""Finds the requirements of a run's presets that its config does not meet: `find(config, task)`.
+"""Finds the requirements of presets that a config with these presets does not meet: `find(config, task)`.
 
 A preset lists its requirements ("needs") in its file (config/presets.py), and this module checks them. Requirements
 that no setting can show, such as answers with paragraphs, are always reported."""
@@ -38,7 +38,7 @@ class UnmetNeed:
 
 
 def find(config: Config, task: Task, sample: Sample | None = None) -> list[UnmetNeed]:
-    """The requirements of the config's presets that it does not meet; [] for supervised fine-tuning.
+    """The requirements of a config's presets that the config does not meet; [] for supervised fine-tuning.
 
     Without a `sample` of the training split, requirements on fields of the rows count as met."""
     if config.algo.loss.name in SUPERVISED:
@@ -49,8 +49,8 @@ def find(config: Config, task: Task, sample: Sample | None = None) -> list[Unmet
 
 
 def of_stages(config: Config) -> list[UnmetNeed]:
-    """The requirements of the presets of a run with stages that its config does not meet. Only requirements on settings
-    of single stages are checked ("setting stages.<number>.<name>")."""
+    """The unmet requirements of the presets of a run with stages. Only requirements on settings of single stages are
+    checked ("setting stages.<number>.<name>")."""
     found = [(name, preset) for name in config.presets if (preset := presets.find_preset(name))]
     return [UnmetNeed(name, need, why) for name, preset in found for need, why in preset.needs.items()
             if need.startswith(_OF_A_STAGE) and not _stage_setting(config, need.removeprefix(_OF_A_STAGE))]

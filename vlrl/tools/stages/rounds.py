@@ -74,7 +74,8 @@ def check(config: Config) -> None:
 def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
     """Runs all unfinished rounds; returns whether all rounds are finished. Every process calls this function.
 
-    `first` is the initial model of the whole run; if rounds.start is `start`, each round starts from it."""
+    `say` is called with lines for the user. `first` is the initial model of the whole run: each round starts from it if
+    rounds.start is `start`."""
     folder, model = Path(config.run.dir), config.model.name
 
     def opened() -> StageList:

@@ -46,7 +46,8 @@ class StagesResult:
 
 
 def train_stages(config: Config, say: Say = print) -> StagesResult:
-    """Runs every unfinished stage, in order. Every process calls this function.
+    """Runs every unfinished stage, in order. Every process calls this function. `say` is called with lines for the
+    user.
 
     Raises ConfigError before the first stage starts if the settings of any stage are wrong, and RunError if a finished
     stage was run with other settings."""
@@ -146,7 +147,7 @@ def _with_initial_model(stage: StageEntry, stage_config: Config, known: StageLis
 
 
 def _is_finished(known: StageList, stage: StageEntry, stage_config: Config) -> bool:
-    """Whether a stage is finished. Raises RunError if it was run with other settings."""
+    """Whether a stage is finished. Raises RunError if the stage was run with other settings."""
     result = known.done.get(stage.name)
     if result is None:
         return False
