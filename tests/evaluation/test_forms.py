@@ -74,7 +74,7 @@ def test_over_the_evaluations_of_a_run(run, capsys, tmp_path):
     assert ["[0,", "0]", "25.0%", "75.0%"] in rows and ["different", "forms", "2", "2"] in rows
     with pytest.raises(RunError, match="no evaluated answers of split 'heldout'"):
         forms_over_steps(RunFolder(tmp_path))
-    with pytest.raises(RunError, match=r"of split 'other'.* there are: heldout"):
+    with pytest.raises(RunError, match=r"of split 'other'.* Evaluated splits: heldout"):
         forms_over_steps(run, "other")
     assert main(["compare", "--forms", str(run.path), "vs", str(run.path)]) == 2
     for words, said in (

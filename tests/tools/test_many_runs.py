@@ -105,9 +105,9 @@ def test_words_that_are_swept():
     logs = np.log10([wide.draw(rng) for _ in range(500)])
     assert logs.min() >= -6 and logs.max() <= -3 and abs(logs.mean() + 4.5) < 0.15
     for words, said in (
-            (["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"),
-            (["a=1,1"], "list different values"), (["a=1,2", "a=3..4"], "each setting can be swept only once"),
-            (["a=1,"], "list different values")):
+            (["a=1..x"], "a range must be two numbers"), (["a=3..1"], "lo below hi"),
+            (["a=1,2", "a=3..4"], "each setting can be swept only once"),
+            (["a=1,1"], "values of a sweep must be different"), (["a=1,"], "must be different and not empty")):
         with pytest.raises(ConfigError, match=said):
             swept_settings(words)
 

@@ -83,9 +83,9 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
         raise RunError(f"{run.path}: {run.notes[0]}. The shares of the forms of answers cannot be computed "
                        "correctly without the answers in this file")
     if not forms:
-        raise RunError(f"{str(run.path)!r} holds no evaluated answers of split {split!r} (eval-rollouts/); there "
-                       f"are: {', '.join(splits) or 'none'}. Name a run folder such as runs/quickstart; a run "
-                       "stores its answers if store.rollouts=true and eval.samples is above 0")
+        raise RunError(f"{str(run.path)!r} holds no evaluated answers of split {split!r} (eval-rollouts/). "
+                       f"Evaluated splits: {', '.join(splits) or 'none'}. Name a run folder such as runs/quickstart; a "
+                       "run stores its answers if store.rollouts=true and eval.samples is above 0")
     return forms
 
 

@@ -83,7 +83,7 @@ class Sequential:
 
     def __post_init__(self) -> None:
         if not 2 <= len(set(self.names)) == len(self.names) <= MOST:
-            raise ValueError(f"names {self.names}: must be 2 to {MOST} different names")
+            raise ValueError(f"names {self.names}: a comparison needs 2 to {MOST} different names")
         if self.n < 2 or self.blocks < 1 or not 0 < self.alpha < 1:
             raise ValueError(f"n={self.n}, blocks={self.blocks}, alpha={self.alpha}: n must be at least 2, blocks at "
                              "least 1, and alpha between 0 and 1")

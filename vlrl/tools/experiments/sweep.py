@@ -148,14 +148,15 @@ def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]
         elif "," in text and not text.startswith(("[", "{", "'", '"')):
             values = tuple(map(_value, text.split(",")))
             if len({str(v) for v in values}) < len(values) or "" in values:
-                raise ConfigError(f"{word}: list different values, e.g. {name}=1,2 (for a list as one value: "
-                                  f"{name}=[{text}])")
+                raise ConfigError(f"{word}: the values of a sweep must be different and not empty, e.g. {name}=1,2. "
+                                  f"To set a list as one value, write {name}=[{text}]")
             swept.append(SweptSetting(name, values))
         else:
             fixed.append(word)
     names = [space.name for space in swept]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(names)}: each setting can be swept only once")
+        raise ConfigError(f"{', '.join(names)}: each setting can be swept only once. List all its values in one "
+                          "argument")
     return swept, fixed
 
 
@@ -209,8 +210,8 @@ def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepReque
     for option, given, methods in (("--trials", request.n, METHODS[1:]), ("--seed", request.seed, METHODS[1:]),
                                    ("--eta", request.eta, METHODS[2:])):
         if given is not None and method not in methods:
-            raise ConfigError(f"{option} {given} has no effect with --method {method}: leave it out, or use --method "
-                              f"{' or '.join(methods)}")
+            raise ConfigError(f"{option} {given} has no effect with --method {method}: leave out {option}, or use "
+                              f"--method {' or '.join(methods)}")
     n, eta, seeds, test_seeds = request.n or 16, request.eta or 2, request.seeds, request.test_seeds
     if seeds < 1 or test_seeds < 1 or eta < 2:
         raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: --seeds and --test-seeds "
@@ -340,7 +341,8 @@ def _range(name: str, text: str) -> SweptSetting:
     except ValueError:
         low, high = 1.0, 0.0
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"{name}={text}: a range is written lo..hi, two numbers, e.g. {name}=1e-6..1e-4")
+        raise ConfigError(f"{name}={text}: a range must be two numbers lo..hi with lo below hi, e.g. "
+                          f"{name}=1e-6..1e-4")
     return SweptSetting(name, low=low, high=high, integers=all(end.strip().lstrip("+-").isdecimal() for end in ends))
 
 

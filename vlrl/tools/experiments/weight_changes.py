@@ -126,10 +126,10 @@ def _base(name: str, folder: Path) -> Path:
                 settings = yaml.safe_load(with_settings.read_text(encoding="utf-8"))
                 return _folder(str(settings["model"]["name"]))
             except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-                raise RunError(f"{with_settings} does not say which model the run started from ({error}): name that "
-                               f"model too, --weights BASE {name}") from None
-    raise RunError(f"{name} is neither a run folder nor an adapter, so its base model is not known: name both models, "
-                   f"--weights BASE {name}")
+                raise RunError(f"{with_settings} does not say which model the run started from ({error}): name "
+                               f"this model too, with --weights BASE {name}") from None
+    raise RunError(f"{name} is neither a run folder nor an adapter, so its base model is not known. Name both models "
+                   f"with --weights BASE {name}")
 
 
 class _Weights:

@@ -253,8 +253,8 @@ def _check_writable(folder: Path) -> None:
     if not os.path.isdir(there):
         raise ConfigError(f"run.dir={str(folder)!r}: {there} is not a folder. Choose another run.dir.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"run.dir={str(folder)!r}: {there} is not writable. Choose another run.dir, or fix its "
-                          "permissions.")
+        raise ConfigError(f"run.dir={str(folder)!r}: {there} is not writable. Choose another run.dir, or make this "
+                          "folder writable.")
 
 
 def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sample]]:
