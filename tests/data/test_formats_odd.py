@@ -60,7 +60,7 @@ test_what_was_read_wrongly_is_refused = refused(DataError, one, {
                                "its 2 boxes and labels=['cat'] must be lists of the same length"),
     "one label as text": ({"image": "a.png", "bboxes": [[1, 2, 3, 4]], "labels": "cat"}, "labels='cat' must be lists"),
     "objects by columns": ({"image": "a.png", "objects": {"bbox": [[1, 2, 3, 4]], "category": [3]}},
-                           "may be corners or sides: add a field bbox_format"),
+                           "it is ambiguous whether these boxes are [x1, y1, x2, y2]"),
     "no class of a clip": ({"video": "a.mp4", "instruction": "Choose from ['run', 'walk'].", "answer": "swim"},
                            "answer='swim' is not one of the classes that its instruction lists: ['run', 'walk']"),
     "one sentence as text": ({"timestamps": [[1, 3]], "sentences": "He sits."}, "sentences='He sits.' must be a list"),

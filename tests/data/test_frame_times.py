@@ -110,7 +110,7 @@ def test_times_that_are_none_of_these_frames(times, words):
 
 
 test_times_that_contradict_the_rest_of_the_row = refused(DataError, lambda row: sample_from_row({"id": "r", **row}), [
-    ({"video": NAMES, "frame_times": TIMES, "fps": 2}, r"fps=2, but frame_times=\[.* mean 0.75 frames per second"),
+    ({"video": NAMES, "frame_times": TIMES, "fps": 2}, r"fps=2, but frame_times=\[.* result in 0.75 frames per second"),
     ({"video": NAMES, "frame_times": TIMES, "fps": -1}, "fps=-1 must be a number above 0"),
     ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's video is a file, which has its own"),
     ({"image": "a.png", "frame_times": TIMES}, "the row has 0 videos"),

@@ -51,7 +51,7 @@ def test_solutions_go_with_their_rows_or_fit_none(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         read_solutions(str(tmp_path / "none.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="has no answer"):
+    with pytest.raises(ConfigError, match="contains no solution"):
         read_solutions(str(tmp_path / "empty.jsonl"))
     for line, found in (({**LINES[0], "id": "x"}, "row 1 is 'b'"), ({**LINES[0], "number": 9}, "there are 3 rows")):
         write_rows(tmp_path / "rows.jsonl", [line])
@@ -66,7 +66,7 @@ def test_solutions_go_with_their_rows_or_fit_none(tmp_path):
     {"number": 0, "id": "a", "solution": "x", "weight": 0}, {"number": 0, "id": "a", "solution": "x", "rejected": 3}])
 def test_a_line_that_is_none(tmp_path, line):
     (tmp_path / "rows.jsonl").write_text(json.dumps(LINES[0]) + "\n" + json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 2: a line of data\.solutions must have number"):
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 2: .* is not a line of data\.solutions\. A line needs"):
         read_solutions(str(tmp_path / "rows.jsonl"))
 
 
@@ -76,5 +76,5 @@ def test_answers_hold_any_text_and_other_bytes_are_named(tmp_path):
     write_rows(path, [{"number": 0, "id": "a", "solution": text} for text in texts])
     assert [one.text for one in read_solutions(str(path))] == texts == [row["solution"] for row in rounds._lines(path)]
     path.write_bytes(b'{"number": 0, "id": "a", "solution": "x"}\n\xff\xfe')
-    with pytest.raises(DataError, match=r"line 2: a line of data\.solutions must have"):
+    with pytest.raises(DataError, match=r"line 2: .* is not a line of data\.solutions"):
         read_solutions(str(path))

@@ -86,8 +86,9 @@ def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
     if convention == "processed":
         sides = sample.get("processed_size")
         if not isinstance(sides, (list, tuple)) or len(sides) != 2:
-            raise DataError(f"row '{sample.id}': processed_size={sides!r}, but coordinates=processed needs [w, h], the "
-                            "image's size after the processor; add it to the row, or set task.coordinates=original")
+            raise DataError(f"row '{sample.id}': processed_size={sides!r} must be [w, h], the image's size in pixels "
+                            "after the processor, because coordinates=processed needs this size. Add processed_size "
+                            "to the row, or set task.coordinates=original")
         full = tuple(_size(sample, "processed_size", side) for side in sides)
     else:
         full = (_FULL_SCALE[convention],) * 2

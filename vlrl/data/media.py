@@ -174,7 +174,7 @@ def checked_file(source: Any, limits: LimitsSettings) -> Path:
     size = guard_read(path, path.stat).st_size
     if size > limits.media_bytes:
         raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}; make "
-                        "it smaller, or raise the limit")
+                        "the file smaller, or raise the limit")
     if size == 0:
         raise DataError(f"media file {path} is empty")
     return path
@@ -202,7 +202,7 @@ def missing_file(path: str | Path) -> str:
 def _refuse_url(path: str) -> None:
     if _URL.match(path):
         raise DataError(f"media path {redacted(path)} is a URL, and nothing is downloaded unless data.urls allows "
-                        "it: download it and name the local file, or set data.urls to the allowed hosts")
+                        "it: download the file and give its local path, or set data.urls to the allowed hosts")
 
 
 def guard_read(path: Path | str, read: Any) -> Any:
@@ -242,7 +242,7 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
             opened = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
         except Image.DecompressionBombError:
             raise DataError(f"{path} has more pixels than limits.image_pixels={limits.image_pixels}, or than Pillow "
-                            "opens; make it smaller") from None
+                            "opens; make the image smaller") from None
         with opened as image:
             check_pixels(image.size, str(path), limits)
             return _rgb(image, str(path), limits)
@@ -299,7 +299,7 @@ def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> No
         raise DataError(f"{name} is {width}x{height} pixels: it is empty")
     if width * height > limits.image_pixels:
         raise DataError(f"{name} is {width}x{height} = {width * height} pixels, more than limits.image_pixels="
-                        f"{limits.image_pixels}; make it smaller, or raise the limit")
+                        f"{limits.image_pixels}; scale it down, or raise the limit")
 
 
 _ORIENTATION = 0x0112

@@ -78,7 +78,7 @@ def pixels(values: list[float], name: str) -> list[float]:
     size."""
     if any(values) and are_shares(values) and any(v != int(v) for v in values):
         raise DataError(f"{name}={short(values)} are fractions of the image, but this format uses pixels: multiply "
-                        "them by its width and height")
+                        "these numbers by the width and height of the image")
     return values
 
 
@@ -87,6 +87,6 @@ def scaled(values: Sequence[float], size: Sequence[float] | None, full: float, n
     if the size is unknown."""
     if size is None:
         raise DataError(f"{name}={short(list(values))} is relative to the image, whose size is unknown: the record has "
-                        "no width and height, and its file is missing or cannot be read. Add them, or name the folder "
-                        "of the images with --root (data.root in a config)")
+                        "no width and height, and its file is missing or cannot be read. Add width and height, or give "
+                        "the folder of the images with --root (data.root in a config)")
     return [tidy(v * size[i % 2] / full) for i, v in enumerate(values)]

@@ -46,8 +46,8 @@ def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
     from vlrl.environments import gym
 
     if "parts" in options:
-        raise ConfigError(f"environment.options.parts={options['parts']!r} is not an option: the parts are those "
-                          "in task.rewards")
+        raise ConfigError(f"environment.options.parts={options['parts']!r} is not an option: the parts are set by "
+                          "task.rewards")
     gym.check(addresses[0])
     if "actions" in options:
         checked_names(options["actions"], "environment.options.actions")
@@ -125,7 +125,8 @@ def attach(task: Task, settings: EnvironmentSettings) -> None:
                           "task it is for. Define environment(self, sample) in a task (docs/environments.md)")
     if has_own_environment(task):
         raise ConfigError(f"environment.name={name!r}: task '{task.name}' has its own environment or tools, so this "
-                          "setting would have no effect. Leave it out, or choose a task without one (task=world)")
+                          "setting would have no effect. Remove the setting, or choose a task without an environment "
+                          "and tools (task=world)")
     task.outside = resolved(settings)
 
 

@@ -45,7 +45,7 @@ def image_of_array(values: Any, what: str) -> Image.Image:
                             "expected 0 to 255")
     if array.dtype.kind == "f" and 0 < array.max() <= 1:
         raise ProtocolError(f"the environment's {what} would be black: fractions from {array.min():g} to "
-                            f"{array.max():g}, expected numbers from 0 to 255: multiply them by 255")
+                            f"{array.max():g}, expected numbers from 0 to 255. Multiply the fractions by 255")
     return Image.fromarray(array.astype(np.uint8)).convert("RGB")
 
 

@@ -366,8 +366,8 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
 
 def _schema(tool: Any) -> dict[str, Any]:
     if not NAME.fullmatch(tool.name):
-        raise ProtocolError(f"the server's tool {tool.name[:100]!r} has a name that a tool call cannot contain; leave "
-                            "it out with environment.options.tools")
+        raise ProtocolError(f"the server's tool {tool.name[:100]!r} has a name that a tool call cannot contain; list "
+                            "only the other tools in environment.options.tools")
     parameters = _untitled(tool.input_schema) if isinstance(tool.input_schema, Mapping) else {}
     schema = {"type": "function", "function": {"name": tool.name, "description": shorten(tool.description or "", 2000),
                                                "parameters": {"type": "object", "properties": {}, **parameters}}}
@@ -417,8 +417,8 @@ def checked_addresses(addresses: Sequence[str]) -> list[str]:
         except ValueError as error:
             raise ConfigError(f"the MCP server {address!r} is not a command: {error}") from None
     if len(checked) > 1 and not all(map(_is_url, checked)):
-        raise ConfigError(f"the MCP servers {', '.join(checked)}: several servers must all be URLs; a command is "
-                          "started for each episode anyway")
+        raise ConfigError(f"the MCP servers {', '.join(checked)}: several servers must all be given as URLs. Of a "
+                          "command, one is enough, because it is started for each episode")
     return checked
 
 

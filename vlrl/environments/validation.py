@@ -135,7 +135,7 @@ def checked_variables(value: Any, what: str) -> tuple[str, ...]:
     variable_names = checked_names(value, what)
     missing = next((name for name in variable_names if name not in os.environ), None)
     if missing is not None:
-        raise ConfigError(f"{what} names {missing!r}, which is not set: export it, or leave it out")
+        raise ConfigError(f"{what} names {missing!r}, which is not set: export this variable, or remove its name")
     return variable_names
 
 
@@ -149,8 +149,8 @@ def checked_server_url(url: str, like: str) -> str:
     except ValueError:
         parts, secret, right = None, "@" in url, False
     if secret:
-        raise ConfigError(f"the address {redacted(url)} has a user name or password: remove it, as addresses are "
-                          "printed and stored")
+        raise ConfigError(f"the address {redacted(url)} has a user name or password: remove it from the address, "
+                          "because addresses are printed and stored")
     if not right or parts is None:
         raise ConfigError(f"the environment's address {url!r} must look like {like}")
     return urlunsplit(parts)

@@ -109,8 +109,8 @@ def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[floa
     value = region["value"]
     label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
     if has(value, "rle"):
-        raise DataError(f"region {short(region.get('id'))} is a brush mask, which has no corners; export it "
-                        "as a rectangle or polygon")
+        raise DataError(f"region {short(region.get('id'))} is a brush mask, which has no corners; export "
+                        "the region as a rectangle or polygon")
     if has(value, "points") and isinstance(value["points"], list):
         corners = [numbers(p, (2,), "points") for p in value["points"]]
         return scaled(hull(corners), size, 100, "points") if corners else [], label
@@ -238,8 +238,8 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
     row = base_fields(record, source)
     layout = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
     if entries and not layout and isinstance(pick(record, name), Mapping):  # published data sets use either
-        raise DataError(f"{name}={short(record[name])} has boxes that may be corners or sides: add a field bbox_format "
-                        "that is 'xyxy' for [x1, y1, x2, y2], or 'xywh' for [x, y, width, height]")
+        raise DataError(f"{name}={short(record[name])}: it is ambiguous whether these boxes are [x1, y1, x2, y2] or "
+                        "[x, y, width, height]. Add a field bbox_format: 'xyxy' for the first, 'xywh' for the second")
     boxes = [{"box": _table_box({**entry, **layout}, _box_fields(entry) or ("box",), row),
               "label": str(pick(entry, *LABEL, "phrase") or "")} for entry in entries]
     labels = list(dict.fromkeys(b["label"] for b in boxes))

@@ -93,7 +93,7 @@ def _columns(record: Record) -> list[Any] | None:
         gap = gap or (missing, own[-1])
     if gap:  # letters would refer to other options
         raise DataError(f"the option {gap[0]!r} is empty, but {gap[1]}={short(record[gap[1]])} comes after it: fill "
-                        "it in, or shift the later options and the answer")
+                        "in the empty option, or move the later options forward and change the answer accordingly")
     return None
 
 

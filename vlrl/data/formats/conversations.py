@@ -162,11 +162,12 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
         raise DataError("its prompt ends with a turn of the assistant, but must end with the question")
     answer = said.pop()["content"] if before == "assistant" else ""
     if said and said[-1]["role"] != "user":
-        raise DataError("tool calls stand between its last question and the answer; a row can have them only before "
-                        "the question")
+        raise DataError("tool calls stand between its last question and the answer, but are only allowed before the "
+                        "question")
     question = said.pop()["content"] if said else ""
     for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
-        raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty: remove or fill it in")
+        raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty: remove this turn, or add "
+                        "its text")
     times = {name: value for video in named.pop("times") for name, value in video.items()}
     return Conversation(question, answer, system, tuple(
         {**turn, "role": "assistant"} if turn["role"] == "call" else turn for turn in said), _named_media(named), times)

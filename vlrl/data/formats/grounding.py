@@ -323,7 +323,7 @@ def _categories(entries: Sequence[Any]) -> dict[str, str]:
             name = text(entry, "name")
             if names.setdefault(str(entry["id"]), name) != name:
                 raise DataError(f"two categories have the id {short(entry['id'])}, {short(names[str(entry['id'])])} "
-                                f"and {short(name)}: annotations with this id are ambiguous")
+                                f"and {short(name)}: give each category its own id")
     return names
 
 

@@ -110,9 +110,9 @@ def unlabelled(record: Record, source: RecordSource) -> list[Row]:
     other fields are kept. Raises DataError if one of them seems to hold the answer, because the answer would be
     lost."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
-        raise DataError(f"it has an instruction, but no box or action in a field with a known name; {field}="
-                        f"{short(record[field])} seems to be the answer: map it with --columns (data.columns) "
-                        f"bbox={field} or action={field}, or remove it")
+        raise DataError(f"it has an instruction, but no box or action in a field with a known name. {field}="
+                        f"{short(record[field])} seems to be the answer: map this field with --columns (data.columns) "
+                        f"bbox={field} or action={field}, or remove the field")
     row = base_fields(record, source)
     others = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
     rest = {k: record[k] for k in _OF_SCREENSPOT if k in record}

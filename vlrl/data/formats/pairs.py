@@ -39,7 +39,7 @@ def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
     id = record_id(record, source, *_PLACES)
     better, worse = _response(record, "chosen"), _response(record, "rejected")
     if better == worse:
-        raise DataError("chosen and rejected are the same text: change one, or remove the row")
+        raise DataError("chosen and rejected are the same text: change one of them, or remove the row")
     second = zlib.crc32(f"vlrl/pairs/{id}".encode("utf-8", "backslashreplace")) % 2
     pair = [worse, better] if second else [better, worse]
     return [{"id": id, **_question(record, source), "responses": pair, "answer": 1 + second,
@@ -61,7 +61,7 @@ def _question(record: Record, source: RecordSource) -> dict[str, Any]:
     ends = [read_reply(record[name]) for name in ("chosen", "rejected") if isinstance(record.get(name), list)]
     ends = [said for said in ends if said.question]
     if len(ends) > 1 and (ends[0].question, ends[0].turns) != (ends[1].question, ends[1].turns):
-        raise DataError("chosen and rejected answer different questions")
+        raise DataError("chosen and rejected answer different questions: correct or remove the row")
     said = (None if has(record, "question") else conversation_of(record)) or next(iter(ends), Conversation())
     record = with_media(record, said)
     media = media_fields(record, source, needed=False)

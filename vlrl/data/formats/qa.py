@@ -188,7 +188,7 @@ def reference_answer(conversation: Conversation, record: Record, options: Sequen
     marked = own != " ".join(conversation.answer.lower().split()) or len(own) <= _SHORT
     if own != other and (marked or not other) and not re.search(rf"(?<!\w){re.escape(other)}(?!\w)", own):
         raise DataError(f"the assistant answers {short(own)}, but a separate field holds the answer "
-                        f"{short(reference)}: remove the wrong one")
+                        f"{short(reference)}: remove the wrong answer")
     return beside, {"solution": conversation.answer} if own != other else {}
 
 
@@ -198,8 +198,9 @@ def _correct_answer(record: Record, options: Sequence[str]) -> Any:
     if place is not None and options:
         given = letter_at(place, options)
     elif place is not None and not has(record, *_DIRECT):
-        raise DataError(f"it has the index {short(place)} of the correct option, but no field holds the options; "
-                        f"known names: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
+        raise DataError(f"it has the index {short(place)} of the correct option, but no field holds the options. "
+                        f"Name the field one of: {', '.join(OPTIONS)}; or give each option its own field, named A, B "
+                        "... or option_0, option_1 ...")
     given = _stated_answer(record) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]

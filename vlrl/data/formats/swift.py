@@ -67,7 +67,8 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
         else:
             label = _next(names, "ref")
     if boxes or names:
-        raise DataError(f"{len(boxes)} boxes and {len(names)} names in its objects have no placeholder in a turn")
+        raise DataError(f"{len(boxes)} boxes and {len(names)} names in its objects have no placeholder in a turn: "
+                        "add <bbox> or <ref-object>, or remove them from objects")
     images = pick(record, *IMAGE)
     if isinstance(images, list) and len(images) > 1 and said:
         raise DataError(f"its boxes belong to several of its {len(images)} images (objects.image_id), but a row can "

@@ -66,7 +66,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
         types=types, boxes=data.boxes)]
     if guessed := types.guessed():
         log.info("data.%s: answer types guessed, since no field states them: %s (vlrl data check shows examples, "
-                 "data.answer_type sets one)", split, guessed)
+                 "data.answer_type overrides the guesses)", split, guessed)
     for where, row in rows_of_split(rows, split):
         try:
             sample = checked_sample(task, row, root)

@@ -40,8 +40,8 @@ def folder_records(path: Path) -> Iterator[FileRecord]:
     layout = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
     if layout is None:
         raise DataError(f"{path}: the folder holds no rows. It may hold a folder of images for each class, images with "
-                        f"{' or '.join(_METADATA)}, {' or '.join(_SHARDS)} shards, or GOT-10k sequences. For "
-                        "other rows, name a file")
+                        f"{' or '.join(_METADATA)}, {' or '.join(_SHARDS)} shards, or GOT-10k sequences. "
+                        "Rows of any other kind must be in a file: give the path of this file")
     chosen, read = layout
     for file in chosen:
         yield from read(path, file)

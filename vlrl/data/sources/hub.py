@@ -163,7 +163,8 @@ def _fetch(name: HubName, commit: str, folder: Path, selection: Selection) -> No
         with ThreadPoolExecutor(_TOGETHER) as pool:
             list(pool.map(get, missing))
     except _NoNetwork as error:
-        raise RunError(f"{error} {len(missing)} of its files are not in {folder}.") from None
+        raise RunError(f"{error} {len(missing)} of its files are not cached in {folder}; download it once with network "
+                       "access, or use local files.") from None
 
 
 class _NoNetwork(Exception):

@@ -40,17 +40,17 @@ def read_solutions(name: str) -> list[Solution]:
     path = Path(name)
     if not os.path.isfile(path):
         raise ConfigError(f"data.solutions={name!r}: this file does not exist{searched_in(name)}. A stage of kind "
-                          "rounds writes one (rows.jsonl)")
+                          "rounds writes such a file (rows.jsonl)")
     out = []
     for place, line in enumerate(path.read_bytes().splitlines(), 1):  # str.splitlines would also split at U+2028
         try:
             out.append(_solution(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise DataError(f"{path}, line {place}: a line of data.solutions must have number (index in the training "
-                            f"split), id and solution (a string), and a weight above 0 if it has one, not "
-                            f"{line[:80].decode(errors='replace')!r}") from None
+            raise DataError(f"{path}, line {place}: {line[:80].decode(errors='replace')!r} is not a line of "
+                            "data.solutions. A line needs number (index in the training split), id and solution (a "
+                            "string); a weight, if there is one, must be above 0") from None
     if not out:
-        raise ConfigError(f"data.solutions={name!r} has no answer: name another file, or remove the setting")
+        raise ConfigError(f"data.solutions={name!r} contains no solution: choose another file, or remove the setting")
     return out
 
 
@@ -95,7 +95,8 @@ class SolvedSamples(SampleSequence):
         if sample is None or sample.id != one.id:
             reason = f"there are {len(self.samples):,} rows" if sample is None else f"row {one.number} is {sample.id!r}"
             raise DataError(f"data.solutions={self.name!r}: its answer to row {one.number}, {one.id!r}, matches no "
-                            f"training row ({reason}): the file was written for other rows, or another data.seed")
+                            f"training row ({reason}): the file was written for other data, or with another "
+                            "data.seed. Use the data and the seed of the run that wrote the file")
         turn = self._turns[index]
         return replace(sample, id=sample.id if turn == 1 else f"{sample.id}#{turn}", row={
             **sample.row, "solution": one.text, "weight": sample.weight * one.weight,

@@ -130,8 +130,9 @@ def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
             at = data + -(-info.size // _BLOCK) * _BLOCK
             continue
         if not 0 <= length <= _MOST_MEMBER or data + length > size:
-            raise DataError(f"{where} has {length} bytes by its header, but the shard ends {size - data} bytes after "
-                            f"the header (at most {_MOST_MEMBER} are allowed): the shard is truncated or damaged")
+            raise DataError(f"{where} has {length} bytes according to its header (at most {_MOST_MEMBER} are "
+                            f"allowed), but the shard ends {size - data} bytes after the header: the shard is "
+                            "truncated or damaged")
         if not info.isdir():
             _refuse(info, name, where)
             yield _Member(name.removeprefix("./"), first, data, length)

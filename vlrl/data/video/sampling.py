@@ -191,8 +191,8 @@ def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, f
     rate = None if fps is None else _checked_rate(frames, fps)
     mean = (frames - 1) / (seconds[-1] - seconds[0]) if frames > 1 else rate or 1.0
     if rate and abs(rate - mean) > _SAME_RATE * mean:
-        raise DataError(f"a video of {frames} frames has fps={fps!r}, but frame_times={seconds!r:.200} mean {mean:.4g} "
-                        "frames per second: remove the wrong one")
+        raise DataError(f"a video of {frames} frames has fps={fps!r}, but frame_times={seconds!r:.200} result in "
+                        f"{mean:.4g} frames per second: remove the wrong field")
     return np.array(seconds, float), mean
 
 
