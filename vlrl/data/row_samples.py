@@ -194,8 +194,8 @@ def _times(row: Mapping[str, Any], videos: int) -> Sequence[Any]:
     nested = isinstance(given, (list, tuple)) and given and all(isinstance(v, (list, tuple, type(None))) for v in given)
     each = given if nested else [given]
     if len(each) != videos:
-        raise DataError(f"frame_times={short(given)} must hold the time of each frame of a video given as frames, in "
-                        f"seconds, as one list per video; the row has {videos} videos")
+        raise DataError(f"frame_times={short(given)} must be the times of a video's frames in seconds, as one list "
+                        f"per video; the row has {videos} videos")
     return each
 
 

@@ -50,8 +50,8 @@ class EpisodeEngine:
         self.engine, self.encode, self.environments, self.clock = engine, encode.copy(), environments, clock
         self.limits, self.seed = config.episode, config.seed
         if self.encode.strips_thinking and comm.is_main():
-            _log.warning("the chat template of %s drops the thinking of earlier turns; episodes keep it, in training "
-                         "and in evaluation", config.model.name)
+            _log.warning("the chat template of %s drops the thinking of earlier turns; in episodes, the "
+                         "thinking of all turns is kept, in training and in evaluation", config.model.name)
         order = config.environment.order
         self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
 

@@ -122,7 +122,8 @@ def attach(task: Task, settings: EnvironmentSettings) -> None:
     name = _printable(settings.name)
     if len(task.members) > 1:
         raise ConfigError(f"environment.name={name!r} cannot be used with several tasks, because it is unclear which "
-                          "task it is for. Define environment(self, sample) in a task (docs/environments.md)")
+                          "of them needs the environment. Define environment(self, sample) in that task instead "
+                          "(docs/environments.md)")
     if has_own_environment(task):
         raise ConfigError(f"environment.name={name!r}: task '{task.name}' has its own environment or tools, so this "
                           "setting would have no effect. Remove the setting, or choose a task without an environment "

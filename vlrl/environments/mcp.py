@@ -267,7 +267,8 @@ class McpEnvironment(ToolEnvironment):
             return Observation()
         first = self.tools.pop(self._reset, None)
         if first is None:
-            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r}, which the option reset names")
+            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r}, but the option `reset` names "
+                                "this tool")
         try:
             shown = first({"seed": seed})
         except CallError as error:

@@ -162,7 +162,7 @@ class OpenEnv(Environment):
 
         try:
             if self._socket is None:
-                raise ProtocolError("the session with the server is over")
+                raise ProtocolError("the session with the server has ended")
             _refuse_more(self._socket)
             with contextlib.suppress(ConnectionClosed):  # by a server that has said why
                 self._socket.send(message)

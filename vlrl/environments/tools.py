@@ -57,9 +57,11 @@ class Tool:
         about, descriptions = _documentation(function)
         self.description = description or about
         if not NAME.fullmatch(self.name):
-            raise TaskError(f"tool {self.name!r}: a model cannot write this name. Set one: Tool(function, name='zoom')")
+            raise TaskError(f"tool {self.name!r}: a model cannot write this name. Give the tool another name: "
+                            "Tool(function, name='zoom')")
         if not self.description:
-            raise TaskError(f"tool {self.name!r} has no docstring, which tells the model what the tool does")
+            raise TaskError(f"tool {self.name!r} has no docstring: write one that tells the model what the "
+                            "tool does")
         self._names, self._arguments = self._model(descriptions)
         self.schema: dict[str, Any] = {"type": "function", "function": {
             "name": self.name, "description": self.description, "parameters": self._parameters()}}

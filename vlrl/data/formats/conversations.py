@@ -178,7 +178,8 @@ def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     paths, because then fields of the record name the media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
-        raise DataError("some images or videos of its conversation have a path and some have none: give all a path")
+        raise DataError("some images or videos of its conversation have a path and some have none: give each "
+                        "of them a path")
     return {} if None in given else {kind: paths for kind, paths in named.items() if paths}
 
 

@@ -103,7 +103,8 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
         return [{**row, **target(question), **swift.points_in_pixels(places, row), "boxes": [], **rest}]
     boxes = [{**b, "box": _in_pixels(b["box"], row, places.full if places else 1)} for b in boxes]
     if len({"label" in b for b in boxes}) > 1:
-        raise DataError(f"some of its {len(boxes)} boxes have a label and some have none: label all or none")
+        raise DataError(f"some of its {len(boxes)} boxes have a label and some have none: label all "
+                        "boxes, or remove the labels")
     labels = _listed_categories(question) if not boxes or "label" in boxes[0] else []
     if labels:
         labels = list(dict.fromkeys([*labels, *(b["label"] for b in boxes)]))
@@ -273,7 +274,7 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
     regions: dict[str, dict[str, list[Row]]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
         if not isinstance(entry, Mapping):
-            raise DataError(f"{short(entry)} in annotations must be an object, an annotation of COCO")
+            raise DataError(f"{short(entry)} in annotations must be an annotation of COCO, which is an object")
         if str(entry.get("image_id")) not in regions:
             place = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
             raise DataError(f"{place} is not the id of an entry of 'images'")

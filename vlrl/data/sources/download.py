@@ -180,7 +180,8 @@ def _target(url: str, policy: Policy) -> _Target:
         return DataError(f"media URL {redacted(url)} {why}")
 
     if len(url) > MOST_URL or not url.isascii() or not all("!" <= c <= "~" and c != "\\" for c in url):
-        raise refuse(f"must be at most {MOST_URL} ASCII characters without spaces; encode all others, as %XX or xn--")
+        raise refuse(f"must be at most {MOST_URL} ASCII characters without spaces; encode other "
+                     "characters as %XX or xn--")
     try:
         split = urlsplit(url)
         port = split.port

@@ -182,9 +182,9 @@ class LineRecords:
             ends = len(data) == end - at + before and (end == self._size or data.endswith(b"\n"))
             text = data[before:].decode().strip() if begins and ends else "\n"
             if "\n" in text:
-                raise RunError(f"{self._path} has changed since the run began: its rows have moved. Data "
-                               "files must not be written to during a run (a new file may replace them); the same "
-                               "command resumes from the last checkpoint.")
+                raise RunError(f"{self._path} has changed since the run began: its rows have moved. During a "
+                               "run, data files may be replaced by new files, but must not be written to. The same "
+                               "command resumes the run from the last checkpoint.")
             return record_of(parse_line(text))
         except UnicodeDecodeError as error:
             return DataError(f"it is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.")
@@ -357,8 +357,8 @@ def _parquet(path: Path, cache: Path) -> IndexedRecords:
         return ParquetRecords(path, file)
     rows = max(1, _GROUP_BYTES * file.metadata.num_rows // sum(group.total_byte_size for group in groups))
     if largest >= _HUGE:
-        log.warning("%s has row groups of %d MiB: reading one can take twice that much memory, since a page is "
-                    "decoded as a whole. Rewrite the file with smaller groups (row_group_size=%d)", path,
+        log.warning("%s has row groups of %d MiB: reading a group can take twice that much memory, because "
+                    "whole pages are decoded. Rewrite the file with smaller groups (row_group_size=%d)", path,
                     largest >> 20, rows)
     try:
         return ArrowRecords(derived_file(path, cache, "rows.arrow", _unpack), path)
