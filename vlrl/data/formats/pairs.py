@@ -90,8 +90,8 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
     if rank is not None:
         if not (isinstance(rank, list) and len(rank) == 2 and all(number(v) is not None for v in rank)
                 and rank[0] != rank[1]):
-            raise DataError(f"human_ranking={short(rank)} must be two different ranks, of which the better response has "
-                            "the lower one")
+            raise DataError(f"human_ranking={short(rank)} must be two different ranks; the better response has the "
+                            "lower rank")
         better = 1 if rank[0] < rank[1] else 2
     else:
         better = _better(pick(record, *_BETTER), pair)
