@@ -33,7 +33,7 @@ def test_servers_take_further_arguments_but_not_what_vlrl_sets_itself(tiny_model
     assert {"--enable-prefix-caching", "--no-enable-chunked-prefill"} <= {*server.command}  # on a CPU
     for given, way_out in (("tensor-parallel-size=2", r"set engine\.tensor_parallel"), ("host=0.0.0.0", "set --host"),
                            ("--max_model_len=9", r"set engine\.max_model_len"),
-                           ("logprobs-mode=raw_logprobs", "the value that trainers need. Leave it out")):
+                           ("logprobs-mode=raw_logprobs", "the value that trainers need. Remove the argument")):
         with pytest.raises(ConfigError, match=f"--vllm {given}: vlrl sets .*{way_out}"):
             further_arguments([given], ["--logprobs-mode", "processed_logprobs"])
 

@@ -3,10 +3,10 @@
 - A request is (prompt, n, sampling); a greedy baseline is an additional request. The interface is in base.py.
 - An engine that holds a copy of the weights updates the copy only in `sync`, which is called before every step and
   evaluation, and before the first completion of a resumed run. The code that creates an engine must close it, also
-  after an error. This removes the engine's files, which are in a folder of the process
+  after an error. Closing removes the engine's files, which are in a folder of the process
   (training.build_engine.engine_folder).
-- The hf engine accepts an observer: `watch` is called after every token with the texts decoded so far. It never changes
-  a completion, and an exception in it ends the generation.
+- The hf engine accepts an observer: `watch` is called after every token with the texts decoded so far. `watch` never
+  changes a completion, and an exception in `watch` ends the generation.
 - A setting that the chosen engine does not have is an error. `engine=vllm` on the command line also drops the settings
   that only the previous engine has, so this one override switches engines.
 - An engine reports finished requests by `done` while it decodes the remaining requests. Results never depend on these

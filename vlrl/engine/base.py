@@ -35,7 +35,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnswerPrefix:
-    """The first tokens of a completion, which the engine continues. The continuation uses a separate random stream."""
+    """The first tokens of a completion that the engine continues. The continuation uses a separate random stream."""
 
     index: int
     """The completion's index in its group, which selects the random stream."""
@@ -63,21 +63,24 @@ class Request:
     sampling: Sampling
     """The sampling parameters. Token limits apply to whole completions, including their prefixes."""
     key: tuple[int, ...] = (0,)
-    """Selects the random stream. Rollout i is sampled with the seed (run seed, *key, i), in any batch or process."""
+    """Selects the random stream. Completion i is sampled with the seed (run seed, *key, i), in any batch or process."""
     begun: tuple[AnswerPrefix, ...] = ()
-    """n prefixes to continue; () = n new completions. With unchanged weights the result is the same as without an
-    interruption. The returned completions include their prefix and have one more entry in `turns`."""
+    """The prefixes of the n completions, which the engine continues; () = n new completions. With unchanged weights the
+    result is the same as without an interruption. The returned completions include their prefix and have one more
+    entry in `turns`."""
     way_out: str = ""
     """The setting to change if completions must not be continued; shown in error messages."""
     sample: Sample | None = None
-    """The sample of an episode. If its environment was reset (`Sample.opening`), that responds to the actions."""
+    """The sample of an episode. If its environment was already reset (`Sample.opening`), this environment responds to
+    the actions."""
     max_turns: int | None = None
     """Maximum number of actions of an episode; None = episode.max_turns."""
     continues: tuple[CacheSlot, ...] = ()
-    """n cache slots of the completions, if later requests will extend them. An engine may ignore the slots."""
+    """One cache slot per completion, if later requests will extend the completions; else (). An engine may ignore the
+    slots."""
     turns: tuple[Turn, ...] = ()
-    """The turns of the episode so far, which are the end of the prompt. Their token positions count from the end of the
-    episode's first prompt."""
+    """The turns of the episode so far. The prompt ends with their tokens. Their token positions count from the end of
+    the episode's first prompt."""
 
     def __post_init__(self) -> None:
         if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:
@@ -122,7 +125,8 @@ class EpisodePlayer(Engine, Protocol):
     """How many times an environment process was restarted."""
 
     def over(self, engine: Engine) -> Self:
-        """A player that samples from `engine` and shares the environments, which the original player closes."""
+        """Returns a player that samples from `engine` and uses the environments of this player. Only this player closes
+        the environments."""
         ...
 
     def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
@@ -134,7 +138,7 @@ class EpisodePlayer(Engine, Protocol):
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Returns recorded completions after replaying the actions of recorded episodes in their environments. If an
+        """Replays the actions of recorded episodes in their environments, and returns the recorded completions. If an
         environment responds differently than in the record, the episode gets an error."""
         ...
 

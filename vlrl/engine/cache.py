@@ -163,8 +163,8 @@ class SharedRows:
         return {argument: self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
     def row(self, place: int, own: int) -> list[Pair]:
-        """Returns keys and values [1, H_kv, n, d] of each layer for the row at index `place`: of its prompt and of the
-        first `own` tokens after the prompt."""
+        """Returns (keys, values) [1, H_kv, n, d] of each layer for the row with index `place`. They belong to the
+        prompt and the first `own` tokens after the prompt."""
         prompts, answers = self._prompts, cast(list[Any], self._answers.layers)
         at = prompts.owner[place:place + 1]
         visible = slice(None) if prompts.bias is None else prompts.bias[at][0, 0, 0] == 0
@@ -176,7 +176,7 @@ class SharedRows:
                 for (keys, values), (more, others) in zip(before, after, strict=True)]
 
     def select(self, rows: torch.Tensor) -> None:
-        """Drops all rows except these, given by ascending indices."""
+        """Drops all rows except `rows` (ascending indices)."""
         self._prompts.select(rows)
         _select(self._answers, rows)
 
@@ -222,8 +222,8 @@ class RowCache:
     media: tuple[str, ...]  # hashes of the media among the tokens
 
     def rest(self, prompt: Prompt, observed: Prompt | None) -> Prompt | None:
-        """The part of a prompt after the cached tokens, which has the media of `observed`. None if the prompt does not
-        start with the cached tokens and media, or has no new tokens."""
+        """The part of `prompt` after the cached tokens, with the media of `observed` (the observation in this part, if
+        any). None if the prompt does not begin with the cached tokens and media, or has no new tokens."""
         n, hashes = len(self.ids), _hashes(prompt)
         if not (n < len(prompt) and np.array_equal(prompt.ids[:n], self.ids)
                 and hashes == self.media + (_hashes(observed) if observed else ())):
@@ -238,9 +238,8 @@ class TurnCaches:
     """The KV caches that are kept between the turns of episodes, at most `most` tokens in total. A later request whose
     prompt extends the cached tokens prefills only the new tokens.
 
-    The cache of a finished row is stored in the `CacheSlot` of its request, in the order of the rows. `most` depends on
-    the device's total memory, not on the memory that happens to be free: prefilling a prompt again changes the last
-    bits of the logits."""
+    Each cache is stored in a CacheSlot of the request that created it. `most` depends on the device's total memory, not
+    on the memory that happens to be free, because prefilling a prompt again changes the last bits of the logits."""
 
     def __init__(self, most: float):
         self.most = most
@@ -249,13 +248,14 @@ class TurnCaches:
 
     def take(self, continued: CacheSlot, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
         """Removes the cache from the slot `continued`. Returns the part of the prompt that must still be prefilled, and
-        the cache. None if the complete prompt must be prefilled."""
+        the cache. Returns None if the complete prompt must be prefilled."""
         cached, continued.cache = continued.cache, None
         rest = cached.rest(prompt, continued.observed) if cached else None
         return (rest, cached) if rest and cached else None
 
     def keep(self, continued: CacheSlot, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
-        """Stores the cache of a prompt and the tokens `written` after it in the slot `continued`, if there is room."""
+        """Stores the cache of a prompt and the tokens `written` after it in the slot `continued`, if there is room.
+        `layers` returns the keys and values of each layer, and is called only if there is room."""
         continued.cache = None
         ids = np.concatenate([prompt.ids, written])
         if sum(len(one.cache.ids) for one in self._living if one.cache) + len(ids) <= self.most:

@@ -48,8 +48,8 @@ class Capacity:
     shared: bool = True  # whether the completions of a group share one copy of their prompt's cache
 
     def fits(self, prompts: int, widest: int, rows: int, longest: int, shares: int = 1) -> bool:
-        """Whether a batch fits into 1 / `shares` of the memory. The batch has `prompts` prompts of up to `widest`
-        tokens, and `rows` completions of up to `longest` tokens."""
+        """Whether a batch with `prompts` prompts of up to `widest` tokens, and `rows` completions of up to `longest`
+        tokens, fits into 1 / `shares` of the memory."""
         copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
         tokens = copies * widest + rows * (longest + ROOM)
         return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total / shares
@@ -149,7 +149,8 @@ def same_prefix(request: Request, a: int, b: int) -> bool:
 
 
 def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
-    """Splits a batch, given as (index of the request, its rollouts), after `first` rollouts. Returns both parts."""
+    """Splits a batch after its first `first` rollouts, and returns both parts. A batch is a list of (index of the
+    request, indices of its rollouts in this batch)."""
     head: list[Job] = []
     tail: list[Job] = []
     for i, rollouts in jobs:

@@ -20,7 +20,7 @@ GIVEN_UP = "the run is ending, so the generation was stopped"
 
 
 class Abandoned(VlrlError, RuntimeError):
-    """The run is ending, so the thread that generates must stop."""
+    """Raised in the thread that generates when the run is ending."""
 
 
 class CopiedEngine(HFEngine):

@@ -25,7 +25,7 @@ class DecodedBatch:
 
 
 class DecodingBatch:
-    """The state of R completions while they are decoded. Each gets one token per decoding step. draws: [R, N] uniform
+    """The state of R completions while they are decoded, one token per completion and step. draws: [R, N] uniform
     random numbers in [0, 1), one per token. begun: for each completion the prefix that it continues, or None."""
 
     def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: TokenTexts,
@@ -54,8 +54,8 @@ class DecodingBatch:
             self._rules = StopRules(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Samples the next token of each row from the logits [rows, V], and stores the tokens of `live` rows. Returns
-        the sampled tokens [rows], and a mask [rows] of the rows that have not ended."""
+        """Samples the next token of each completion in `rows` from the logits [rows, V], and stores the tokens of those
+        that have not ended (mask `live`). Returns the sampled tokens [rows], and the new mask `live` [rows]."""
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = sample_tokens(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,

@@ -111,7 +111,8 @@ class HFEngine:
                                     "model.max_pixels, rollout.max_new_tokens or engine.prefill_tokens.") from None
         # outside of the handler, which keeps the failed batch alive
         self.capacity = replace(self.capacity, rows=rows // 2)
-        _log.warning("out of memory with %d completions in a batch: later batches have at most %d", rows, rows // 2)
+        _log.warning("out of memory with %d completions in a batch: later batches have at most %d completions", rows,
+                     rows // 2)
         release(self.policy.device)
         return [pair for part in split_jobs(jobs, rows // 2) for pair in self._run(requests, part, watch)]
 
@@ -169,8 +170,8 @@ class HFEngine:
 
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
-        """Prefills a batch. Returns the logits [R, V] of each row's first token, the cache of the rows, and the
-        position [R] of each row's first token."""
+        """Prefills a batch, given as (request, indices of its completions). Returns the logits [R, V] of each
+        completion's next token, the KV cache of all completions, and the position [R] of that token."""
         prompts: list[tuple[Prompt, RowCache | None]] = []
         owner: list[int] = []
         for request, rows in work:

@@ -233,9 +233,10 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 
 @contextlib.contextmanager
 def _bystander() -> Iterator[None]:
-    """Restores what vLLM changes for the process: the random states, and the function torch.set_num_threads. Does
-    nothing in a thread that generates during the update (async.*): the training thread uses the random states at the
-    same time, and generation leaves them unchanged (cpu_patches.py)."""
+    """Context manager that restores, on exit, what vLLM changes in this process: the random states and the function
+    torch.set_num_threads. Does nothing in a thread that generates during the update (async.*): the training thread
+    uses the random states at the same time, so they must not be reset. There cpu_patches.py keeps generation from
+    changing them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -36,7 +36,8 @@ class EpisodeMismatch:
 
 
 def describe_position(turns: Sequence[Turn], token: int) -> str:
-    """Describes the position of a token by its turn, and the media of the turn or else the latest earlier media."""
+    """Returns a text with the turn that contains a token, the token's position in the turn, and the media of the turn
+    or, if it has none, of the latest earlier turn with media."""
     number = turn_of(turns, token)
     turn = turns[number]
     media = next((t.media for t in reversed(turns[:number + 1]) if t.media), ())
@@ -73,9 +74,10 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
                      temperature: float = 1.0) -> EpisodeMismatch | None:
     """Returns the first position in an episode at which engine and trainer disagree.
 
-    None if they agree and all log-probabilities differ by at most `allowed`. Some things are not compared: the pixels
-    of videos; for observations with the results of several tool calls, everything except images; for episodes with
-    windows (episode.history), everything except ids, loss mask and log-probabilities."""
+    Returns None if there is no such position: all log-probabilities differ by at most `allowed`, and all inputs are
+    equal. Some things are not compared: the pixels of videos; for observations with the results of several tool calls,
+    everything except images; for episodes with windows (episode.history), everything except ids, loss mask and
+    log-probabilities."""
     for token, what in _structure(encode, prompt, completion):
         return EpisodeMismatch(turn_of(completion.turns, token), token, describe_position(completion.turns, token),
                                what)
@@ -89,7 +91,8 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
 
 
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:
-    """Compares ids, loss mask, positions and media turn by turn. Yields (token index, description) per difference."""
+    """Compares the trainer's inputs (ids, loss mask, positions, media) with the turns of an episode, turn by turn.
+    Yields (token index, description) per difference."""
     shown, tokens, whole, at = completion.shown, completion.tokens, prompt, 0
     loaded = {m.sha256: m for m in completion.observed_media}
     shown_media = iter(shown.media if shown else ())

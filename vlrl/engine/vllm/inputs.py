@@ -112,15 +112,17 @@ def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> d
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
-    """Derives the seed for a group or, with `place`, for the group's rollout at this index, from token `start` on. A
-    continuation gets a different seed, so that it does not reuse the random numbers of the first tokens."""
+    """Derives a seed from the run's seed and a request's `key`: for all completions of the request or, with `place`,
+    for the completion with this index. `start` is the number of tokens that the completion has already, so that a
+    continuation does not reuse the random numbers of the first tokens."""
     rest = (0, 0) if place is None else (place + 1, start + 1)
     state = np.random.SeedSequence([seed, *key, *rest]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(2))  # n is added to it, and it must stay a signed 64-bit number
 
 
 class Draft:
-    """One completion while it is generated. place: its index in the group. begun: its prefix, or None."""
+    """A completion while it is generated. place: its index in the group. begun: the prefix that it continues, or None.
+    """
 
     def __init__(self, sampling: Sampling, rules: SamplingRules, place: int, begun: Completion | None = None):
         self.sampling, self.rules, self.place = sampling, rules, place
@@ -133,7 +135,7 @@ class Draft:
 
     @classmethod
     def all_of(cls, request: Request, rules: SamplingRules) -> list[Draft]:
-        """Creates the drafts of a request: one per prefix, or `request.n` empty ones."""
+        """Creates the drafts of a request: one per prefix, or `request.n` empty drafts if there are no prefixes."""
         begun = [(b.index, b.written) for b in request.begun] or [(i, None) for i in range(request.n)]
         return [cls(request.sampling, rules, place, written) for place, written in begun]
 
@@ -144,7 +146,8 @@ class Draft:
         return (min(budget, limit) if budget is not None and n < budget else limit) - n
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float], stopped: bool = False) -> None:
-        """Appends sampled tokens up to the end of the completion. stopped: whether the engine reported an end."""
+        """Appends sampled tokens up to the end of the completion. stopped: whether the engine reported an end token or
+        a stop string."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             if self._put(int(token), float(logprob)):
                 return
@@ -236,11 +239,11 @@ def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Complet
     for draft, completion in zip(drafts, out, strict=True):
         if not np.isfinite(completion.logprobs).all():
             raise TrainingError(f"sample '{prompt.sample_id}': vLLM returned a log-probability that is not finite. "
-                                "The weights or engine.dtype may overflow: try engine.dtype=bfloat16 or float32.")
+                                "Values may overflow in the model's type: set engine.dtype=bfloat16 or float32.")
         wrong = sorted({*draft.tokens} & {*draft.rules.banned})
         if wrong:
             raise TrainingError(f"sample '{prompt.sample_id}': vLLM sampled the banned token {wrong[0]}; its logit "
-                                "exceeds all others by far. The policy has collapsed: lower train.lr.")
+                                "exceeds all other logits by far. The policy has collapsed: lower train.lr.")
     return out
 
 

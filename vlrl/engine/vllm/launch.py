@@ -76,7 +76,7 @@ class ServerGroup:
     key_file: Path | None = None  # the file with the servers' key; None if the key is not in a file
     silent_s: float = _SILENT_S
     back: str = "the trainer brings it the current weights"
-    """Text that follows "ADDRESS responds again;" in the message about a restarted server."""
+    """What happens after a restarted server responds again; ends the message "ADDRESS responds again; ..."."""
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait forever for its lock
     _signal: int = signal.SIGTERM
     _start_s: float = math.inf  # number of seconds within which a server must respond after a start or restart
@@ -229,8 +229,9 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
 
 def further_arguments(given: Sequence[str], taken: Sequence[str],
                       set_by: Mapping[str, str] = _SET_BY) -> dict[str, str]:
-    """Parses NAME=VALUE or NAME into {"--name": "value"}. Raises ConfigError for an argument that vlrl already sets:
-    one in `taken`, or a key of `set_by`, whose value names the setting that determines it."""
+    """Parses vLLM arguments, each NAME=VALUE or NAME, into {"--name": "value"}. Raises ConfigError for an argument that
+    vlrl itself sets: an argument in `taken`, or a key of `set_by`. The values of `set_by` name the settings that
+    determine the argument."""
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")
@@ -238,23 +239,23 @@ def further_arguments(given: Sequence[str], taken: Sequence[str],
         name = f"--{option.replace('_', '-')}{dot}{key}"
         if name in taken or name in set_by:
             raise ConfigError(f"--vllm {text}: vlrl sets {name} itself, " + (
-                f"by {set_by[name]}. Leave it out, or set {set_by[name]}" if name in set_by
-                else "to the value that trainers need. Leave it out"))
+                f"by {set_by[name]}. Remove the argument, or set {set_by[name]}" if name in set_by
+                else "to the value that trainers need. Remove the argument"))
         arguments[name] = value
     return arguments
 
 
 def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
-    """Environment variables for each server that assign its GPUs, or its threads on a CPU. Empty with Ray, which
-    assigns the GPUs itself. `added`: additional arguments for vLLM."""
+    """Environment variables that assign each server its GPUs, or its threads on a CPU: one dictionary per server. The
+    dictionaries are empty with Ray, which assigns the GPUs itself. `added`: additional arguments for vLLM."""
     if added.get("--distributed-executor-backend") == "ray":
         return [{}] * replicas
     each = engine.tensor_parallel * int(added.get("--pipeline-parallel-size", 1))
     if policy.device.type != "cuda":
         if replicas * engine.memory > 1 and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-            raise ConfigError(f"--replicas {replicas} with engine.memory={engine.memory:g} each take more than the "
-                              "main memory in total: lower either value, or set VLLM_CPU_KVCACHE_SPACE to the size of "
-                              "each server's KV cache in GiB")
+            raise ConfigError(f"--replicas {replicas} with engine.memory={engine.memory:g}: the servers would take "
+                              "more than the main memory. Lower one of the two values, or set VLLM_CPU_KVCACHE_SPACE to the "
+                              "size of each server's KV cache in GiB")
         return [{"VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}] * replicas
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -264,7 +265,7 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
     if len(devices) < replicas * each:
         raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={engine.tensor_parallel} needs "
                           f"{replicas * each} GPUs, but {len(devices)} are visible: start fewer servers, make more "
-                          "GPUs visible (CUDA_VISIBLE_DEVICES), or run a server on several hosts (docs/engines.md)")
+                          "GPUs visible (CUDA_VISIBLE_DEVICES), or run each server on several hosts (docs/engines.md)")
     return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[i * each:(i + 1) * each])} for i in range(replicas)]
 
 
@@ -296,8 +297,8 @@ def _key_of(file: Path) -> str:
 
 @contextlib.contextmanager
 def serve_lock(folder: Path) -> Iterator[None]:
-    """In the block, locks the folder of the servers. Raises ConfigError if another `vlrl serve` has locked it. The
-    folder contains the key and the logs of the servers."""
+    """Context manager that locks the folder of the servers, which contains their key and logs. Raises ConfigError if
+    another `vlrl serve` has locked the folder."""
     path = folder / "serve.lock"
     with contextlib.ExitStack() as locks:
         try:
@@ -320,7 +321,8 @@ def describe(servers: ServerGroup, path: Path) -> None:
 
 
 def _reached(host: str, here: bool = False) -> str:
-    """The host name in the URL of a server that listens on `host`, for other hosts or, with `here`, for this host."""
+    """The host name for the URL of a server that listens on `host`, as other hosts reach it or, with `here`, as this
+    host reaches it."""
     if host in ("0.0.0.0", "::"):
         return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host
@@ -333,7 +335,7 @@ def check_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}. Choose another --port, or end the program "
-                              "that uses this one.") from None
+                              f"that uses port {port}.") from None
 
 
 def _launch(server: ServerProcess) -> None:

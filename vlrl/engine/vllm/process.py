@@ -37,9 +37,9 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
 
 
 def kill_children_at_exit() -> None:
-    """Makes the kernel kill processes that are forked later when this process ends. vLLM's engine would otherwise wait
-    for this process forever. Processes forked outside the main thread are excluded, because they would already be
-    killed when the thread ends."""
+    """Makes the kernel kill child processes that are forked later as soon as this process ends. Otherwise vLLM's engine
+    would wait for this process forever. Processes forked outside the main thread are excluded, because the kernel
+    would kill them when the thread ends."""
     lasting = [True]
     os.register_at_fork(
         before=lambda: lasting.__setitem__(0, threading.current_thread() is threading.main_thread()),
@@ -47,7 +47,8 @@ def kill_children_at_exit() -> None:
 
 
 def register_model_class(arguments: Sequence[str]) -> None:
-    """Imports the model's class in this process. Otherwise vLLM starts a process without vlrl to inspect it."""
+    """Imports the class of the model that the server's command-line `arguments` name. Otherwise vLLM would start a
+    process without vlrl to inspect the class."""
     from vllm import ModelRegistry
 
     file = Path(dict(itertools.pairwise(arguments)).get("--model", "")) / "config.json"

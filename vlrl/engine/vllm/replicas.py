@@ -104,14 +104,15 @@ class ReplicaPool:
             replica.ready, replica.problem, replica.retry_at, replica.pause = False, "not asked yet", 0.0, _PAUSES[0]
 
     def admit_all(self) -> list[Replica]:
-        """Checks every server that is not ready. Returns the servers that are ready afterwards. Waits for all servers
-        that were ready before, and until at least one is ready. Raises TrainingError if no server becomes ready within
-        `wait_s` seconds."""
+        """Checks every server that is not ready, and returns the servers that are ready afterwards. Waits until all
+        servers that were ready before are checked, and at least one server is ready. Raises TrainingError if no
+        server becomes ready within `wait_s` seconds."""
         return _Run(self, [], None).admit_all()
 
     def run(self, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
-        """Returns the results of all tasks, in order. `done(number, result)` is called for each task except the last to
-        finish. Raises TrainingError if a request failed too often, or if no server was available for too long."""
+        """Runs all `tasks`, generators that yield the requests to send (CallSteps), and returns their results in order.
+        `done(number, result)` is called for each task except the last to finish. Raises TrainingError if a request
+        failed too often, or if no server was available for too long."""
         return _Run(self, tasks, done).all()
 
     def _examine(self, replica: Replica) -> None:
@@ -233,8 +234,8 @@ class _Run(Generic[T]):
         call.avoid = replica
         if call.failures > self._pool._retries:
             raise TrainingError(f"a request failed {call.failures} times, the last time at {replica.address}: "
-                                f"{reason}. See the log of the server. The limits are "
-                                f"{self._pool.section}.retries and {self._pool.section}.timeout_s.")
+                                f"{reason}. See the log of the server. To allow more or longer attempts, raise "
+                                f"{self._pool.section}.retries or {self._pool.section}.timeout_s.")
         call.not_before = time.monotonic() + min(_PAUSES[0] * 2 ** (call.failures - 1), _PAUSES[1])
         self._waiting.insert(0, (task, place, call))  # it has waited longest
 

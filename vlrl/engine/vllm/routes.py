@@ -147,7 +147,8 @@ class Routes:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Generates completions for {"version": ..., "input": a prompt for vLLM, "options": of SamplingParams}."""
+        """Generates completions for {"version": of the weights, "input": a prompt for vLLM, "options": of
+        SamplingParams}. Returns the result of wire.response_of."""
         sent = _object(await asyncio.to_thread(vllm_wire.parse, body))
         self._check(sent["version"])
         request = await asyncio.to_thread(vllm_wire.restore_arrays, sent)
@@ -181,11 +182,11 @@ class Routes:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Loads the weights of {"version": ..., "base": [version, folder], "adapter": folder or None}.
+        """Loads the weights of {"version": name of the weights, "base": [version, folder], "adapter": folder or None}.
 
-        The full weights in "base" are loaded if the server holds another version of them, and then the adapter. With
-        "choices" (temperature, banned ids), log-probabilities of this version are computed at this temperature and
-        without these ids. If the version is already loaded, nothing happens."""
+        The full weights in the folder of "base" are loaded if the server holds another version of them, and then the
+        adapter. With "choices" (temperature, banned ids), log-probabilities are computed at this temperature and
+        without these ids. If the server already holds weights of this "version", nothing happens."""
         request = _object(json.loads(body))
         version, (name, folder), adapter = _text(request["version"]), request["base"], request["adapter"]
         base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None
@@ -203,8 +204,9 @@ class Routes:
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Compares the loaded weights with {"version": ..., "base": folder, "adapter": folder or None}. Returns the
-        number of compared tensors, and those that differ, worst first: [name, largest difference, largest value]."""
+        """Compares the loaded weights with the files in the folders of {"version": of the loaded weights, "base":
+        folder, "adapter": folder or None}. Returns {"compared": number of compared tensors, "differing": a list of
+        [name, largest absolute difference, largest absolute value] of each tensor that differs, worst first}."""
         request = _object(json.loads(body))
         base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:

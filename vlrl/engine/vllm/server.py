@@ -72,8 +72,8 @@ class PolicyMismatch(TrainingError):
 
 class ServerEngine:
     """An engine that generates on vLLM servers. folder: a folder of this process, from which the servers load weights.
-    episodes: whether prompts grow over the turns of episodes. Waits until a server responds. Raises ConfigError if a
-    server was started with other settings."""
+    episodes: whether prompts grow over the turns of episodes. The constructor waits until a server responds, and
+    raises ConfigError if a server was started with other settings."""
 
     def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder.absolute()
@@ -184,8 +184,8 @@ class ServerEngine:
         return target
 
     def _written(self, policy: Policy, target: TargetWeights) -> sync_check.Pairs:
-        """Yields (name, the policy's tensor, the tensor in the file), with NaN if the file lacks the tensor. Yields
-        nothing on processes other than the main process."""
+        """Yields (name, the policy's tensor, the tensor in the weight files of `target`). The file's tensor is NaN if
+        the file lacks this weight. Yields nothing on processes other than the main process."""
         files = dict(read_weights(Path(target.base[1]))) if comm.is_main() else {}
         own = saved_tensors(policy, merge=self.way != "adapter")
         if target.adapter is not None:
@@ -298,9 +298,9 @@ def _sharded(policy: Policy) -> bool:
 
 def state_and_mismatches(client: ServerClient, address: str, setting: str, folder: Path,
                          expected: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the state that a server reports, and a list that describes how it differs from the `expected` values. It
-    also counts as a difference if the server does not accept weights from `folder`. Raises ConfigError for a server
-    that was not started by `vlrl serve`."""
+    """Returns the state that a server reports, and a list of texts, one for each entry of `expected` that differs in
+    this state. Another text is added if the server does not load weights from `folder`. `setting` is the setting
+    that contains the address. Raises ConfigError for a server that was not started by `vlrl serve`."""
     try:
         state = client.get(address, "/vlrl/state")
     except TrainingError:
@@ -325,8 +325,8 @@ def read_key(file: str, setting: str = "engine.key_file") -> str:
     try:
         if (mode := os.stat(file).st_mode & 0o777) & 0o077:
             _log.warning("%s=%r can be read by users other than its owner (mode %o), and anyone with the key controls "
-                         "the servers: chmod 600 %s", setting, file, mode, file)
+                         "the servers. Run chmod 600 %s", setting, file, mode, file)
         return Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigError(f"{setting}={file!r} cannot be read: {error.strerror}. `vlrl serve` writes it; copy it "
-                          "to this host if the servers run on another one.") from None
+        raise ConfigError(f"{setting}={file!r} cannot be read: {error.strerror}. `vlrl serve` writes this "
+                          "file. If the servers run on another host, copy the file to this host.") from None

@@ -167,7 +167,7 @@ class WeightSync:
     def logprobs(self, prompt: Prompt, answer: Sequence[int] | np.ndarray) -> np.ndarray:
         """[T] log-probabilities of an answer's tokens, computed by vLLM at temperature 1 without banned tokens.
 
-        They are requested token by token, like completions: with adapters, vLLM's log-probabilities of prompt tokens
+        Each token is requested separately, as for completions: with adapters, vLLM's log-probabilities of prompt tokens
         can be wrong or crash the engine, if other requests run at the same time or there are more tokens than
         engine.max_seqs."""
         from vllm import SamplingParams

@@ -43,8 +43,9 @@ class SyncCheck:
     """Compares the log-probabilities of a fixed answer (the probe) in trainer and engine.
 
     prompt: a prompt with an image. answer: token ids [T]. tolerance: largest allowed difference of a log-probability
-    (engine.proof); None = by the compute dtype (`dtype`, or else the policy's). text: the same question without the
-    image. If weights cannot be compared, it shows whether the error is in the vision tower or in the language model."""
+    (engine.proof); None = the default for the compute dtype (`dtype`, or else the policy's). text: the same question
+    without the image. If weights cannot be compared, this text shows whether the error is in the vision tower or in the
+    language model."""
 
     def __init__(self, prompt: Prompt, answer: np.ndarray, tolerance: float | None = None, text: Prompt | None = None,
                  dtype: torch.dtype | None = None):
@@ -111,7 +112,8 @@ ADVICE = (f"The sync omitted a weight or transferred it incorrectly. Set engine.
 
 
 def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, float]]) -> str:
-    """Text of an error about unequal log-probabilities: the result of comparing `compared` weights, and the remedy."""
+    """The second part of an error message about unequal log-probabilities: which weights differ, or that all `compared`
+    weights are equal, and the remedy. differences: (name, largest difference, largest absolute value) per tensor."""
     if differences:
         return f"{describe_differences(differences)}. {ADVICE}"
     return (f"All {compared} weights that could be compared are equal. So the engine computes differently with them "
@@ -130,9 +132,9 @@ def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.n
 
 
 def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float]]]:
-    """Compares pairs of tensors. Returns the number of pairs, and the tensors that differ, worst first. Each is (name,
-    largest difference, largest absolute value). Tensors are compared in the engine's dtype and may differ by a few
-    units in the last place, because merging an adapter rounds."""
+    """Compares pairs of tensors. Returns the number of pairs, and (name, largest absolute difference, largest absolute
+    value) of each tensor that differs, worst first. Tensors are compared in the engine's dtype and may differ by a
+    few units in the last place, because merging an adapter rounds."""
     out: list[tuple[str, float, float]] = []
     count = 0
     for name, ours, theirs in pairs:
@@ -150,7 +152,7 @@ def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float
 
 
 def describe_differences(differences: Sequence[tuple[str, float, float]]) -> str:
-    """Describes the tensors that differ, for an error message."""
+    """Describes tensors that differ, as `counted_differences` returns them, for an error message."""
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
                       for name, gap, size in differences[:3])
     more = len(differences) - 3

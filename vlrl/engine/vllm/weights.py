@@ -64,8 +64,8 @@ class EngineWeights:
         return None if stacked is None else stacked[part or 0][0, 0, :shape[0], :shape[1]]
 
     def tied_head(self, embedding: torch.Tensor) -> Pairs:
-        """Yields the pair of tensors of an output layer that shares the embedding's weight. vLLM may hold a packed copy
-        of the weight."""
+        """Yields the pair of tensors of an output layer that is tied to the token embedding `embedding`. vLLM may hold
+        a packed copy of the weight."""
         theirs = self.of(HEAD, embedding.shape)
         if theirs is not None:
             yield f"{HEAD} (tied to the embedding)", embedding, theirs
@@ -76,8 +76,8 @@ class EngineWeights:
         return type(module).__name__ == "VocabParallelEmbedding"
 
     def _module(self, path: str, wrapped: bool = False) -> tuple[Any, int | None]:
-        """Returns (the module at a path, None), or (the fused module that contains it, its index in that module), or
-        (None, None)."""
+        """Returns (the module at `path`, None); or (the fused module that contains it, its index in the fused module);
+        or (None, None). A LoRA wrapper is returned only if `wrapped` is true, otherwise the layer inside it."""
         parent, _, last = path.rpartition(".")
         whole, part = self._fused.get(last, (last, None))
         for candidate, number in ((last, None), (whole, part)):
@@ -87,8 +87,8 @@ class EngineWeights:
         return None, None
 
     def _read(self, path: str, module: Any, kind: str) -> torch.Tensor | None:
-        """Returns a parameter as vLLM computes with it. The last result is cached, because a fused layer is read once
-        for each of its parts."""
+        """Returns the parameter `kind` ("weight" or "bias") of a module as vLLM computes with it; None if there is
+        none. The last unpacked weight is cached, because a fused layer is read once for each of its parts."""
         tensor = getattr(module, kind, None)
         if not isinstance(tensor, torch.Tensor):
             return None
@@ -103,7 +103,8 @@ class EngineWeights:
 
 
 def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor:
-    """[N, K] the weight behind a packed copy of vLLM's CPU build: the layer's transposed outputs for an identity."""
+    """Returns the weight [N, K] of a module for which the CPU build of vLLM keeps only a packed copy. The weight is the
+    transposed output of the module for an identity matrix, which is passed in chunks of `rows` rows."""
     widths = (getattr(module, name, None) for name in ("input_size_per_partition", "input_size", "embedding_dim"))
     width = next(filter(None, widths))  # of a layer sharded over devices, of a replicated one, of a head
     out = [module.cpu_linear(torch.eye(width, dtype=dtype)[i:i + rows], module.weight, None)

@@ -54,9 +54,10 @@ class Extension:
         model.compute_logits = compute_logits
 
     def vlrl_differing(self, base: str, adapter: str) -> tuple[int, list[tuple[str, float, float]]]:
-        """Compares the loaded weights with the files in the folders `base` and `adapter` ("" for none). Includes a tied
-        output layer. Returns the number of compared tensors, and (name, largest difference, largest absolute value) of
-        those that differ, worst first. With several workers nothing is compared, because each holds only slices."""
+        """Compares the loaded weights, including a tied output layer, with the files in the folders `base` and
+        `adapter` ("" = none). Returns the number of compared tensors, and (name, largest absolute difference,
+        largest absolute value) of each tensor that differs, worst first. With several workers nothing is compared,
+        because each worker holds only slices."""
         from vlrl.engine.vllm.sync_check import counted_differences
         from vlrl.engine.vllm.weights import EngineWeights
 
