@@ -63,7 +63,8 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """R runs of up to A tokens and their ancestors of up to P tokens, a batch of the implementation `masked`."""
+    """A batch of the implementation `masked`: R runs of up to A tokens, each with the up to P tokens of its ancestors.
+    """
 
     runs: Grid
     ancestors: Grid | None  # [R, P] the ancestors' tokens of each run; None for runs without ancestors
@@ -82,7 +83,7 @@ class Layout:
 
     @cached_property
     def ancestors(self) -> tuple[tuple[Run, ...], ...]:
-        """For each run, in the order of `row`: its ancestors, beginning with the prompt. A prompt has none."""
+        """For each run, in the order of `row`, its ancestors, beginning with the prompt. A prompt has no ancestors."""
         out: list[tuple[Run, ...]] = []
         open_: list[Run] = []
         for run in self.row:
@@ -106,7 +107,8 @@ class Layout:
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-        """The buckets of the implementation `masked`, and [T] each token's index in the buckets' joined outputs."""
+        """The buckets of the implementation `masked`, and for each of the T tokens its index [T] in the concatenated
+        outputs of the buckets."""
         return self.cached(_buckets, device)
 
     def cached(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
@@ -246,7 +248,8 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | Non
 
 
 def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor) -> torch.Tensor:
-    """Attention over two disjoint sets of keys, from the outputs [..., d] and log-sum-exps [...] over each set."""
+    """Combines attention over two disjoint sets of keys. Each set is given by its output [..., d] and log-sum-exp
+    [...]. Returns the output and log-sum-exp over both sets."""
     share = torch.sigmoid(a_lse - b_lse)[..., None]
     return torch.lerp(b.to(share.dtype), a.to(share.dtype), share).to(a.dtype)
 

@@ -25,7 +25,7 @@ BLOCK = 128  # block size of FlexAttention, in positions
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Boundaries of consecutive runs of tokens, in the form that variable-length flash attention takes."""
+    """Boundaries of consecutive runs of tokens, in the format of variable-length flash attention."""
 
     edges: torch.Tensor  # [runs + 1] int32: the start of each run, then the end of the last run
     longest: int
@@ -38,7 +38,8 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """All runs at one depth of the tree that have descendants: M keys. The Q tokens of the descendants are queries."""
+    """Attention to the runs at one depth of the tree that have descendants. The M tokens of these runs are the keys,
+    the Q tokens of their descendants are the queries."""
 
     keys: torch.Tensor  # [M] positions in the row of the runs' tokens
     queries: torch.Tensor  # [Q] positions in the row of all descendants' tokens
@@ -73,7 +74,8 @@ def _level(runs: Sequence[Run], device: torch.device) -> Level:
 
 def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: float | None,
            causal: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [T, H, d] and log-sum-exp [H, T] float32: run i of `of_q` (queries) attends to run i of `of_k` (keys)."""
+    """Attention in which run i of the queries (boundaries `of_q`) attends to run i of the keys (boundaries `of_k`).
+    Returns the output [T, H, d] and the log-sum-exp [H, T] in float32."""
     q, k, v = qkv
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, of_q.edges, of_k.edges, of_q.longest, of_k.longest, 0.0, causal, False, scale=scale)
@@ -166,15 +168,16 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
 
 
 def _shares(start: int, stop: int) -> tuple[slice, np.ndarray]:
-    """The blocks that overlap the positions start..stop, and how many of these positions each block contains."""
+    """Returns a slice of the blocks that overlap the positions start..stop, and how many of these positions each block
+    contains."""
     first, last = start // BLOCK, -(-stop // BLOCK)
     edges = np.clip(np.arange(first, last + 1) * BLOCK, start, stop)
     return slice(first, last), np.diff(edges)
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 tensors that describe the marked blocks to BlockMask: their number in each row [1, 1, n], and column
-    indices [1, 1, n, n] that begin with the marked blocks."""
+    """Converts a mask of blocks [n, n] to the arguments of BlockMask, two int32 tensors: the number of marked blocks in
+    each row [1, 1, n], and the columns [1, 1, n, n] of each row, those of marked blocks first."""
     order = np.argsort(~blocks, axis=1, kind="stable")
     return tuple(torch.from_numpy(x.astype(np.int32)).to(device)[None, None]  # pyright: ignore[reportReturnType]
                  for x in (blocks.sum(1), order))

@@ -57,7 +57,8 @@ _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistan
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """In the block, raises TimeoutError after `seconds`, because a template may not terminate. Main thread only."""
+    """Context manager that raises TimeoutError after `seconds`, because a template may not terminate. Has no effect
+    outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -93,7 +94,8 @@ class ChatTemplate:
         return self._rendered(shown, **options)
 
     def problem(self, role: str, tools: Sequence[Any] = ()) -> str:
-        """Why the template cannot render a turn of `role` when it is given `tools`; "" if it can."""
+        """Why the template cannot render a turn of `role` when it is given `tools`; "" if the template can render it.
+        """
         return self._form(role, tools)[1]
 
     def _turn(self, turn: Message, content: Any, tools: Sequence[Any] = ()) -> Message:
@@ -107,7 +109,8 @@ class ChatTemplate:
         return self._known[key]
 
     def _tried(self, role: str, options: Mapping[str, Any]) -> tuple[Form | None, str]:
-        """Returns (the first form in which the template renders just the text of a turn, "") or (None, problem)."""
+        """Tries the forms of content for a turn of `role`. Returns (the first form in which the template renders the
+        text of the turn and nothing else, ""), or (None, why there is no such form)."""
         before = [self._turn({"role": other}, "x") for other in _BEFORE.get(role, ("user",))]
         after = [self._turn({"role": "user"}, "x")] if role not in ("user", "tool") else []
         problem = ""
@@ -163,8 +166,8 @@ def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
 
 
 def opening_text(prompt: str, beginning: str, control: Collection[str]) -> str:
-    """Text at the end of a rendered `prompt` that begins the model's answer, such as "<think>"; "" if there is none. It
-    follows the last `beginning` (the header of the model's turn) and the last of the `control` tokens."""
+    """Text at the end of a rendered `prompt` that begins the model's answer, such as "<think>"; "" if there is none.
+    This text follows the last `beginning` (the header of the model's turn) and the last of the `control` tokens."""
     if not beginning or beginning not in prompt:
         return ""
     after = prompt.rpartition(beginning)[2]

@@ -21,7 +21,7 @@ def tokens(prompt: Prompt, answers: Sequence[int]) -> float:
 
 
 def group_cost(group: Group, cost: Cost) -> float:
-    """Cost of training on a group, in which completions share their prompt."""
+    """Cost of training on a group, in the unit of `cost`. Completions with the same prompt share its cost."""
     by_prompt: dict[int, tuple[Prompt, list[int]]] = {}
     for rollout in (*group.rollouts, *group.beside):
         prompt = rollout.train_prompt or group.prompt

@@ -126,7 +126,7 @@ class Family:
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
         """(width, height) in pixels of each resized image and video, in the prompt's order, from the processor's patch
-        grids. () if the processor cuts images into tiles of fixed size. `kinds`: for each medium "image" or "video"."""
+        grids. () if the processor returns no patch grids. `kinds`: for each medium "image" or "video"."""
         units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
         if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
                                or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
@@ -142,8 +142,9 @@ class Family:
 
 
 def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
-    """Changes positions [3, T] so that the token after a video follows the video's last frame, as Qwen2-VL was trained.
-    transformers 5.19 starts text after the largest side of a frame, so text after a long video would overlap it."""
+    """Changes positions [3, T] so that the token after a video follows the video's last frame, as in the training of
+    Qwen2-VL. transformers 5.19 starts text after the largest side of a frame, so text after a long video would
+    overlap the video."""
     if types is None:
         return positions
     kinds, out = types[0].numpy(), positions.copy()
@@ -189,7 +190,8 @@ FAMILIES = {f.model_type: f for f in (
 
 _MOST_LAYERS = 1000
 _PREFIX_MODELS = ("paligemma",)
-"""Model types with bidirectional attention within the prompt: token type 0 in the prompt, 1 in completions."""
+"""Types of models whose attention is bidirectional within the prompt. The token type is 0 in the prompt, 1 in
+completions."""
 
 
 def family_of(config: Any) -> Family:

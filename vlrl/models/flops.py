@@ -25,7 +25,7 @@ from vlrl.models.families import Family
 
 @dataclass(frozen=True)
 class Products:
-    """Numbers of weights in the matrix products that each token or image patch passes through in a part of a model."""
+    """Sizes of the matrix products of a part of the model, counted as weights per token or image patch."""
 
     weights: float = 0.0
     trained: float = 0.0  # how many of the weights are trainable
@@ -40,7 +40,7 @@ class Products:
 
 @dataclass(frozen=True)
 class Cost:
-    """Numbers of operations of a model's passes over a group: one prompt with its media, and its completions.
+    """Counts the operations of a model's passes over a group: one prompt with its media, and its completions.
 
     Arguments of all methods: `prompt` is the number of prompt tokens, visual tokens included. `answers` has the number
     of tokens of each completion. `patches` has the number of patches of each image, image tile, or video time step,
@@ -129,7 +129,8 @@ def _count(model: Any, family: Family) -> dict[str, Products]:
 
 
 def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool]]:
-    """For each matrix product in a module (submodules excluded): (number of weights per token, whether trainable)."""
+    """The matrix products of a module without its submodules, as (number of weights per token, whether trainable).
+    patches: whether the module embeds patches. experts: number of experts per token; 0 if the module has none."""
     import torch
 
     if isinstance(module, torch.nn.Linear):  # a 4-bit weight has another shape than its layer

@@ -50,8 +50,8 @@ class Head(torch.nn.Module):
         return step < self.settings.warmup
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The head's loss on a micro-batch (this rank's share) and metrics, given the predicted values [N] of its
-        tokens. `x` is the algo.inputs.LossInputs of the micro-batch."""
+        """Returns the head's loss on a micro-batch (this rank's share of the step's loss), and metrics. values: [N]
+        predicted values of the micro-batch's tokens. x: its algo.inputs.LossInputs."""
         raise NotImplementedError
 
 

@@ -169,7 +169,8 @@ def _attention(name: str) -> str | None:
 
 @contextlib.contextmanager
 def loading_errors(what: str) -> Iterator[None]:
-    """In the block, turns any library error about a missing or broken model into a one-line ConfigError."""
+    """Context manager that turns any library error about a missing or broken model into a one-line ConfigError. `what`
+    names the model in the message."""
     try:
         yield
     except VlrlError:
@@ -256,9 +257,9 @@ _PATIENCE_S = 10
 
 
 def check_hub(name: str) -> None:
-    """Before the model `name` is loaded: if the hub does not answer, switches huggingface_hub to offline mode and its
-    local cache. Without this check huggingface_hub tries to download each of a model's files six times, with pauses
-    that add up to minutes."""
+    """Switches huggingface_hub to offline mode and its local cache if the hub does not answer. Called before the model
+    `name` is loaded. Without this check huggingface_hub tries to download each file of a model six times, with
+    pauses that add up to minutes. Does nothing if `name` is a folder."""
     if not os.path.isdir(name):
         _check_hub()
 

@@ -175,8 +175,8 @@ def _recomputed(hidden: torch.Tensor, *args: Any) -> Any:
 
 
 class _Directions(torch.autograd.Function):
-    """Computes what `_chunk` does, and in the forward pass d logprob / d hidden of every token. The output layer gets
-    no gradient."""
+    """Computes what `_chunk` does. The forward pass also computes d logprob / d hidden of every token, which the
+    backward pass multiplies by the incoming gradient. The output layer gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:

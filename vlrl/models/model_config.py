@@ -17,15 +17,16 @@ ASSETS = Path(__file__).parents[1] / "assets"  # folder with the models that are
 
 
 class FamilyConvention(coordinates.Convention):
-    """The coordinate convention of a family's boxes, found at first use; not for rows with `coordinates`."""
+    """The convention of bounding boxes of a model's family, found at first use. Rows with a field `coordinates` do not
+    use it."""
 
     def __init__(self, model: str):
         self._model = model
 
     @property
     def convention(self) -> str:
-        """One of coordinates.CONVENTIONS. Raises TaskError if the family's convention is unknown. (Scoring passes a
-        TaskError on, but turns any other error into reward 0.)"""
+        """The name of the convention (in coordinates.CONVENTIONS). Raises TaskError if the family's convention is
+        unknown, because scoring passes a TaskError on, but turns any other error into reward 0."""
         try:
             return family_convention(self._model)
         except ConfigError as error:

@@ -40,7 +40,8 @@ class Piece:
     shown: tuple[Prompt | None, ...] = ()
     """For each completion, its tokens with their media (Completion.shown); () if no completion has observations."""
     units: tuple[int, ...] = ()
-    """For each completion, the number of its unit, e.g. its episode. A unit is never split. () = one unit each."""
+    """For each completion, the number of its unit, such as its episode. The completions of a unit stay in one piece. ()
+    = each completion is a unit."""
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -291,7 +292,8 @@ def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
-    """[R, n] rotary positions of the n tokens after a prompt: those of `shown` for an episode, else consecutive."""
+    """[R, n] rotary positions of the n completion tokens after a prompt: the positions of `shown` if given (a
+    completion with observations), else consecutive positions."""
     if shown is not None:
         return shown.positions
     start = prompt.next_position
@@ -329,7 +331,8 @@ def join_prompts(first: Prompt, more: Prompt) -> Prompt:
 
 
 def continuation(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Prompt:
-    """The part of the prompt `whole` after its beginning `prompt`, with the media of the observations in that part."""
+    """The part of the prompt `whole` that follows the prompt `prompt`, with which `whole` begins. observations: the
+    observations in this part, in order, with their media."""
     p = len(prompt)
     media = functools.reduce(join_prompts, observations) if observations else replace(
         prompt, mm={}, media=(), processed_sizes=(), visual_tokens=(), visuals=())

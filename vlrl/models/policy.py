@@ -95,7 +95,8 @@ class Policy:
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """Cost of training on a prompt with completions of these lengths: operations; tokens for unknown families."""
+        """The cost of training on a prompt with completions of these lengths: the number of operations or, for an
+        unknown family, of tokens."""
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
@@ -110,8 +111,8 @@ class Policy:
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
-        """The micro-batches `parts` (pieces of each). Under FSDP, idle micro-batches are added so that all ranks have
-        the same number (packing.with_idle)."""
+        """Returns `parts`, the pieces of each micro-batch. Under FSDP, idle micro-batches are added so that all ranks
+        have the same number (packing.with_idle)."""
         return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
 
     def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:
@@ -200,8 +201,9 @@ class Policy:
         return self.logprobs(batch, temperature, self._reference).logprobs
 
     def keep_reference(self, source: str | Path | None = None) -> None:
-        """Makes the reference of the KL term, a frozen copy of the model at `source` or else of the current weights.
-        Each weight gets its type in the policy, so that rounding is equal. LoRA needs no copy."""
+        """Makes the reference of the KL term: a frozen copy of the model at `source`, or of the current weights if
+        `source` is not given. Each weight has the same type as in the policy, so that rounding is equal. Does
+        nothing under LoRA."""
         if self.lora:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
@@ -220,9 +222,9 @@ class Policy:
 
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """In the block, disables the adapter. PEFT sets requires_grad on the tensors that the modules hold, which are
-        either shards or gathered tensors. At the end the modules must hold the same tensors as before, or some
-        parameters would no longer be trained."""
+        """Context manager that disables the adapter. PEFT sets requires_grad on the tensors that the modules hold,
+        which are either shards or gathered tensors. At the end the modules must hold the same tensors as at the
+        beginning, or some parameters would no longer be trained."""
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -306,9 +308,9 @@ class Policy:
 
     @contextlib.contextmanager
     def sharing_features(self) -> Iterator[None]:
-        """In the block, passes without gradient over one batch share the features of its images and videos. This has no
-        effect if the vision tower or merger is trained. The model's methods that compute features are memoized, because
-        FSDP needs them to be called inside the forward."""
+        """Context manager in which passes without gradient over one batch share the features of its images and videos.
+        Has no effect if the vision tower or merger is trained. The model's methods that compute features are
+        memoized, because FSDP needs them to be called inside the forward."""
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return
@@ -325,7 +327,8 @@ class Policy:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """In the block, the model is in evaluation mode: no dropout, a KV cache even under gradient checkpointing."""
+        """Context manager that puts the model into evaluation mode: no dropout, a KV cache even under gradient
+        checkpointing."""
         was = self.model.training
         self.model.eval()
         try:
@@ -339,7 +342,8 @@ _FEATURES = ("get_image_features", "get_video_features")
 
 
 def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
-    """Wraps `call` so that identical arguments return the earlier result. Models that share `outputs` share results."""
+    """Wraps the method `call` called `name`, so that a call with identical arguments returns the earlier result.
+    Results are stored in `outputs`, which several models can share."""
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))
@@ -392,7 +396,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
 
 
 def make_head(config: Config, base: Any, device: torch.device) -> heads.Head | None:
-    """The head (see heads.py) that the settings ask for; None if they ask for none."""
+    """The additional head (see heads.py) that the settings ask for; None if they ask for none."""
     name = head_of(config)
     return HEADS[name](config, base.config.get_text_config().hidden_size, device) if name else None
 

@@ -20,8 +20,8 @@ SHORTEST = 32  # minimum number of common tokens that make a shared node
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A run of tokens in the tree: the tokens start..stop of the completion with index `answer`. `place` is the node's
-    position after the prompt, and `end` the position at which its last descendant ends."""
+    """A run of tokens in the tree: the tokens start..stop of the completion with index `answer`. `place` is the
+    position after the prompt at which the node starts, and `end` the position at which its last descendant ends."""
 
     answer: int
     start: int
@@ -92,7 +92,8 @@ class _Grower:
 
 
 def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
-    """The number of first tokens that two completions share, with positions and media, given n equal ids."""
+    """The number of leading tokens that two completions share, with their positions and media, if their first n ids are
+    equal. For `a` and `b` see packing.Piece.shown."""
     if a is None or b is None or not (_rows_known(a) and _rows_known(b)):
         return 0
     n = _first_true((a.positions[:, :n] != b.positions[:, :n]).any(0))

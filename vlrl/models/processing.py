@@ -36,7 +36,7 @@ _BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 
 
 class PromptTooLong(DataError):
-    """A prompt has more tokens than limits.prompt_tokens. It is rejected, never truncated."""
+    """Raised for a prompt with more tokens than limits.prompt_tokens, which is rejected and never truncated."""
 
 
 class Encoder:
@@ -76,7 +76,7 @@ class Encoder:
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """The Prompt of a sample from its chat messages. Runs no code of the task. `tools` are the tool schemas of the
-        task. Without them the tools of the row are used."""
+        task; () = the sample's field `tools`, if any."""
         opening = sample.opening.media if sample.opening else ()
         loaded = [*(self._loaded(m, sample.id) for m in sample.media), *self._observed(opening, sample.id)]
         if tools and not self._writes_calls:
@@ -209,8 +209,8 @@ class Encoder:
 
     @property
     def opened(self) -> str:
-        """Text with which the chat template starts every completion, such as "<think>". For a single prompt see
-        Prompt.opened."""
+        """Text with which the chat template starts a completion of any prompt, such as "<think>". For a single prompt
+        see Prompt.opened."""
         return self._opened(self._template([{"role": "user", "content": self._safe("x")}]))
 
     def _opened(self, text: str) -> str:
@@ -274,7 +274,8 @@ class Encoder:
         return self.processor(text=[text], return_tensors="pt", **kwargs)
 
     def _shown(self, batch: Any, ids: torch.Tensor, loaded: Sequence[LoadedMedia]) -> int:
-        """The number of media with a placeholder in the text; if the processor does not report it, all or none."""
+        """The number of media whose placeholders are in the text. If the processor does not report this, all media
+        count if the ids contain any vision token, else none."""
         offsets = batch.get("text_replacement_offsets")
         if isinstance(offsets, list) and offsets:
             return sum(put["type"] in ("image", "video") for put in offsets[0])
@@ -282,7 +283,8 @@ class Encoder:
         return len(loaded) if some else 0
 
     def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
-        """Number of visual tokens of each image or video, counted in the text that replaces its placeholder."""
+        """Number of visual tokens of each image or video, counted in the text that replaces its placeholder. () if the
+        processor does not report this text."""
         offsets = batch.get("text_replacement_offsets") if loaded else None
         put = offsets[0] if isinstance(offsets, list) else []
         if len(put) != len(loaded):
@@ -293,7 +295,8 @@ class Encoder:
         return tuple(next(counts[m.kind]) for m in loaded)
 
     def _placeholder(self, kind: str) -> str | None:
-        """The token of one visual feature or, in some processors, of a complete image; None if unknown."""
+        """The token that stands for one visual feature of this kind of medium (in some processors, for a complete
+        image); None if unknown."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 

@@ -21,9 +21,9 @@ from vlrl.types import Completion, Prompt
 
 def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion], settings: TrainSettings,
                 read: Callable[[Batch], torch.Tensor], *shape: int) -> list[np.ndarray]:
-    """An array [T, *shape] float32 per completion, filled with values that `read` returns as [N, *shape] for the N
-    tokens of a batch. Tokens outside the actions get 0 in completions with windows. Empty completions are skipped.
-    Called on all ranks together."""
+    """Returns an array [T, *shape] float32 per completion, with the values [N, *shape] that `read` returns for the N
+    tokens of each batch (without gradient). In completions with windows, tokens outside the actions get 0. An empty
+    completion gets an empty array. Called on all ranks together."""
     rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in training_rows(answer)]
     planned = policy.plan([prompts[i] for i, *_ in rows], [row.tokens for *_, row in rows], settings,
                           shown=[row.shown for *_, row in rows])

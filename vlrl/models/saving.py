@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 def drop_unused_sampling(model: Any, name: str) -> None:
-    """Removes the sampling settings from a generation config whose do_sample is not set. transformers ignores such
-    settings when it reads the file, but refuses to save them."""
+    """Removes the sampling settings from a model's generation config if do_sample is not set there. transformers
+    ignores such settings when it reads the file, but refuses to save them. `name` names the model in the warning."""
     config = getattr(model, "generation_config", None)
     given = [one for one in _SAMPLED if getattr(config, one, None) is not None]
     if config is None or config.do_sample or not given:

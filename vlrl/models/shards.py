@@ -43,11 +43,12 @@ class Shards(ABC):
 
     @abstractmethod
     def scatter(self) -> None:
-        """Frees what `gather` gathered, so that each process holds only its shards. Needs no other process."""
+        """Frees what `gather` gathered, so that each process holds only its shards. Not a collective call."""
 
     @abstractmethod
     def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """A full weight for a checkpoint, gathered on the main process."""
+        """Gathers a weight for a checkpoint. Returns the full weight on the main process, and None on other processes.
+        """
 
     @abstractmethod
     def leaf(self, value: Any) -> Any:

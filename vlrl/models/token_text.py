@@ -65,5 +65,5 @@ def tokenizer_file(tokenizer: Any) -> str | None:
 
 
 def _completes(piece: str, stop: str) -> bool:
-    """Whether a text that ends in `piece` may contain `stop`, if it does not contain `stop` without `piece`."""
+    """Whether `stop` may end within `piece`, the text of a token, whatever text precedes the token."""
     return stop in piece or any(piece.startswith(stop[i:]) for i in range(len(stop)))

@@ -31,8 +31,9 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
 class VisualInput:
-    """Input of one pass of the vision tower: one image or video, or all those of a prompt if they cannot be separated.
-    This is not a dataclass, so that `packing.to_device` does not move its tensors, most of which are never needed."""
+    """Input of one pass of the vision tower: one image or video, or all images or all videos of a prompt if they cannot
+    be separated. This is not a dataclass, so that `packing.to_device` does not move its tensors, most of which are
+    never needed."""
 
     __slots__ = ("inputs", "key", "kind")
 
@@ -60,7 +61,8 @@ class Features:
 
 
 class FeatureCache:
-    """A cache of at most `limit` bytes of features in host memory. The least recently used ones are dropped first."""
+    """A cache of at most `limit` bytes of features in host memory. The least recently used features are dropped first.
+    """
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0
@@ -68,8 +70,8 @@ class FeatureCache:
         self._lookups = self._hits = 0
 
     def outputs(self, model: Any, visuals: Sequence[VisualInput]) -> dict[str, Any]:
-        """The `mm_encoder_outputs` of a forward pass over these visuals, which are in the order of the text. `model` is
-        without PEFT's wrapper. Called under the policy's autocast."""
+        """The features of the given visuals (in the order of the text), as the argument `mm_encoder_outputs` of a
+        forward pass. `model` is without PEFT's wrapper. Called under the policy's autocast."""
         by_kind: dict[str, list[Features]] = {}
         for visual in visuals:
             by_kind.setdefault(visual.kind, []).append(self._features(model, visual))
@@ -123,7 +125,8 @@ def processor_hash(processor: Any) -> str:
 
 def visuals_of(family: Family, settings_hash: str, mm: Mapping[str, torch.Tensor],
                media: Sequence[LoadedMedia]) -> tuple[VisualInput, ...]:
-    """The VisualInputs of a prompt's media tensors `mm`, one per image and video if there are patch grids."""
+    """Splits a prompt's media tensors `mm` into VisualInputs: one per image and video if the processor returns patch
+    grids, else one per kind of medium."""
     out = []
     for kind, pixels in _PIXELS.items():
         if pixels not in mm:

@@ -254,8 +254,8 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
     if policy.device.type != "cuda":
         if replicas * engine.memory > 1 and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
             raise ConfigError(f"--replicas {replicas} with engine.memory={engine.memory:g}: the servers would take "
-                              "more than the main memory. Lower one of the two values, or set VLLM_CPU_KVCACHE_SPACE to the "
-                              "size of each server's KV cache in GiB")
+                              "more than the main memory. Lower one of the two values, or set VLLM_CPU_KVCACHE_SPACE "
+                              "to the size of each server's KV cache in GiB")
         return [{"VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}] * replicas
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

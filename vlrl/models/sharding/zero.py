@@ -61,7 +61,8 @@ class Zero(Shards):
         return TokenStats(*self.engine(plain))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Runs the backward pass. Gradients are summed over ranks and accumulated; NaN after a non-finite loss."""
+        """Runs the backward pass. Gradients are summed over ranks and accumulated. A loss that is not finite makes them
+        NaN."""
         factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed averages over ranks
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
@@ -94,7 +95,8 @@ class Zero(Shards):
         optimizer.load_state_dict(state)
 
     def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
-        """This rank's part of a weight: (flat tensor, slice of that tensor, slice of the flattened weight) or None."""
+        """This rank's part of a weight, as (flat tensor of several weights, slice of the flat tensor, slice of the
+        flattened weight); None if this rank has no part of the weight."""
         inner = self.engine.optimizer
         if self.stage == 3:
             group, start, size = inner.grad_position[inner.get_param_id(parameter)]
