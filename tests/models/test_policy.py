@@ -132,8 +132,8 @@ def raising_template(folder):
 
 
 @pytest.mark.parametrize("damage, error", [
-    (without_a_layer, r"lacks weights .*layers\.1\.\S+ is missing, .* and \d+ more\. They would be random"),
-    (other_shape, r"lacks weights .*embed_tokens.weight is \[\d+, 96\] instead of \[\d+, 96\]\. They"),
+    (without_a_layer, r"lacks weights .*layers\.1\.\S+ is missing, .* and \d+ more\. These weights would be random"),
+    (other_shape, r"lacks weights .*embed_tokens.weight is \[\d+, 96\] instead of \[\d+, 96\]\. These"),
     (cut, r"cannot be loaded: SafetensorError: .*\. Give the folder"),
     (lambda f: (f / "config.json").write_text("{"), "cannot be loaded: .*Give the folder"),
     (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be loaded: .*Give the folder"),

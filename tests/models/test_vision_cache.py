@@ -148,7 +148,7 @@ def test_a_tower_that_learns_is_refused(model, way_out):
 
 def test_a_model_that_takes_no_features_is_refused(tiny_models):
     policy, _, config = cached(tiny_models["qwen3_vl"])
-    with pytest.raises(ConfigError, match=r"feature_cache_mib=64: .* type 'other'. Set it to 0"):
+    with pytest.raises(ConfigError, match=r"feature_cache_mib=64: .* type 'other'. Set model\.feature_cache_mib=0"):
         make_cache(config.model, policy.base, replace(policy.family, model_type="other"))
 
 

@@ -31,9 +31,9 @@ def refuse_second(settings: ModelSettings) -> None:
     if base:
         raise ConfigError(
             f"model.lora.rank={settings.lora.rank}, but model.name={settings.name!r} is itself a LoRA adapter, and a "
-            "second one cannot be saved on top of it. Continue the run that wrote it (its run.dir, resume=must), "
-            f"start from its base model (model.name={base}), or merge first: the same command with model.lora.rank=0 "
-            "steps=0 and another run.dir saves the whole model there.")
+            "second adapter cannot be saved on top of it. Continue the run that wrote the adapter (its run.dir, "
+            f"resume=must), start from the adapter's base model (model.name={base}), or merge first: the same command "
+            "with model.lora.rank=0 steps=0 and another run.dir saves the merged model in that folder.")
 
 
 def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
@@ -182,7 +182,7 @@ def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> l
         chosen = set().union(*(_named(layers, word) for word in ([target] if isinstance(target, str) else target)))
     if not chosen:
         raise ConfigError(f"model.lora.target={target}: this model ({family.model_type}) has no linear layer in "
-                          "these parts. Choose others, or module names")
+                          "these parts. Choose other parts, or name modules")
     return [n for n in layers if n in chosen]
 
 
@@ -196,6 +196,6 @@ def _named(layers: Sequence[str], word: str) -> set[str]:
     if not found:
         ends = sorted({n.rpartition(".")[2] for n in layers if not n.rpartition(".")[2].isdigit()})
         raise ConfigError(f"model.lora.target={word!r}: no linear layer of the model has that name."
-                          f"{did_you_mean(word, [*_PARTS, *ends])} Parts: {', '.join(_PARTS)}. Layers: "
+                          f"{did_you_mean(word, [*_PARTS, *ends])} Known parts: {', '.join(_PARTS)}. Layers: "
                           f"{', '.join(ends)} (lm_head takes no adapter)")
     return found

@@ -223,7 +223,7 @@ def _check_depth(config: Any, text: Any) -> None:
         for name in ("num_hidden_layers", "num_layers", "depth"):
             count = part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
             if isinstance(count, int) and count > _MOST_LAYERS:
-                raise ConfigError(f"model.name: its config.json says {where}{name}={count}, but no model has more than "
+                raise ConfigError(f"model.name: the config.json says {where}{name}={count}, but no model has more than "
                                   f"{_MOST_LAYERS:,} layers. Copy config.json again from the original model")
 
 

@@ -83,7 +83,7 @@ def _check_template_options(processor: Any, settings: ModelSettings) -> None:
     for option in settings.chat_template_kwargs:
         if option not in read:
             raise ConfigError(f"model.chat_template_kwargs.{option}: the chat template of {settings.name} does not "
-                              f"use it, so it would have no effect.{did_you_mean(option, read)} Its options: "
+                              f"use this option.{did_you_mean(option, read)} Options of the template: "
                               f"{', '.join(sorted(read)) or 'none'}")
 
 
@@ -149,8 +149,8 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
     wrong += [f"{key} is {list(has)} instead of {list(wants)}" for key, has, wants in sorted(report["mismatched_keys"])]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ConfigError(f"{what} lacks weights that its config requires: {', '.join(wrong[:3])}{more}. They would be "
-                          "random, so give a folder with the complete model.")
+        raise ConfigError(f"{what} lacks weights that its config requires: {', '.join(wrong[:3])}{more}. These "
+                          "weights would be random, so give a folder with the complete model.")
     check_finite(model, what)
     drop_unused_sampling(model, name)
     forbid_repacking(model)
@@ -218,8 +218,8 @@ def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) ->
     absent = [part for part in settings.train if part not in has]
     if absent:
         raise ConfigError(f"model.train=[{', '.join(settings.train)}]: this model ({family.model_type}) has no "
-                          f"{' and no '.join(absent)}. Its parts: {', '.join(sorted(has - {'audio'}))}; or train an "
-                          "adapter with model.lora.rank")
+                          f"{' and no '.join(absent)}. Choose among its parts ({', '.join(sorted(has - {'audio'}))}), "
+                          "or set model.lora.rank to train an adapter")
 
 
 # --- NaN and infinity -------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
         release(policy.device)
         if policy.idle is not None:
             raise TrainingError(f"out of memory in the update ({reason}). The processes hold shards of the weights and "
-                                "run their micro-batches together, so one of them cannot restart its update: lower "
+                                "run their micro-batches together, so no process can restart alone: lower "
                                 "train.tokens_per_batch, or set model.gradient_checkpointing=true.")
         policy.most_tokens, cuts = halve(b), cuts + 1
         _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from now on", reason,

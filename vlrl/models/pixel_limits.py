@@ -29,11 +29,11 @@ def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) ->
         value = getattr(settings, name)
         if value is not None and limit_frames is None:
             raise ConfigError(f"model.{name}={value}: this model ({family.model_type}) does not resize video frames by "
-                              "their area; leave the setting out.")
+                              "their area. Remove the setting.")
     if {settings.min_pixels, settings.max_pixels} != {None}:
         if limit_images is None:
             raise ConfigError(f"model.{_given(settings)}: vlrl cannot set the image size of "
-                              f"{type(images).__name__}. Leave the setting out and set the size in "
+                              f"{type(images).__name__}. Remove the setting, and set the size in "
                               "preprocessor_config.json of the model's folder.")
         limit_images(images, settings)
         if videos is not None and limit_frames is None and "longest_edge" in dict(videos.size):
@@ -145,7 +145,7 @@ def _limit_tiles(unit: Any, settings: ModelSettings) -> None:
 
 def _refuse(value: int | None, name: str, why: str) -> None:
     if value is not None:
-        raise ConfigError(f"model.{name}={value} does not fit this model: {why}. Change the setting or leave it out.")
+        raise ConfigError(f"model.{name}={value} does not fit this model: {why}. Change or remove the setting.")
 
 
 def _given(settings: ModelSettings) -> str:

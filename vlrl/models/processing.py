@@ -177,14 +177,14 @@ class Encoder:
         if any(map(_mixed, contents)) and not self._reads_order:
             raise DataError(f"sample '{sample.id}': a message has media inside or after its text, but the chat "
                             f"template of a {self.family.model_type} puts the media of a turn before its text. Move "
-                            "them before the text, or choose a model whose template keeps their positions")
+                            "the media before the text, or choose a model whose template keeps positions of media")
         if tools and not self._reads_tools:
             raise DataError(f"sample '{sample.id}': it has tools, which the chat template of {self.config.model.name} "
-                            "does not show. Leave them out, or choose a model whose template shows tools")
+                            "does not show. Remove the tools, or choose a model whose template shows tools")
         for role in dict.fromkeys(m["role"] for m in messages):
             if problem := self._chat.problem(role, self._plain(tools)):
                 raise DataError(f"sample '{sample.id}': the chat template of {self.config.model.name} does not show "
-                                f"the text of turns with role {role!r} ({problem.rstrip('.')}). Leave such turns out, "
+                                f"the text of turns with role {role!r} ({problem.rstrip('.')}). Remove such turns, "
                                 "or copy a chat_template.jinja that supports them into the model's folder")
         safe = [{**self._plain({k: v for k, v in m.items() if k != "content"}), "content": self._safe(m["content"])}
                 for m in messages]

@@ -28,8 +28,9 @@ def drop_unused_sampling(model: Any, name: str) -> None:
     try:
         config.validate(strict=True)
     except ValueError:
-        _log.warning("generation_config.json of %s sets %s without do_sample=true. This has no effect and cannot be "
-                     "saved, so it is left out", name, ", ".join(f"{one}={getattr(config, one)}" for one in given))
+        _log.warning("generation_config.json of %s sets %s without do_sample=true. Such settings have no effect and "
+                     "cannot be saved, so they are removed", name,
+                     ", ".join(f"{one}={getattr(config, one)}" for one in given))
         for one in given:
             setattr(config, one, None)
 
@@ -72,5 +73,5 @@ def try_writing(place: Path | None, write: Callable[[Path], None]) -> None:
         if not is_disk_error(error):
             raise
         why = getattr(error, "strerror", None) or error
-        raise RunError(f"run.dir: nothing can be saved in {place}: {why}. Free space there, fix "
-                       "its permissions, or choose another run.dir") from error
+        raise RunError(f"run.dir: nothing can be saved in {place}: {why}. Free space on this "
+                       "disk, fix the folder's permissions, or choose another run.dir") from error

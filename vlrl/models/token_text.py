@@ -43,7 +43,7 @@ class TokenTexts:
             ids = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
             if torch.isin(ids, self.banned).any():
                 raise ConfigError(f"rollout.thinking_end={text!r} contains a vision token, which an answer must not "
-                                  "contain: remove it")
+                                  "contain: remove this token")
             self._ids[text] = ids
         return self._ids[text]
 

@@ -112,7 +112,7 @@ def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCa
     """The cache of `model.feature_cache_mib`. Raises ConfigError for a model whose forward accepts no features."""
     if not family.known or "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
         raise ConfigError(f"model.feature_cache_mib={settings.feature_cache_mib}: vlrl cannot pass features to "
-                          f"a model of type '{family.model_type}'. Set it to 0: images are then encoded in every pass.")
+                          f"a model of type '{family.model_type}'. Set model.feature_cache_mib=0.")
     return FeatureCache(settings.feature_cache_mib * 2**20)
 
 

@@ -78,8 +78,8 @@ def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -
     few words. Gradients are summed over ranks, not averaged: each rank's loss is a share of the step's loss."""
     settings = settings or TrainSettings()
     if not hasattr(FSDPModule, "reset_iter_state"):
-        raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, but {torch.__version__} is installed: upgrade, or "
-                          "set train.sharding=none")
+        raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, but {torch.__version__} is installed: upgrade "
+                          "torch, or set train.sharding=none")
     models = [m for m in (policy.model, policy._reference) if m is not None]
     policy.shards = FSDPShards([_sharded(model, policy, settings) for model in models])
     policy.scatter()

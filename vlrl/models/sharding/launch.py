@@ -28,8 +28,8 @@ def resolved_by_launcher(config: Config, environ: MutableMapping[str, str]) -> C
 
     if on("ACCELERATE_USE_MEGATRON_LM"):
         raise ConfigError("accelerate launch --use_megatron_lm: vlrl uses its own training loop, which Megatron-LM "
-                          "would replace. Launch without it and set train.sharding=fsdp2, which shards weights, "
-                          "gradients and optimizer state (docs/scaling.md)")
+                          "would replace. Launch without --use_megatron_lm, and set train.sharding=fsdp2, which "
+                          "shards weights, gradients and optimizer state (docs/scaling.md)")
     train, launched_as, offload = config.train, "none", config.train.cpu_offload
     if on("ACCELERATE_USE_FSDP"):
         _check_fsdp(config, environ.get("FSDP_VERSION", "1"), on)
@@ -61,7 +61,7 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
         raise ConfigError(f"accelerate launch --use_fsdp --fsdp_version {version}: vlrl only supports FSDP2. Launch "
                           "with --fsdp_version 2, or without --use_fsdp and with train.sharding=fsdp2")
     if config.train.sharding == "none":
-        raise ConfigError("accelerate launch --use_fsdp, but train.sharding=none: leave out one of them")
+        raise ConfigError("accelerate launch --use_fsdp, but train.sharding=none: remove one of the two")
     if on("FSDP_ACTIVATION_CHECKPOINTING") and not config.model.gradient_checkpointing:
         raise ConfigError("accelerate launch --fsdp_activation_checkpointing true, but "
                           "model.gradient_checkpointing=false: set model.gradient_checkpointing=true instead")
@@ -69,7 +69,7 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
 
 def _stage(config: Config, environ: Mapping[str, str]) -> str:
     own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
-    sharding, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
+    sharding, way_out = _STAGES.get(stage), "launch only with --use_deepspeed --zero_stage 2 or 3"
     if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         raise ConfigError(f"accelerate launch --deepspeed_config_file {file}: vlrl does not read such files; {way_out}")
     if sharding is None:
@@ -78,10 +78,11 @@ def _stage(config: Config, environ: Mapping[str, str]) -> str:
     for part in ("OPTIMIZER", "PARAM"):
         if environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") != "none":
             raise ConfigError(f"accelerate launch --offload_{part.lower()}_device: vlrl does not offload with "
-                              "DeepSpeed; launch without it, or set train.sharding=fsdp2 and train.cpu_offload=true")
+                              "DeepSpeed; launch without this option, or set train.sharding=fsdp2 and "
+                              "train.cpu_offload=true")
     if own not in ("auto", sharding):
-        raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage}, but train.sharding={own}: leave "
-                          "out one of them")
+        raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage}, but train.sharding={own}: "
+                          "remove one of the two")
     return sharding
 
 
@@ -89,8 +90,8 @@ def _check_zero(config: Config, kind: str) -> None:
     train, reference = config.train, config.algo.reference.name
     if head := head_of(config):
         raise ConfigError(f"train.sharding={kind} cannot be combined with {head}: DeepSpeed's engine trains only the "
-                          f"model's own weights, not an additional head. Set train.sharding=fsdp2, or leave {head} out "
-                          f"({WITHOUT_HEAD[head]})")
+                          f"model's own weights, not an additional head. Set train.sharding=fsdp2, or choose "
+                          f"{WITHOUT_HEAD[head]}")
     for wrong, setting, way_out in (
             (train.cpu_offload, "train.cpu_offload=true", "train.cpu_offload=false"),
             (train.gather == "compute", "train.gather=compute", "train.gather=stored"),
@@ -111,8 +112,8 @@ def _check_model(config: Config, kind: str) -> None:
                           "cannot be sharded. Set model.lora.quantize=none, or train.sharding=none")
     if config.model.feature_cache_mib:
         raise ConfigError(f"train.sharding={kind}: model.feature_cache_mib={config.model.feature_cache_mib} calls the "
-                          "vision tower outside of the model's forward, where its weights are sharded. Set it to 0, or "
-                          "train.sharding=none")
+                          "vision tower outside of the model's forward, where its weights are sharded. Set "
+                          "model.feature_cache_mib=0 or train.sharding=none")
 
 
 def check_installed(config: Config) -> None:
@@ -127,5 +128,5 @@ def check_installed(config: Config) -> None:
 
     version = importlib.metadata.version("deepspeed")
     if Version(version) < Version(_LEAST):
-        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, but {version} is installed: upgrade, or "
-                          "set train.sharding=fsdp2")
+        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, but {version} is installed: upgrade "
+                          "DeepSpeed, or set train.sharding=fsdp2")
