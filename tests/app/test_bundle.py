@@ -170,7 +170,7 @@ def test_a_folder_of_somebody_else_is_left_alone(run, tmp_path, capsys):
     assert main(["report", str(run), "--groups", "3"]) == 1
     assert "--bundle FOLDER" in capsys.readouterr().err
     assert main(["report", str(run), "--bundle", str(tmp_path / "b"), "-o", str(tmp_path / "r.html")]) == 1
-    assert "leave one of them out" in capsys.readouterr().err
+    assert "remove one of the two" in capsys.readouterr().err
 
 
 def test_a_run_without_rollouts(tmp_path):

@@ -85,7 +85,7 @@ def test_another_harness_gives_the_same_score(served, tmp_path, capsys):
 
 
 def test_what_does_not_go_with_it_and_calls_that_come_together_wait(capsys):
-    for words, said in ((["--record"], "--chat out"), (["--replicas", "2"], "leave --replicas"),
+    for words, said in ((["--record"], "and --chat"), (["--replicas", "2"], "remove --replicas"),
                         (["engine=vllm_server"], "the model answers in this process")):
         assert main(["serve", CONFIG, "--chat", *words]) == 1
         assert said in " ".join(capsys.readouterr().err.split())

@@ -343,7 +343,7 @@ def test_copies_stay_together_and_one_group_with_nearly_everything_is_named(fold
     ("check good.jsonl --format coco_", 1, "data.format='coco_' is not known"),
     ("check good.jsonl --format canonica", 1, "Did you mean 'canonical'"),
     ("check good.jsonl --config none.yaml", 1, "config file .*none.yaml' does not exist"),
-    ("check good.jsonl steps=1", 2, "name it with --config"), ("check good.jsonl --max -1", 2, "--max"),
+    ("check good.jsonl steps=1", 2, "name the config with --config"), ("check good.jsonl --max -1", 2, "--max"),
     ("check", 2, "Missing argument 'FILE'"), ("check empty.jsonl", 1, "no rows"),
     ("convert good.jsonl -o out.csv", 1, r"out.csv: rows are written as \.jsonl"),
     ("convert good.jsonl -o img.jsonl --force", 1, "img.jsonl is a folder"),

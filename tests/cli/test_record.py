@@ -33,7 +33,7 @@ def served(tiny_models, tmp_path_factory):
 
 
 @each("words said", [
-    (["--replicas", "2"], "leave --replicas"), (["engine=vllm_server"], "the model must run in this process"),
+    (["--replicas", "2"], "remove --replicas"), (["engine=vllm_server"], "the model must run in this process"),
     (["--folder", "."], "folder of a training run")])
 def test_what_does_not_go_with_recording_is_refused(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ def test_what_cannot_be_is_refused_with_the_way_out():
     ours, theirs = ("engine=vllm",), ("engine=vllm_server",)
     for words, says in (
             (("engine.memory=0.5",), r"engine\.memory=0\.5 is a setting of engine\.name=vllm or vllm_server, but here "
-             r"engine\.name=hf: leave engine\.memory out, or set engine\.name=vllm"),
+             r"engine\.name=hf: remove engine\.memory, or set engine\.name=vllm"),
             ((*ours, "engine.batch_rollouts=8"), r"engine\.batch_rollouts=8 is a setting of engine\.name=hf"),
             ((*ours, "engine.servers=[http://a:1]"), r"engine\.servers=\[http://a:1\] is a setting of .*=vllm_server"),
             ((*theirs, "engine.sleep=false"), r"engine\.sleep=False is a setting of engine\.name=vllm,"),

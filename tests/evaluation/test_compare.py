@@ -119,7 +119,7 @@ def test_several_seeds_a_side(tmp_path, capsys):
 
 def test_errors_name_the_way_out(two, capsys):
     for words, said in (
-            (["A"], "name two sides"), (["A", "B", "A"], "name two sides"), (["A", "vs"], "name two sides"),
+            (["A"], "name two runs"), (["A", "B", "A"], "name two runs"), (["A", "vs"], "name two runs"),
             (["A", "./nowhere"], "holds no evaluated answers"), (["A@7x", "B"], "@7x is not a step"),
             (["A", "B", "--split", "train"], "has no answers to 'train'"),
             (["A", "B", "--metric", "iuo"], "Did you mean 'iou'")):

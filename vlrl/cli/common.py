@@ -94,7 +94,7 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
     config is named."""
     from vlrl import config
     if not path:
-        raise ConfigError("name a config, e.g. quickstart.yaml")
+        raise ConfigError("no config is given: name a config, e.g. quickstart.yaml")
     found = config.find_config(path)
     if found.name == path and not os.path.exists(path) and os.environ.get("RANK", "0") == "0":
         typer.echo(f"{path} is not in this folder; using the config that comes with vlrl: {found}", err=True)
@@ -117,7 +117,7 @@ def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> 
 def refuse_existing(path: Path, force: bool) -> None:
     """Raises ConfigError if the path exists, unless it is a file that `force` allows to be replaced."""
     if os.path.lexists(path) and not (force and path.is_file()):
-        raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
+        raise ConfigError(f"{path} exists already: replace it with --force, or name another file with --out")
 
 
 def is_free(folder: Path) -> bool:

@@ -81,8 +81,8 @@ def compare(
         given = {**own, "--metric": metric, "--split": split if weights else None, "--show": listed,
                  "--sequential": sequential or None, "--forms": (forms and weights) or None}
         if unused := next((name for name, value in given.items() if value is not None), None):
-            raise typer.BadParameter(f"does nothing with --{'weights' if weights else 'forms'}; leave one of the two "
-                                     "out", param_hint=unused)
+            raise typer.BadParameter(f"has no effect with --{'weights' if weights else 'forms'}; remove one of the "
+                                     "two", param_hint=unused)
         _weights(sides, as_json) if weights else _forms(sides, split, as_json)
         return
     if sequential:
@@ -116,7 +116,8 @@ def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     else:
         first, second = [], []
     if not first or not second:
-        raise typer.BadParameter(f"{' '.join(words)}: name two sides, A B, or several runs of each, A1 A2 vs B1 B2")
+        raise typer.BadParameter(f"{' '.join(words)}: name two runs, A B, or two sides of "
+                                 "several runs each, A1 A2 vs B1 B2")
     return first, second
 
 

@@ -69,7 +69,7 @@ def check(
     settings = [word for word in settings or () if Path(word) not in files]
     settled = load(config, settings) if config else None
     if settings and not config:
-        raise typer.BadParameter("settings need a config that they override: name it with --config")
+        raise typer.BadParameter("settings need a config: name the config with --config")
     task = scale = refusal = None
     if settled:
         from vlrl.task.mixture import require_one_task

@@ -66,8 +66,8 @@ def _writer(request: SynthesisRequest) -> WriterSettings | None:
     from vlrl.tools.synthesis.prompt_writer import WriterSettings
     if request.endpoint is None:
         if request.teacher is not None:
-            raise ConfigError(f"--teacher {request.teacher}: a teacher answers the prompts that a generator writes: "
-                              "name the generator with --endpoint")
+            raise ConfigError(f"--teacher {request.teacher}: a teacher answers the prompts that a generator writes. "
+                              "Name the generator with --endpoint")
         return None
     teacher = request.teacher and Server.from_request(request, request.teacher, request.teacher_model,
                                                       request.teacher_key_env, "--teacher")

@@ -53,7 +53,8 @@ def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, a
     words = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     loaded = load(config, [*(settings or ()), *words])
     if loaded.eval.samples == 0 or not loaded.eval.splits:
-        raise ConfigError("eval.samples or eval.splits is empty, so there is nothing to measure: e.g. --samples 256")
+        raise ConfigError("eval.samples or eval.splits is empty, so there is nothing to measure: set eval.samples or "
+                          "eval.splits, e.g. --samples 256")
     if request.is_grid:
         _evaluate_grid(loaded, request, as_json)
     else:
@@ -68,14 +69,14 @@ def _check(request: EvalRequest) -> None:
     if request.model is not None and request.checkpoint is not None:
         raise typer.BadParameter("name a model or a checkpoint, not both", param_hint="--model")
     if request.endpoint and request.checkpoint:
-        raise typer.BadParameter("a server has its own weights; leave --checkpoint out", param_hint="--endpoint")
+        raise typer.BadParameter("a server has its own weights; remove --checkpoint", param_hint="--endpoint")
     if any(not 0 < p <= 1 for p in request.top_ps):
         raise typer.BadParameter(f"{[*request.top_ps]} must be above 0 and at most 1", param_hint="--top-p")
     out, rollouts = request.out, request.rollouts
     if request.is_grid and (request.lines or rollouts):
         name, value = ("--out", out) if request.lines else ("--rollouts", rollouts)
         raise ConfigError(f"{name} {value} is only for an evaluation with one answer at one setting: name a folder "
-                          "with --out instead; its answers.jsonl has every answer")
+                          "with --out instead; answers.jsonl in this folder has every answer")
     if out is not None and os.path.lexists(out) and (request.lines or not out.is_dir()):
         raise ConfigError(f"{out} exists already, and nothing is overwritten: name another path with --out")
     if rollouts is not None and not is_free(rollouts):

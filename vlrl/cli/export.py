@@ -152,8 +152,8 @@ def _existing_or_exported(source: Path, folder: Path, form: dict[str, Any]) -> E
         typer.echo(f"{folder} holds this export already", err=True)
         return known
     if folder.is_dir() and (folder / publishing.RECORD).exists():
-        raise ConfigError(f"{folder} holds an export of another checkpoint or in another form: name another folder, or "
-                          "remove it first")
+        raise ConfigError(f"{folder} holds an export of another checkpoint, or one made with other options: name "
+                          f"another folder, or delete {folder} first")
     done = _exported(source, folder, form["dtype"], form["adapter"])
     publishing.record(source, done, form)
     return done

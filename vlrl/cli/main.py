@@ -124,7 +124,7 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:  # some libraries exit the process in that case
-        raise RunError("the working directory does not exist any more: change to another one") from None
+        raise RunError("the working directory does not exist any more: change to another directory") from None
     try:
         command.main(args=list(argv), prog_name=name)
     except SystemExit as end:

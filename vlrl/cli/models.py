@@ -68,10 +68,10 @@ def tiny(
         raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "
                           f"Known: {', '.join(FAMILIES)}.")
     if not is_free(out):
-        raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another folder, or remove "
-                          "this one first")
+        raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another folder, or "
+                          "delete this folder first")
     if episodes and (random or family != DEFAULT):
-        raise typer.BadParameter("continues from the embedded model; leave --random and --family out",
+        raise typer.BadParameter("continues from the embedded model; remove --random and --family",
                                  param_hint="--episodes")
     if max_pixels is not None and not random:
         raise typer.BadParameter("needs --random; a pretrained model has the limit of its family",

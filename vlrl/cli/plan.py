@@ -45,8 +45,8 @@ def plan(
 
     chosen = card_of(card)
     if chosen is None:
-        raise ConfigError(f"--card {card!r} is not known. Known: {', '.join(c.name for c in CARDS)}. Name any of "
-                          "them, and set the memory with --gpu-memory")
+        raise ConfigError(f"--card {card!r} is not known. Known: {', '.join(c.name for c in CARDS)}. Name one of "
+                          "these cards, and give the memory of your card with --gpu-memory")
     words = list(settings or ())
     loaded = load(config, words)
     keywords: dict[str, Any] = {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,

@@ -66,10 +66,10 @@ def score(
     inputs = [word for word in given if not _SETTING.fullmatch(word)]
     settings = [word for word in given if _SETTING.fullmatch(word)]
     if len(inputs) > 1:
-        raise typer.BadParameter(f"one input file at most, not {' and '.join(map(repr, inputs))}; settings are written "
-                                 "key=value")
+        raise typer.BadParameter(f"give at most one input file, not {' and '.join(map(repr, inputs))}; settings are "
+                                 "written key=value")
     if run is not None and (inputs or output != "-" or keep_going):
-        raise typer.BadParameter("--run reads the rollouts of a run: leave out the input file, -o and --keep-going")
+        raise typer.BadParameter("--run reads the rollouts of a run: remove the input file, -o and --keep-going")
     if run is None and (step is not None or steps is not None or split is not None or as_json):
         raise typer.BadParameter("--step, --steps, --split and --json need --run")
     wanted = step_range(step, steps)
@@ -127,7 +127,7 @@ def _reader(source: str) -> Iterator[IO[bytes]]:
         file = open(source, "rb")  # noqa: SIM115 - closed below
     except (OSError, ValueError) as error:
         raise DataError(f"input {source!r} cannot be read: {getattr(error, 'strerror', None) or error}. Name a file of "
-                        "rows, or leave it out to read standard input; settings are written key=value") from None
+                        "rows, or no file to read standard input; settings are written key=value") from None
     with file:
         yield file
 
@@ -141,7 +141,7 @@ def _writer(output: str) -> Iterator[IO[str]]:
     try:
         file = open(output, "x" if new else "w", encoding="utf-8")  # noqa: SIM115 - closed below
     except FileExistsError:
-        raise DataError(f"-o {output}: this file exists; remove it or give another name") from None
+        raise DataError(f"-o {output}: this file exists already; delete it, or name another file") from None
     except (OSError, ValueError) as error:
         raise DataError(f"-o {output}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     with file:

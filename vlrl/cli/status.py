@@ -177,8 +177,8 @@ def report(
 def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
     from vlrl.app.report import write  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
     if groups is not None or media is not None:
-        raise ConfigError("--groups and --no-media only apply to a bundle: name its folder with --bundle FOLDER, or "
-                          "leave them out")
+        raise ConfigError("--groups and --no-media only apply to a bundle: name the bundle's folder with --bundle "
+                          "FOLDER, or remove the two options")
     written = write(run, output)
     typer.echo(f"{written} ({written.stat().st_size / 1e6:.1f} MB)")
     return written
@@ -187,7 +187,8 @@ def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | 
 def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
     from vlrl.app import bundle  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
     if output is not None:
-        raise ConfigError(f"--output {output} names one file, --bundle {folder} a folder: leave one of them out")
+        raise ConfigError(f"--output {output} writes a file, but --bundle {folder} writes a folder: remove one of "
+                          "the two")
     written = bundle.write(run, folder, groups or bundle.GROUPS, media is not False)
     typer.echo(f"{written.folder} ({written.bytes / 1e6:.1f} MB, {written.groups:,} of {written.total:,} groups)")
     for words in written.left_out:

@@ -107,7 +107,7 @@ class EngineSettings(Settings):
                 others = [engine for engine, own in OWN.items() if name in own]
                 shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else value
                 raise ValueError(f"engine.{name}={shown} is a setting of engine.name={' or '.join(others)}, but here "
-                                 f"engine.name={self.name}: leave engine.{name} out, or set engine.name={others[0]}")
+                                 f"engine.name={self.name}: remove engine.{name}, or set engine.name={others[0]}")
         return self
 
     @property

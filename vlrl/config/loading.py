@@ -123,7 +123,7 @@ def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"times.{name}={factor:g}: {name} is {value!r}, not a number; name a numeric setting, e.g. "
+        raise ConfigError(f"times.{name}={factor:g}: {name} is {value!r}, not a number; choose a numeric setting, e.g. "
                           "times={rollout.max_new_tokens: 0.5}")
     return max(math.ceil(value * factor), 1) if isinstance(value, int) else value * factor
 
@@ -143,13 +143,13 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
         other = config.merge.other
         if not before:
             raise ConfigError(f"{where}: kind=merge averages the weights of the previous stage with others, but there "
-                              "is no previous stage")
+                              "is no previous stage. Insert a stage before this stage")
         if other not in ("start", *before) and not os.path.isdir(other):
             raise ConfigError(f"{where}: merge.other={other!r} is neither an earlier stage nor a folder."
                               f"{did_you_mean(other, ['start', *before])} Earlier stages: {', '.join(before)}")
         if other == before[-1]:
             raise ConfigError(f"{where}: merge.other={other!r} is the previous stage, which is merged anyway: name "
-                              "another stage, or start")
+                              "another stage, or set merge.other=start")
     if stage.kind == "rounds" and config.tasks:
         raise ConfigError(f"{where}: kind=rounds supports a single task, but this config has several: select one of "
                           f"them ({', '.join(entry.label for entry in config.tasks)}) by setting tasks=null and "
@@ -175,9 +175,9 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
     before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name in SUPERVISED else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:
-        raise RunError(f"{folder} contains {before}, but this is {now}. Choose another run.dir; to start from its "
-                       f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. With resume=never a new "
-                       "run starts here (the old run is kept in a folder next to it).")
+        raise RunError(f"{folder} contains {before}, but this is {now}. Choose another run.dir. To start from the "
+                       f"weights of that run, set model.name={folder} run.dir={str(folder).rstrip('/')}-2. With "
+                       "resume=never a new run starts here, and the old run is kept in a folder next to the new run.")
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
@@ -330,8 +330,8 @@ def _select_task(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
     labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}
     if wanted not in labels:
         raise ConfigError(f"task={wanted!r}: this config has several tasks, and none has this "
-                          f"label.{did_you_mean(wanted, labels)} Its labels: {', '.join(labels)}. To use a task other "
-                          f"than these: tasks=null task={wanted}")
+                          f"label.{did_you_mean(wanted, labels)} Its labels: {', '.join(labels)}. To use another task, "
+                          f"set tasks=null task={wanted}")
     task = {k: v for k, v in labels[wanted].items() if k not in ("label", "weight", "data")}
     rest = {k: v for k, v in tree.items() if k != "tasks"}
     data = labels[wanted].get("data")

@@ -54,7 +54,8 @@ class RolloutSettings(Settings):
     def _limits_apply(self) -> RolloutSettings:
         if self.thinking_budget is not None and self.thinking_budget >= self.max_new_tokens:
             raise ValueError(f"rollout.thinking_budget={self.thinking_budget} is not below rollout.max_new_tokens="
-                             f"{self.max_new_tokens}, so the budget would never apply: lower it, or set it to null")
+                             f"{self.max_new_tokens}, so the budget would never apply: lower "
+                             "rollout.thinking_budget, or set it to null")
         if self.step_tokens is not None and self.step_tokens >= self.max_new_tokens:
             raise ValueError(f"rollout.step_tokens={self.step_tokens} is not below rollout.max_new_tokens="
                              f"{self.max_new_tokens}, so every completion ends in its first step: lower "

@@ -98,8 +98,8 @@ class Config(Settings):
         if self.tasks and self.task != TaskSettings():
             if not self.task.name:
                 given = next(iter(self.task.model_dump(exclude_defaults=True)))
-                raise ValueError(f"task.{given} is set, but this config has several tasks ({self.task_name}): set it "
-                                 f"for one of them, e.g. tasks.0.{given}")
+                raise ValueError(f"task.{given} is set, but this config has several tasks ({self.task_name}): "
+                                 f"set this field for one of the tasks, e.g. tasks.0.{given}")
             raise ValueError(f"task.name={self.task.name!r} and tasks ({self.task_name}) are both set, but a run has "
                              "either one task or several: remove task (task=null), or tasks (tasks=null)")
         if not self.tasks and not self.task.name:
@@ -114,8 +114,8 @@ class Config(Settings):
         check_labels(self.tasks)
         if self.data.solutions and self.tasks:
             raise ValueError(f"data.solutions={self.data.solutions!r} refers to rows by their number in the training "
-                             "split of one task, but this config has several: select one (task=LABEL), or remove "
-                             "data.solutions")
+                             "split of one task, but this config has several tasks: select one task (task=LABEL), or "
+                             "remove data.solutions")
         check_stage_names(self.stages)
         return self
 

@@ -24,7 +24,7 @@ def parse_entry(entry: str) -> dict[str, Any]:
     port = int(match["port"]) if match and match["port"] else 0
     if not match or host is None or port > 65535:
         raise ConfigError(f"data.urls: {entry[:100]!r} is not a host; write images.example.org, *.example.org, "
-                          "example.org:8443, or http://example.org if it has no https")
+                          "example.org:8443, or http://example.org if the host has no https")
     return {"scheme": (match["scheme"] or "https://")[:-3], "any": bool(match["any"]), "host": host, "port": port}
 
 
