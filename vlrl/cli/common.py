@@ -102,8 +102,8 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
 
 
 def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> ModelChoice:
-    """Chooses the model that a command evaluates (see measure.choose_model in tools/evaluation), and prints the
-    warnings about the model."""
+    """Chooses the model that a command evaluates (see measure.choose_model in tools/evaluation) and returns the choice.
+    Prints warnings about the model."""
     from vlrl.store.checkpoint import find
     if checkpoint is not None:
         find(checkpoint)  # a wrong folder is reported before the slow imports

@@ -114,7 +114,7 @@ def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], S
 
 def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
     """Resolves each name (a glob pattern, folder@split, or a Hub data set) to its data files. Also returns the folder
-    of their media, or None if the media of each file are in the folder of that file."""
+    of their media; None if each file has its media in its own folder."""
     from vlrl.data import locate_files, several
     paths, root = [], None
     for name in names:

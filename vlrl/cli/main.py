@@ -147,7 +147,7 @@ def _prepare_terminal() -> None:
 
 
 def _of_the_system(error: OSError) -> str:
-    """The message for an OSError; "" if the reader of a pipe has exited, as in `vlrl ... | head`."""
+    """Returns the error message for an OSError; "" if the reader of a pipe has exited, as in `vlrl ... | head`."""
     refused = False
     try:
         sys.stdout.write("\n" if error.filename is None else "")  # what was too large for the buffer is not kept in it

@@ -24,12 +24,13 @@ _ENDS = {"stop": "the environment ended the episode", "turns": "episode.max_turn
 
 
 def split(text: str) -> list[str]:
-    """Splits a text into actions at empty lines."""
+    """Splits a text into the actions of an episode, at empty lines."""
     return [action for action in re.split(r"\n(?:[ \t\r]*\n)+", text) if action.strip()]
 
 
 def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
-    """Lets a person play episodes begun by `start` on one sample. Returns True to go on to the next, False to quit."""
+    """Lets a person play episodes on one sample, each begun by `start`. Returns True to go on to the next sample, or
+    False to quit."""
     episode = _begin(start, title)
     try:
         while True:
@@ -193,7 +194,7 @@ def show_parts(judged: ScoredAnswer) -> None:
 
 
 def _convention(task: Task, question: Question) -> str | None:
-    """The coordinate format of boxes in answers; None if it is unknown because the task has no boxes."""
+    """The coordinate format in which answers give boxes, in words; None if the format is unknown."""
     own = question.sample.get("coordinates")
     try:
         used = str(own or task.of(question.sample).coordinates.convention)

@@ -105,7 +105,8 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 
 @contextlib.contextmanager
 def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """Yields the services configured under services.*, or None. They are imported only if needed."""
+    """Context manager that yields the services configured under services.*; None if none are configured. The code of
+    services is imported only if needed."""
     services = config.services
     if not services.given:
         yield None

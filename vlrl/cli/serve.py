@@ -130,7 +130,7 @@ def serve(
 
 def _episodes(config: Config) -> bool:
     """Whether prompts grow over the turns of an episode, which affects the context length of the servers. A host that
-    only serves may not have the task and its data; then single answers are assumed, and a note is printed."""
+    only serves may not have the task and its data. Then False is returned, and a note is printed."""
     from vlrl.task.environment import has_environment
     from vlrl.training.build_task import make_task
     if config.engine.max_model_len is not None:

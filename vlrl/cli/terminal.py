@@ -51,14 +51,15 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: i
 
 
 def standard_input() -> TextIO:
-    """Returns sys.stdin. Raises DataError if it is closed."""
+    """Returns sys.stdin. Raises DataError if standard input is closed."""
     if sys.stdin is None:
         raise DataError("standard input is closed: pass the input through a pipe or from a file, e.g. < answers.txt")
     return sys.stdin
 
 
 def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
-    """Returns a function that prints `what`, its text and the elapsed time to stderr at most every `every` seconds."""
+    """Returns a function say(doing), which prints a line with `what`, `doing` and the elapsed time to stderr, at most
+    once in `every` seconds."""
     begun = said = time.monotonic()
 
     def say(doing: str) -> None:
@@ -99,9 +100,9 @@ _LINE_S = 60
 
 @contextmanager
 def progress_bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
-    """Yields a Progress function that draws bars with the remaining time on standard error; with `show=False` nothing
-    is drawn. If standard error is not a terminal, nothing is shown unless `lines` is set. Then a line is printed at the
-    start, after each tenth, and once a minute during the work."""
+    """Yields a Progress function that draws bars with the remaining time on standard error; with `show=False` the
+    function draws nothing. If standard error is not a terminal, nothing is shown unless `lines` is set. Then a line
+    is printed at the start, after each tenth, and once a minute during the work."""
     from rich import progress as rich
     from rich.console import Console
 

@@ -80,7 +80,8 @@ class AlgoSettings(Settings):
 
     @property
     def corrected(self) -> bool:
-        """Whether the loss corrects for completions sampled by other weights. A user's own loss is assumed to do so."""
+        """Whether the loss corrects for completions sampled by other weights than those trained. A user's own loss is
+        assumed to correct."""
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
 
@@ -89,7 +90,8 @@ class AlgoSettings(Settings):
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields the KL settings that have no effect, since no KL is used or algo.kl_in=reward fixes its form."""
+        """Yields the KL settings that have no effect, because no KL is used, or because algo.kl_in=reward fixes the
+        form of the KL."""
         if not self.kl_coef:
             why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")
@@ -104,7 +106,7 @@ class AlgoSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default_names(cls, values: Any) -> Any:
-        """Adds the default name to options without a name, as in `algo.loss.dual_clip=3`."""
+        """Adds the setting's default name to options given without a name, as in `algo.loss.dual_clip=3`."""
         if not isinstance(values, Mapping):
             return values
         return {key: {"name": cls.model_fields[key].default.name, **value}

@@ -41,13 +41,14 @@ class MethodSettings(Settings):
         return True
 
     def problem(self, config: Any) -> str:
-        """Explains why the method cannot be combined with other settings of the config, with a remedy; "" if it can."""
+        """Explains why the method cannot be combined with other settings of the config, with a remedy; "" if nothing
+        conflicts."""
         return ""
 
     @property
     def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
-        """(setting, function, table of known functions) for each function of the method that may depend on which
-        answers are correct."""
+        """The functions of the method that may depend on which answers are correct, each as (setting, function, table
+        of known functions)."""
         return ()
 
     @property
@@ -62,7 +63,7 @@ class MethodSettings(Settings):
 
     @property
     def without_zero(self) -> tuple[str, str] | None:
-        """(setting, remedy) if a setting of the method cannot be combined with train.sharding=zero2 or zero3; else
+        """(setting, remedy) if this setting of the method cannot be combined with train.sharding=zero2 or zero3; else
         None."""
         return None
 
@@ -96,8 +97,8 @@ Names = Annotated[tuple[Named, ...], BeforeValidator(lambda value: [value] if is
 
 
 def refuse_bool(kind: Any, value: Any) -> Any:
-    """Returns the value. Raises ValueError if it is or contains a bool where the annotation `kind` expects numbers.
-    Pydantic would read true as 1, but `steps=true` or `betas: [true, false]` are mistakes."""
+    """Returns the value. Raises ValueError if the value is or contains a bool, but the annotation `kind` expects
+    numbers. Pydantic would read true as 1, but `steps=true` or `betas: [true, false]` are mistakes."""
     kinds = _kinds(kind)
     values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
     if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in values):

@@ -129,8 +129,8 @@ def address_of(text: str) -> str:
 
 
 def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the engine settings `over` into `old`; each is the name of an engine or a mapping of settings. If the
-    engine changes, settings that the new engine does not have are dropped."""
+    """Returns the engine settings `old` overridden by `over`. Each argument is the name of an engine or a mapping of
+    settings. If the engine changes, settings that the new engine does not have are dropped."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = EngineSettings.model_fields["name"].default
     name = after.get("name", before.get("name", default))

@@ -98,10 +98,10 @@ def derived(config: Config, **sections: Any) -> Config:
 
 
 def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
-    """Each stage with its config: the settings of the run, overridden by the settings of the stage, in a subfolder of
-    the run folder.
+    """Returns each stage with its config: the settings of the run, overridden by the settings of the stage, in a
+    subfolder of the run folder.
 
-    All stages have the model.name of the run. Raises ConfigError naming the stage."""
+    All stages have the model.name of the run. For invalid settings raises ConfigError naming the stage."""
     base = {name: value for name, value in plain(config).items() if name != "stages"}
     out: list[tuple[StageEntry, Config]] = []
     for i, stage in enumerate(config.stages):
@@ -118,7 +118,8 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
 
 
 def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
-    """The value of a setting times a factor, rounded up for integers. Raises ConfigError if it is not a number."""
+    """The value of the setting `name` in `tree` times a factor, rounded up for integers. Raises ConfigError if the
+    value is not a number."""
     value: Any = tree
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -297,7 +298,8 @@ def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[
 
 
 def _stage_override(stage: Any, key: str, value: Any) -> Any:
-    """Applies an override of the run to a stage that sets the same section, so that the override holds in every stage.
+    """Returns the stage with an override of the run applied, if the stage sets the same section, so that the override
+    holds in every stage.
 
     Files that define `stages` are not merged into a stage."""
     first = key.partition(".")[0]

@@ -13,10 +13,10 @@ from vlrl.errors import ConfigError
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
-    """Merges `over` into `base`: dictionaries are merged recursively, all other values are replaced. A dictionary of
-    indices such as {"0": {...}} changes these items of a list. The names in `presets` accumulate. `model` is the
-    pydantic model of these settings. In a Named, the curriculum and the engine, a new name drops the options of the old
-    name."""
+    """Merges `over` into `base`: dictionaries are merged recursively, all other values are replaced. A dictionary such
+    as {"0": {...}} changes the items of a list with these indices. The names in `presets` accumulate. `model` is the
+    pydantic model of these settings. In a Named, the curriculum and the engine, a new name drops the options of the
+    old name."""
     out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
     for key, value in over.items():
         old, kind = out.get(key), kind_of(model, key)
@@ -53,8 +53,8 @@ def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]
 
 
 def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings algo.* without the clip bounds that `over` sets again. algo.clip_low and algo.loss.clip_low are the
-    same setting; the later of the two counts."""
+    """The settings `base` of algo.* without the clip bounds that `over` sets again. algo.clip_low and
+    algo.loss.clip_low are the same setting, and the later value counts."""
     out, later = dict(base), over.get("loss")
     for name in CLIPS:
         if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
@@ -80,7 +80,7 @@ def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any
 
 
 def kind_of(model: Any, key: str) -> Any:
-    """The type of a setting of a model. For an optional setting, the type without None."""
+    """The type of the setting `key` of a pydantic model. For an optional setting, the type without None."""
     info = getattr(model, "model_fields", {}).get(key)
     if info is None:
         return None

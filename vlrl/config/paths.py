@@ -18,13 +18,14 @@ _folders: dict[str, Path] = {}
 
 
 def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings of a config file in `folder`, in which each path that exists relative to that folder is joined with
-    it. The settings in _SETTINGS are paths, also inside `tasks`, and so is every `path/file.py:name`."""
+    """Returns the settings of a config file in `folder`. Paths that exist relative to `folder` are joined with it.
+    Paths are the settings in _SETTINGS, also inside `tasks`, and every `path/file.py:name`."""
     return {key: _resolved(value, folder, ("", str(key))) for key, value in tree.items()}
 
 
 def searched_in(value: str) -> str:
-    """The end of a message: the two folders in which a relative path was searched; "" if only one was searched."""
+    """The end of a message about a relative path: the two folders in which it was searched; "" if only one was
+    searched."""
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 

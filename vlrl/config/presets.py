@@ -93,8 +93,8 @@ class Preset:
 
 
 def extract_preset(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The settings of a file, in which the section `preset` is replaced by an entry in `presets`. Raises ConfigError if
-    the section is not a valid Header."""
+    """Returns the settings of a file without the section `preset`, and with the file's name added to `presets`. Raises
+    ConfigError if the section is not a valid Header."""
     out = dict(tree)
     if SECTION in out:
         _checked(out.pop(SECTION), path)

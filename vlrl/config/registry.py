@@ -103,7 +103,8 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 def file_module(path: Path) -> ModuleType:
     """The module of a Python file, executed once per process. Raises MissingFile, or any error that the file raises.
-    The file can import modules in its folder, appended to sys.path so that these do not shadow other modules."""
+    The file can import modules in its folder. The folder is appended to sys.path, so that its modules do not shadow
+    other modules."""
     if not os.path.isfile(path):
         raise MissingFile(f"the file {str(path)!r} does not exist{searched_in(str(path))}")
     path = path.resolve()
@@ -149,6 +150,7 @@ def _is_own(filename: str) -> bool:
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Redirects prints of user code to standard error: standard output is reserved for results. Also a decorator."""
+    """Context manager, or decorator, that redirects prints of user code to standard error, because standard output is
+    reserved for results."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

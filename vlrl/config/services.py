@@ -97,7 +97,8 @@ class ServicesSettings(Settings):
 
 
 def with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with algo.reference set according to services.reference. Raises ValueError if they contradict."""
+    """Returns the settings `values` of a run with algo.reference set according to services.reference. Raises ValueError
+    if the two settings contradict each other."""
     services, algo = values.get("services") or {}, values.get("algo") or {}
     requested = services.get("reference") if isinstance(services, Mapping) else None
     if not isinstance(requested, str) or requested not in FOLLOWS or not isinstance(algo, Mapping):

@@ -17,8 +17,8 @@ _ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|
 
 @cache
 def parse_entry(entry: str) -> dict[str, Any]:
-    """Parses an entry of data.urls to a dictionary with scheme, host, port and `any`, whether every subdomain matches.
-    Raises ConfigError for an invalid entry."""
+    """Parses an entry of data.urls to {"scheme", "host", "port", "any"}, where "any" says whether every subdomain of
+    the host is allowed. Raises ConfigError for an invalid entry."""
     match = _ENTRY.match(entry)
     host = normalised_host(match["host"]) if match else None
     port = int(match["port"]) if match and match["port"] else 0
@@ -29,7 +29,8 @@ def parse_entry(entry: str) -> dict[str, Any]:
 
 
 def normalised_host(host: str) -> str | None:
-    """The host in lower case; None if it is neither a valid name nor an address in canonical form."""
+    """The host in lower case, without brackets; None if the host is neither a valid name nor an address in canonical
+    form."""
     host = host.lower().strip("[]").removesuffix(".")
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host)) if "%" not in host else None

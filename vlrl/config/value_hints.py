@@ -30,7 +30,8 @@ def value_hint(setting: str, value: Any) -> str:
 
 
 def preset_hint(setting: str, name: str) -> str:
-    """`" There is a preset of that name: extends=algorithms/grpo.yaml."`; "" if no preset has this name."""
+    """The end of a message: `" There is a preset of that name: extends=algorithms/grpo.yaml."`; "" if there is no such
+    preset for the section of the setting."""
     folder = _PRESETS.get(setting.partition(".")[0], "")
     file = Path(folder, f"{name}.yaml")
     known = folder and name.isidentifier() and (vlrl.HOME / "configs" / file).is_file()

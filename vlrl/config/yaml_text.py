@@ -58,7 +58,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count(node: Any, known: dict[int, int]) -> int:
-    """The number of values below a node (a cache: `known`). Raises ComposerError beyond MOST_VALUES, or for a cycle."""
+    """The number of values below a node. `known` caches the numbers by the id of the node. Raises ComposerError for
+    more than MOST_VALUES values, or for a cycle."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if (count := known.get(id(node))) is None:

@@ -79,8 +79,9 @@ def _thread_states(prefix: str) -> str:
 
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
-    """In the block, names the current phase of this rank, for messages of ranks that wait for it. After an error the
-    name remains until the next step begins. Only for the main thread; other threads call no collectives."""
+    """Context manager that names the current phase of this rank, for messages of ranks that wait for this rank. After
+    an error the name remains until the next step begins. Does nothing outside the main thread, because other threads
+    call no collectives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,8 +92,8 @@ def within(phase: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def transport_errors() -> Iterator[None]:
-    """In the block, turns errors of collectives that are not called through this module (FSDP's) into RankError. Also
-    records any error of this rank in the rank monitor, so that the other ranks learn about it."""
+    """Context manager that turns errors of collectives that are not called through this module (FSDP's) into RankError.
+    Also records any error of this rank in the rank monitor, so that the other ranks learn about the error."""
     began = time.monotonic()
     try:
         yield
@@ -175,8 +176,8 @@ def broadcast(value: Any) -> Any:
 
 
 def on_main(call: Callable[[], Any], doing: str = "") -> Any:
-    """Runs `call` on rank 0 only. Every rank returns its result or raises its error. `doing` names work that may take
-    long, such as saving. The other ranks then wait without a timeout as long as rank 0 is alive."""
+    """Runs `call` on rank 0 only. Every rank returns the result of `call` or raises its error. `doing` names work that
+    may take long, such as saving. The other ranks then wait without a timeout as long as rank 0 is alive."""
     result, error = None, None
     if is_main():
         try:
@@ -193,8 +194,8 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
-    """Records that this rank ends with an error, then calls `last`, which may do final work such as saving. If rank 0
-    also ends with an error, the other ranks wait until its `last` has returned."""
+    """Records that this rank ends with an error, then calls `last` for final work such as saving. If rank 0 also ends
+    with an error, the other ranks wait until `last` has returned on rank 0."""
     if _monitor is not None:
         _monitor.end(error)
     try:
@@ -240,7 +241,8 @@ def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def together(call: Callable[[], Any]) -> Any:
-    """Runs `call` on every rank. If it raises a VlrlError on any rank, that error is raised on all ranks."""
+    """Runs `call` on every rank and returns its result. If `call` raises a VlrlError on any rank, all ranks raise this
+    error."""
     if world() == 1:
         return call()
     result, error = None, None
@@ -257,9 +259,9 @@ def together(call: Callable[[], Any]) -> Any:
 
 
 def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
-    """Sends bytes between pairs of ranks. Returns the bytes that this rank received, ordered by sender. On every rank,
-    `routes` must have the same keys (sender, receiver); only the sender's values are used. Every rank processes the
-    keys in the same order, which avoids deadlocks."""
+    """Sends bytes between pairs of ranks: `routes` maps (sender, receiver) to what is sent. Returns what this rank
+    received, ordered by sender. The keys must be the same on every rank; only the sender's values are used. Every
+    rank processes the keys in the same order, which avoids deadlocks."""
     arrived: list[bytes] = []
     if not routes:
         return arrived

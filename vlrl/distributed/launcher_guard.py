@@ -2,8 +2,8 @@
 
 On a host that has lost its connection to the first host, torchrun's agent waits in a call to its store until TCP gives
 up (15 minutes by Linux's default) and reacts only to SIGKILL. A rank that gets no reply from the store therefore starts
-a guard process. It waits for the rank to end, then for the launcher to end, and kills the launcher if it does not end
-in time. The guard process imports nothing of vlrl: it runs this file as a script. Linux only."""
+a guard process. The guard waits for the rank to end, then for the launcher to end, and kills the launcher if it does
+not end in time. The guard process imports nothing of vlrl: it runs this file as a script. Linux only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Launcher:
 
     def end_if_it_hangs(self) -> None:
         """Starts a guard process that kills the launcher if it does not end soon after this process. Returns at once.
-        Does nothing if the launcher may still restart its ranks: it continues when the network is back."""
+        Does nothing if the launcher may still restart its ranks, because then the launcher continues once the
+        network is back."""
         if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
             return
         with suppress(OSError):

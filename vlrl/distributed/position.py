@@ -26,7 +26,8 @@ class RankPosition:
         self.step, self.phases, self.since = step, [], time.monotonic()
 
     def enter(self, doing: str, depth: int = 2) -> None:
-        """Records that this rank enters a collective, and the code outside comm.py that called it (`caller`)."""
+        """Records that this rank enters a collective, described by `doing`. Also records the code outside comm.py that
+        called the collective (`caller`), which is at least `depth` stack frames above."""
         frame = sys._getframe(depth)
         while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in ("comm.py", "contextlib.py"):
             frame = frame.f_back
@@ -34,7 +35,7 @@ class RankPosition:
         self.doing, self.since, self.count = doing, time.monotonic(), self.count + 1
 
     def leave(self) -> None:
-        """Records that the collective has ended."""
+        """Records that this rank has left the collective."""
         self.doing, self.since, self.patient = "", time.monotonic(), False
 
     def __str__(self) -> str:

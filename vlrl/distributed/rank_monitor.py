@@ -72,7 +72,7 @@ class RankMonitor:
             self._cut = self._cut or any(text in str(error) for text in _GIVEN_UP)
 
     def end(self, error: BaseException | None) -> None:
-        """Writes the last record of this rank: it ends with `error`, or without an error if that is None."""
+        """Writes the last record of this rank: that the rank ended with `error`, or normally if `error` is None."""
         if self._ended is None:
             text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it ended normally"
             self._ended = {"why": text, "follows": isinstance(error, RankError)}
@@ -108,7 +108,8 @@ class RankMonitor:
     # --- the others -----------------------------------------------------------------------------------------------
 
     def error(self, waited: float, cause: str) -> RankError:
-        """Returns a RankError that names the ranks for which this rank waits. Checking which live takes seconds."""
+        """Returns a RankError with the ranks for which this rank has waited (`waited` seconds) and with `cause`. Takes
+        seconds, because the other ranks are checked for signs of life."""
         return RankError(f"{self.describe_wait(waited)}. The last checkpoint is intact: start the same command again "
                          f"on every host. If a rank is only slow, raise limits.collective_s={self.limit:g}. ({cause})")
 
@@ -135,8 +136,8 @@ class RankMonitor:
         self._writing.set(f"{self._prefix}/done/{self._patience}", "")
 
     def await_main(self) -> None:
-        """On ranks other than 0: waits until rank 0 calls `done`, without a timeout as long as it shows signs of life.
-        Raises RankError if rank 0 has ended or shows no sign of life for limits.collective_s."""
+        """On ranks other than 0: waits until rank 0 calls `done`, without a timeout as long as rank 0 shows signs of
+        life. Raises RankError if rank 0 has ended, or shows no sign of life for limits.collective_s."""
         self._patience += 1
         key, began, pause = f"{self._prefix}/done/{self._patience}", time.monotonic(), 0.01
         beat, heard = 0, time.monotonic()
@@ -194,7 +195,8 @@ class RankMonitor:
         return json.loads(store.get(key)) if store.check([key]) else None
 
     def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
-        """Returns the store's reply; None after a timeout. The next read then opens a new connection."""
+        """Returns the result of `question(store)`; None if it fails or times out. The next call then opens a new
+        connection to the store."""
         replies: list[T] = []
 
         def ask() -> None:
