@@ -90,7 +90,7 @@ class Comparison:
         return f"b is {'higher' if change.mean > 0 else 'lower'} than a: {where}, b - a is {bounds}"
 
     def plain(self) -> dict[str, Any]:
-        """The JSON value that `--json` prints."""
+        """The comparison as the JSON value that `vlrl compare --json` prints."""
         metrics = {name: {"a": m.a.mean, "b": m.b.mean, "difference": m.difference.mean, "low": m.difference.low,
                           "high": m.difference.high, "n": m.n, "effect": m.effect} for name, m in self.metrics.items()}
         samples = [{"id": s.id, "other": s.other, "a": s.a, "b": s.b} for s in self.samples]

@@ -44,7 +44,7 @@ def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
 
     If there is only one evaluation, it counts as first and last."""
     changes = []
-    for split, (first, last) in _ends(run, until).items():
+    for split, (first, last) in _first_and_last(run, until).items():
         metrics = [k for k, v in last.items()
                    if k not in _NOT_METRICS and not k.endswith("/n") and "/ci95_" not in k
                    and not k.startswith("time/") and is_number(v)]
@@ -66,7 +66,8 @@ def summary_table(run: RunFolder) -> Table:
     For a mixture the table has the reward over all tasks, and every metric of each task."""
     rows = main_gains(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
-    notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_breaks(run), *_best(run)]
+    notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_change_notes(run),
+             *_best_notes(run)]
     caption = Text("\n".join(notes), "dim")
     table = Table(title=f"Evaluation before and after{span}", caption=caption, box=SIMPLE_HEAD, pad_edge=False,
                   collapse_padding=True, min_width=50)
@@ -81,14 +82,14 @@ def summary_table(run: RunFolder) -> Table:
     return table
 
 
-def _breaks(run: RunFolder) -> Iterator[str]:
+def _change_notes(run: RunFolder) -> Iterator[str]:
     """Yields a note for each split whose samples or settings changed between evaluations."""
     last = {str(line["split"]): line for line in run.evals() if line.get("changed")}
     for split, line in last.items():
         yield f"{split} was changed before step {line['step']} ({', '.join(line['changed'])}): the gain begins there"
 
 
-def _best(run: RunFolder) -> Iterator[str]:
+def _best_notes(run: RunFolder) -> Iterator[str]:
     """Yields a note on the best evaluation of each split that was evaluated after training steps. The best evaluation
     is the one with the best value of the metric that selects checkpoints/best."""
     marked = read_json(run.checkpoints / "best.json") or {}
@@ -106,8 +107,8 @@ def _best(run: RunFolder) -> Iterator[str]:
 
 
 def main_gains(rows: list[Gain]) -> list[Gain]:
-    """The rows of `gains` that a printed table shows: all but length metrics; for a mixture, the reward over all tasks
-    and the metrics of each task."""
+    """The rows of `gains` that a printed table shows: all metrics except lengths of answers. For a mixture, only the
+    reward over all tasks and the metrics of each task."""
     labels = tuple(row.metric.removesuffix("reward/mean") for row in rows if row.metric.endswith("/reward/mean"))
     return [row for row in rows if "completion/" not in row.metric and (
         not labels or row.metric == "reward/mean" or row.metric.startswith(labels))]
@@ -117,7 +118,7 @@ def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
     """Plots the training reward per step and the held-out reward with 95 % intervals. The plot is written to `path`, by
     default reward.png in the run folder, and its path is returned.
 
-    The step of an evaluation is the number of steps that the evaluated weights had completed."""
+    An evaluation is plotted at the number of steps that the evaluated weights had completed."""
     from matplotlib.figure import Figure
 
     path = path or run.path / "reward.png"
@@ -171,7 +172,7 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
                       color=_SPLIT_COLORS[i % len(_SPLIT_COLORS)], label=f"{split}, 95 % interval".replace("$", r"\$"))
 
 
-def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _first_and_last(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Split -> its first and its last comparable evaluation, up to `until` completed steps (None = no limit). If an
     evaluation was repeated, the newer line of eval.jsonl counts."""
     splits: dict[str, dict[int, Mapping[str, Any]]] = {}

@@ -38,8 +38,8 @@ class InterimAnalysis(NamedTuple):
     """|sum over blocks of (mean_a - mean_b)| for each pair that was undecided before this block."""
     thresholds: dict[Pair, float]
     """For each pair the value that its statistic must exceed to reject the hypothesis that only this pair is equal;
-    infinite if the level allows no decision yet. To decide the pair, every other hypothesis in which the pair is
-    equal must be rejected too."""
+    infinite if the significance level allows no decision yet. To decide the pair, every other hypothesis in which
+    the pair is equal must be rejected too."""
     decided: dict[Pair, str]
     spent: float  # the largest significance level that any hypothesis has used so far
 
@@ -191,8 +191,8 @@ class Sequential:
 
 
 def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
-    """Every way in which some of the names can be equal: all partitions of the names except the one into single names.
-    Single names are omitted from each partition."""
+    """All hypotheses that some of the named algorithms are equal: every partition of the names except the one into
+    single names. Single names are omitted from each partition."""
     partitions: list[list[tuple[str, ...]]] = [[]]
     for name in names:
         partitions = [new for old in partitions for new in ([*old, (name,)], *(

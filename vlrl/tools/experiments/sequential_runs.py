@@ -32,7 +32,7 @@ class SequentialResult:
         return sum(map(len, self.scores.values()))
 
     def plain(self) -> dict[str, Any]:
-        """The JSON value that `--json` prints."""
+        """The result as the JSON value that `vlrl compare --sequential --json` prints."""
         pairs = [{"a": a, "b": b, "higher": higher or None} for (a, b), higher in self.test.decisions.items()]
         looks = [{"block": look.block, "spent": look.spent,
                   "statistics": {f"{a} - {b}": value for (a, b), value in look.statistics.items()},

@@ -119,7 +119,7 @@ class SweepResult:
         return {name: performance_profile(_column(own), _TAUS).tolist() for name, own in self.tests.items()}
 
     def plain(self) -> dict[str, Any]:
-        """The JSON value that `--json` prints."""
+        """The result as the JSON value that `vlrl sweep --json` prints."""
         statistics = {name: {k: v._asdict() for k, v in own.items()} for name, own in self.statistics.items()}
         return {"metric": self.metric, "split": self.split, "runs": self.runs, "folder": str(self.folder),
                 "best": {"settings": self.best.settings, "tuning": self.tuning._asdict(), "test": statistics["best"]},

@@ -229,7 +229,7 @@ def _compared(name: str, one: _Weights, other: _Weights) -> Change:
 
 
 def plain(changes: WeightChanges) -> dict[str, Any]:
-    """The JSON value that `--json` prints."""
+    """The changes as the JSON value that `vlrl compare --weights --json` prints."""
     def counts(change: Change) -> dict[str, Any]:
         return {**change.__dict__, "share": change.share}
 

@@ -75,7 +75,7 @@ def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWo
             files[CURVE] = plot_reward(run, Path(scratch) / CURVE).read_bytes()
     for name in exported.files:
         if name not in ("README.md", CURVE) and not Path(name).name.startswith("."):
-            files[name] = _clean(exported.folder / name, private, base)
+            files[name] = _published_file(exported.folder / name, private, base)
     for name, content in files.items():
         _refuse(name, content, private)
     return Release(subject, text, files)
@@ -134,7 +134,7 @@ def _digest(path: Path | None) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _clean(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
+def _published_file(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
     """What is published for a file: the path of the file or, for a JSON file with private words, its redacted content.
     In the config of an adapter, the name of the base model becomes that of `base`."""
     if path.suffix != ".json" or path.name in _VOCABULARY or path.name.endswith(".index.json"):

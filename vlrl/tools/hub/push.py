@@ -87,7 +87,7 @@ def push(target: HubTarget, files: Files, message: str) -> str:
     disable_progress_bars()
     try:
         with _failures(target):
-            _refuse_readers(api, target)
+            _refuse_public(api, target)
             url = api.create_repo(target.repo, repo_type=target.kind, private=not target.public, exist_ok=True)
             old = [name for name in api.list_repo_files(target.repo, repo_type=target.kind)
                    if name.endswith(_WEIGHTS) and name not in files]
@@ -112,7 +112,7 @@ def licence_of(model: str) -> str | None:
     return licence if isinstance(licence, str) else None
 
 
-def _refuse_readers(api: Any, target: HubTarget) -> None:
+def _refuse_public(api: Any, target: HubTarget) -> None:
     """Raises ConfigError if the repository exists and is public, but the target is private."""
     from huggingface_hub import errors
 

@@ -25,7 +25,7 @@ from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.tools.tasks.rescore import stored_steps
 
 Notes = Mapping[tuple[str, str, int, str, int], tuple[str, str]]
-"""(source, split, step, group, index) of a rollout -> (flag, comment)."""
+"""Notes of reviewers: ("train" or "eval", split, step, group, index) of a rollout -> (flag, comment)."""
 _TEXTS = ("sample_id", "task", "group_id", "split", "prompt", "completion", "sample", "target", "parsed", "error",
           "finish_reason", "variant", "category")
 _NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward": "float64", "advantage": "float64",
@@ -40,7 +40,7 @@ SCHEMA = pa.schema({**dict.fromkeys((*_TEXTS, *_ADDED), pa.string()), **{n: _KIN
 _FEATURES = {**{name: {"dtype": "string", "_type": "Value"} for name in (*_TEXTS, *_ADDED)},
              **{name: {"dtype": kind, "_type": "Value"} for name, kind in _NUMBERS.items()},
              "images": {"feature": {"_type": "Image"}, "_type": "List"}}
-_TOGETHER, _GROUP_BYTES = 500, 16 << 20
+_GROUP_ROWS, _GROUP_BYTES = 500, 16 << 20
 """Largest number of rollouts in a Parquet row group, and largest number of bytes of their images."""
 _CARD = """---
 {metadata}
@@ -76,7 +76,7 @@ class ExportedRollouts:
     images: int = 0
     notes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-    """What was not exported, such as "videos" -> how often."""
+    """What was not exported, such as "videos" -> number of those left out."""
 
     def miss(self, what: str) -> None:
         """Adds 1 to the count of `what` in `left_out`."""
@@ -105,20 +105,20 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
             progress("writing rollouts", number, len(wanted))
             rows = run.rollouts(step, split=split).to_pylist()
             records = (_row(run, row, "eval" if split else "train", notes or {}, out, media) for row in rows)
-            for some in _together(row if private is None else _published(row, private) for row in records):
+            for some in _row_groups(row if private is None else _published(row, private) for row in records):
                 writer.write_table(pa.Table.from_pylist(some, SCHEMA))
     text = _card(run, out, name, split or "train", wanted)
     write_text(folder / "README.md", private.text(text) if private else text)
     return out
 
 
-def _together(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows in Parquet row groups: each has at most _TOGETHER rows, and about _GROUP_BYTES of images."""
+def _row_groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yields the rows in Parquet row groups: each has at most _GROUP_ROWS rows, and about _GROUP_BYTES of images."""
     some, size = [], 0
     for row in rows:
         some.append(row)
         size += sum(len(image["bytes"]) for image in row["images"])
-        if len(some) == _TOGETHER or size >= _GROUP_BYTES:
+        if len(some) == _GROUP_ROWS or size >= _GROUP_BYTES:
             yield some
             some, size = [], 0
     if some:

@@ -125,13 +125,13 @@ def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[in
                 if old.shape != new.shape:
                     raise RunError(f"the weight {name!r} has shape {list(old.shape)} in {theirs[name]} and "
                                    f"{list(new.shape)} in {file}")
-                written[name], gap = _beyond(old, new, k)
+                written[name], gap = _extrapolated(old, new, k)
                 count, moved, square = count + 1, moved + (gap > 0), square + gap
         save_file(written, out / file.name, metadata={"format": "pt"})
     return count, moved, square
 
 
-def _beyond(old: torch.Tensor, new: torch.Tensor, k: float) -> tuple[torch.Tensor, float]:
+def _extrapolated(old: torch.Tensor, new: torch.Tensor, k: float) -> tuple[torch.Tensor, float]:
     """Returns (new + k (new - old), computed in float32 and cast to the dtype of `new`; squared distance between the
     tensors)."""
     if not new.is_floating_point():
