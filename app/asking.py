@@ -159,8 +159,8 @@ class Tasks:
         return config.model_copy(update={"model": config.model.model_copy(update={"train": ()})})
 
     def _check_trust(self, run: str | None, task: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Raises AppError if `run` names code in its task settings `task`, or data outside of RUNS_DIR and the current
-        folder in its settings `data`. Does nothing if runs are trusted, or if `run` is None."""
+        """Raises AppError if the settings of an untrusted `run` name code (`task`), or data outside of RUNS_DIR and the
+        current folder (`data`). Does nothing if runs are trusted, or if `run` is None."""
         if self.trust or run is None:
             return
         way = "Start the app with --trust-tasks if you trust this run."
@@ -246,8 +246,7 @@ def run_of(task: str) -> str | None:
 
 
 def own_code(task: Mapping[str, Any]) -> str:
-    """Returns the first task setting that may name code (`path/file.py:name` or `module:name`), as "task.KEY=VALUE"; ""
-    if there is none."""
+    """The first task setting that may name code (`file.py:name` or `module:name`), as "task.KEY=VALUE"; "" if none."""
     name, combine = str(task.get("name")), str(task.get("combine", "auto"))
     if name not in builtin_names():
         return f"task.name={name}"

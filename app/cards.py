@@ -47,7 +47,7 @@ def _link(links: Links, query: Mapping[str, Any], words: str, title: str) -> Htm
 
 
 def head(view: GroupView, links: Links = True) -> Html:
-    """The header of a group: its identity and statistics (mean, standard deviation, best, worst, zero variance). For
+    """The header of a group: identity, and mean, standard deviation, best, worst and zero variance of its rewards. For
     `links` see `group`."""
     key = view.key
     history = {"page": "history", "run": key.run, "sample": view.sample_id}

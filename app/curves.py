@@ -25,8 +25,7 @@ class EvalPoints(NamedTuple):
 
 
 def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[EvalPoints] = ()) -> Html:
-    """A plot of a metric over the steps: raw values, a bold moving average, and evaluations (`dots`) with confidence
-    intervals. Empty without values."""
+    """A plot of a metric over the steps: values, bold moving average, and evaluations (`dots`) with 95 % intervals."""
     points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     every = [*points, *((x, v) for d in dots for x, *ys in d.points for v in ys if v is not None)]
     if not every:
@@ -103,8 +102,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def _thin(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Reduces points [N, 2] to at most _MOST points, each the mean of neighbouring points. Returns x and y of the
-    points."""
+    """Reduces points [N, 2] to at most _MOST, each the mean of neighbouring points. Returns their x and y."""
     if len(points) > _MOST:
         points = np.stack([part.mean(axis=0) for part in np.array_split(points, _MOST)])
     return points[:, 0], points[:, 1]
@@ -123,8 +121,7 @@ _MOST_PARTS = 8
 
 
 def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> list[Html]:
-    """Plots of a run: reward and reward parts, lengths, entropy, KL, sampler mismatch and times. Each plot also shows
-    the evaluations of its metric."""
+    """Plots of a run with its evaluations: reward and its parts, lengths, entropy, KL, sampler mismatch and times."""
     names = [name for record in metrics[-3:] for name in record if name.startswith("reward/")]
     parts = [n for n in dict.fromkeys(names) if n not in ("reward/mean", "reward/std")][:_MOST_PARTS]
     wanted = {"reward/mean": _SHOWN["reward/mean"], **{n: f"Part {n.removeprefix('reward/')}" for n in parts}, **_SHOWN}

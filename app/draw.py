@@ -32,8 +32,7 @@ class Addresses(Protocol):
     """Interface that returns URLs of a run's media (`data:` or on a server), or None for an unavailable file."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
-        """The URL of an image, reduced to at most `size` pixels on the longer side. With `size` None, the URL of the
-        original file."""
+        """The URL of an image, reduced to at most `size` pixels (None: not reduced) on the longer side."""
         ...
 
     def video(self, run: str, name: str) -> str | None: ...
@@ -152,8 +151,7 @@ def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[
 
 def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
     """Boxes, points and paths as SVG in the pixel coordinates of an image of this `size` (width, height). Marks of
-    answers other than `chosen` are faint, targets are dashed, and labels do not overlap. With `small`, labels are
-    omitted."""
+    answers other than `chosen` are faint, targets are dashed. Labels do not overlap; `small` omits them."""
     unit = max(size) / (20 if small else 38)
     shown = [shape for shape in all_shapes if shape.kind in _DRAWN]
     marks, taken, drawn = [f for s in shown for f in ([] if small else _fields(s, unit))], list[Box](), []
@@ -265,8 +263,7 @@ def _video(view: GroupView, item: MediaView, all_shapes: Sequence[Shape], source
 
 def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestamps: Sequence[float]) -> Html:
     """The boxes of tracks on top of a clip, at most 200 boxes per track, evenly spaced. clips.js moves the box of a
-    track during playback. The box is hidden while the track has no position within half the interval between two
-    sampled frames."""
+    track during playback. The box is hidden while the track has no position within half a frame interval."""
     times = [t for t in timestamps if finite(t) is not None]
     tracks = [s for s in all_shapes if s.kind == "track"]
     if not tracks or len(times) < 2:

@@ -23,8 +23,7 @@ _COLUMNS = ["group_id", "reward", "parts", "loss_mask", "variant", "advantage"]
 
 
 class Reader:
-    """Reads what the diagnosis needs from the runs of a library. The answers of a run are cached until its next step.
-    Thread-safe."""
+    """Reads what the diagnosis needs of a run in a library. Caches a run's answers until its next step. Thread-safe."""
 
     def __init__(self, library: Library):
         self.library = library

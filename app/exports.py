@@ -61,9 +61,9 @@ class Export:
 
 def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
            bad: bool = False) -> Export:
-    """Writes the rollouts that the notes `chosen` are on to a file in `folder`; `form` is a key of FORMS. Answers
-    flagged bad are written to a data set for `vlrl sft` only with `bad`. Raises AppError for an unknown form, for
-    too many rollouts, or if no rollout can be written."""
+    """Writes the rollouts of the notes `chosen` to a file in `folder`; `form` is a key of FORMS. Answers flagged bad
+    are written to a data set for `vlrl sft` only with `bad`. Raises AppError for an unknown form, for too many
+    rollouts, or if no rollout can be written."""
     if form not in FORMS:
         raise AppError(f"export format {form!r} is unknown: choose one of {', '.join(FORMS)}")
     if len(chosen) > MOST_ROWS:

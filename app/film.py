@@ -23,8 +23,7 @@ MOST_FRAMES = 64
 MOST_BYTES = 4 << 20
 _FRAME_MS, _LAST_MS = 800, 2400
 _MP4_RATE = 5
-"""Frames per second of the MP4. Some players fail at lower rates. _FRAME_MS and _LAST_MS are multiples of the time per
-frame."""
+"""Frames per second of the MP4. Some players fail at lower rates. The times _FRAME_MS and _LAST_MS are whole frames."""
 _AROUND = (128, 128, 128)
 """Padding colour around images that are smaller than the film."""
 _making = threading.Semaphore(1)
@@ -38,10 +37,9 @@ def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
 
 def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
              most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
-    """Renders an episode as a film, and returns the bytes of the file; `kind` is a key of KINDS. The film has at most
-    `size` pixels on the longer side, `most_frames` images and `most_bytes` bytes. From a longer episode, evenly
-    spaced images are taken, including the first and the last. Raises AppError for an episode without images, and for
-    an unknown kind."""
+    """Renders an episode as a film of at most `size` pixels on the longer side, `most_frames` images and `most_bytes`
+    bytes; returns the file's bytes. `kind` is a key of KINDS. From a longer episode, evenly spaced images are taken,
+    including the first and the last. Raises AppError for an episode without images, and for an unknown kind."""
     if kind not in _ENCODERS:
         raise AppError(f"film kind {kind[:20]!r} is unknown: choose one of {', '.join(KINDS)}")
     with _making:

@@ -13,8 +13,7 @@ _KINDS = {"think": "reasoning", "answer": "answer", "glue": "answer"}
 
 @dataclass(frozen=True)
 class Piece:
-    """A span of an answer. `kind` is "reasoning", "answer", or "outside": outside of all tags, although tags are
-    expected."""
+    """A span of an answer. `kind` is "reasoning", "answer", or "outside" (of all tags, although tags are expected)."""
 
     kind: str
     text: str

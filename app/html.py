@@ -76,8 +76,7 @@ def _plain(value: Any) -> str:
 
 
 def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
-    """A link to another view of the app, such as `?page=rollouts&run=...`, with the URL parameters `query`. app.js
-    handles clicks on it."""
+    """A link to the view of the app with the URL parameters `query`. app.js handles clicks on the link."""
     values = {k: str(v).encode("utf-8", "replace").decode() for k, v in query.items() if v not in (None, "")}
     href = "?" + urlencode(values, quote_via=quote)
     classes = f"go {attributes.pop('class_', '')}".strip()
@@ -109,8 +108,7 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """Formats a value as text: a string unchanged, any other value as JSON. JSON of more than `width` characters has a
-    line for each entry."""
+    """Formats a value as text: a string unchanged, others as JSON; beyond `width` characters, each entry has a line."""
     if isinstance(value, str):
         return value
     try:
@@ -127,8 +125,7 @@ def as_json(value: Any, width: int = 100) -> str:
 
 
 def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text", most: int = MOST) -> Html:
-    """A text with its line breaks. A text of more than `limit` characters is collapsed, and at most `most` characters
-    are shown."""
+    """A text with its line breaks, collapsed if longer than `limit` characters. At most `most` characters are shown."""
     words = text if isinstance(text, str) else as_json(text)
     if len(words) <= limit:
         return el(tag, words, class_=class_)

@@ -219,8 +219,7 @@ class Library:
                        _whole(steps), finite(report.reward), started, lasted, eta_s, tuple(notes), part_of, head)
 
     def _whose(self, id: str, path: Path) -> tuple[str, str]:
-        """The id of the multi-stage run that contains this run, and the id of the outermost one; ("", id) if it is not
-        a stage."""
+        """The ids of the multi-stage run that contains this run, and of the outermost such run; ("", id) if none."""
         around = path.parent
         if id == "." or not around.is_relative_to(self.root) or not (around / FILE).is_file():
             return "", id
@@ -299,8 +298,7 @@ class _ContainedRunFolder(RunFolder):
 
 
 def inside(path: Path, root: Path) -> Path | None:
-    """Returns `path` with links resolved if the result is a regular file inside `root`, else None. Does not open the
-    file."""
+    """Returns `path` with links resolved if that is a regular file inside `root`, else None. Does not open the file."""
     try:
         real = path.resolve(strict=True)
         return real if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode) else None

@@ -50,8 +50,7 @@ class MediaStore:
         self._decoding = threading.Semaphore(2)  # limits the large pictures in memory
 
     def resolve(self, run: str, name: str) -> Path:
-        """The path of a run's media file `name` ("<hash>.png" or "media/<hash>.png"). Raises AppError if the file may
-        not be served."""
+        """The path of a run's media file ("<hash>.png" or "media/<hash>.png"). Raises AppError for any other file."""
         folder = self.library.path(run) / "media"
         plain = name.removeprefix("media/") if isinstance(name, str) else ""
         if not re.fullmatch(r"[^/\\\x00]{1,255}", plain) or plain.startswith("."):
@@ -75,8 +74,7 @@ class MediaStore:
 
     def frames(self, run: str, name: str, timestamps: Sequence[float], size: int = 256) -> list[bytes]:
         """The video frames shown at `timestamps` (seconds from the start of the file), each as a JPEG of at most `size`
-        x `size` pixels. Only the first 64 times are used. Raises AppError if the file may not be served or is
-        unreadable."""
+        x `size` pixels. Only the first 64 times are used. Raises AppError as `thumbnail` does."""
         path, size = self.resolve(run, name), _side(size)
         times = tuple(_seconds(t) for t in list(timestamps)[:_MOST_FRAMES])
         return self._cached(path, size, times, lambda: _frames(path, times)) if times else []

@@ -129,8 +129,7 @@ class Notes:
 
     def label(self, run: str, *, tags: Sequence[str] | None = None, archived: bool | None = None) -> Label:
         """Sets the tags of a run, its archived state, or both; None leaves a value unchanged. Returns the resulting
-        label. Raises AppError for a tag of more than MOST_NAME characters, for more than MOST_TAGS tags, and for a
-        read-only folder."""
+        label. Raises AppError for a tag longer than MOST_NAME, more than MOST_TAGS tags, and a read-only folder."""
         words = None if tags is None else list(dict.fromkeys(
             utf8(" ".join(tag.split())) for tag in tags if tag.strip()))
         if words and (len(words) > MOST_TAGS or max(map(len, words)) > MOST_NAME):
@@ -147,9 +146,9 @@ class Notes:
     def put(self, key: RolloutKey, *, flag: str | None = None, comment: str | None = None, sample: str = "",
             reward: float | None = None, by: str = "") -> Note | None:
         """Sets the flag by annotator `by`, the comment, or both; None leaves a value unchanged. `sample` (an id) and
-        `reward` are stored for the list of notes. Returns the resulting note. A note without flag and comment is
-        deleted, and None is returned. Raises AppError for an unknown flag, a comment of more than MOST_TEXT
-        characters, a name of more than MOST_NAME characters, and a read-only folder."""
+        `reward` are stored for the list of notes. Returns the resulting note; None after deleting a note without
+        flag and comment. Raises AppError for an unknown flag, a comment longer than MOST_TEXT, a name longer than
+        MOST_NAME, and a read-only folder."""
         if len(by) > MOST_NAME:
             raise AppError(f"the annotator's name has {len(by)} characters; the limit is {MOST_NAME}")
         if flag is not None and flag not in ("", *FLAGS):
@@ -187,8 +186,7 @@ class Notes:
 
     @contextlib.contextmanager
     def _open(self, write: bool) -> Iterator[sqlite3.Connection]:
-        """Context manager that opens and checks the notes file, and yields the connection; with `write`, inside a
-        transaction."""
+        """Context manager that checks the notes file and yields a connection to it; with `write`, in a transaction."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise AppError(f"{self.path} is a link or a folder, but notes need a regular file: move the link or "
                            "folder away")

@@ -83,8 +83,7 @@ def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
-    """The numeric values of a metric in the records `lines`. Neighbouring values are averaged so that at most
-    MOST_POINTS points remain."""
+    """Values of a metric in the records `lines`; neighbours are averaged so that at most MOST_POINTS points remain."""
     points = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
     width = max(1, -(-len(points) // MOST_POINTS))
     buckets = [points[i:i + width] for i in range(0, len(points), width)]

@@ -30,9 +30,8 @@ _MOST_DEPTH = 50
 
 
 class Redactor:
-    """Replaces texts that identify the machine or are secret. These are the run folder, `folders` and their parents,
-    the home folder, host names, and the values of environment variables whose name contains key, token, password or
-    secret."""
+    """Replaces texts that identify the machine or are secret: the run folder, `folders` and their parents, the home
+    folder, host names, and the values of environment variables named like a key, token, password or secret."""
 
     def __init__(self, run: Path, hosts: Iterable[str] = (), folders: Iterable[Path] = (),
                  environment: Mapping[str, str] = os.environ):

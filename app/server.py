@@ -166,8 +166,7 @@ def _add_files(app: FastAPI, site: Site) -> None:
 
 
 def _absent(destination: str) -> Response:
-    """The response for missing media: an empty image or video if the request's `destination` is one (browsers log every
-    404), else a 404."""
+    """The response for missing media: empty if `destination` is image or video (browsers log every 404), else a 404."""
     if destination == "image":
         return Response(_ABSENT, media_type="image/svg+xml", headers=_MEDIA_HEADERS | {"Cache-Control": "no-store"})
     if destination == "video":

@@ -125,8 +125,7 @@ class Site:
                 **_IN_PLACE)
 
     def digests(self, number: int) -> list[gr.HTML]:
-        """Adds hidden components that hold digests of the displayed values, for `same`. Must be called inside the
-        page's column."""
+        """Adds hidden components for digests of shown values, see `same`. Must be called inside the page's column."""
         return [gr.HTML("", elem_classes="v-hidden", apply_default_css=False) for _ in range(number)]
 
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],

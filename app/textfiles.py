@@ -126,8 +126,8 @@ def _check(events: Iterator[Any]) -> None:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested settings to dotted names ("train.lr"), each preceded by `prefix`. Lists are kept, and values that
-    JSON cannot represent become text."""
+    """Flattens nested settings to dotted names ("train.lr") after `prefix`. Lists are kept, and values that JSON cannot
+    represent become text."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"

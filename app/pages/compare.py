@@ -56,9 +56,8 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
 
 
 def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Request:
-    """Converts URL parameters to a Request. By default, the first and last evaluation of the newest run with two
-    evaluations are compared; for two different runs, the last evaluation of each run. Raises AppError for invalid
-    steps."""
+    """Converts URL parameters to a Request. Raises AppError for invalid steps. By default, the first and last
+    evaluation of the newest run with at least two are compared; for two different runs, their last evaluations."""
     source = "train" if where.get("source") == "train" else "eval"
     a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
     b = where.get("b") or a

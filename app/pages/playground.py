@@ -133,7 +133,7 @@ class Page:
 
     def step(self, move: int, model: str, task: str, split: str, sample: str, place: Sequence[int]) -> tuple[Any, ...]:
         """Goes from sample `place` (index, count) to the next (`move` 1), the previous (-1) or a random sample (0).
-        Returns "#" followed by the new index, and the results of `look`."""
+        Returns "#" and the new index, and the results of `look`."""
         at, count = int(place[0]), max(1, int(place[1]))
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")

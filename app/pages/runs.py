@@ -101,16 +101,14 @@ def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence
 
 
 def remaining_time(run: RunInfo) -> list[Finding]:
-    """Returns a list with one finding, the remaining time of a running run estimated from the speed of its last steps;
-    [] if the run does not run or the time is unknown."""
+    """Returns a list with a finding on the remaining time of a run, from the speed of its last steps; [] if unknown."""
     if run.state != "running" or run.eta_s is None or run.steps is None:
         return []
     return [Finding("", f"About {duration(run.eta_s)} remain: {run.step or 0:,} of {run.steps:,} steps are done.")]
 
 
 def changed_settings(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
-    """Returns a list with one finding, the settings that differ from those of the previous run of the same task; []
-    without such a run."""
+    """Returns a list with a finding on the settings changed since the task's previous run; [] for the first run."""
     earlier = [r for r in runs if r.task == run.task and r.id != run.id and not r.part_of and not run.part_of
                and (r.started or 0.0) <= (run.started or 0.0)]
     if not earlier or not run.task:
