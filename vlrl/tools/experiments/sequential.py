@@ -31,7 +31,7 @@ _TIE = 1e-9  # two sums count as equal if their difference is below this share o
 
 
 class InterimAnalysis(NamedTuple):
-    """The state of the test after one block of seeds."""
+    """The state of the test after one block of seeds: statistics, thresholds and decided pairs."""
 
     block: int  # number of the block, counted from 1
     statistics: dict[Pair, float]
@@ -97,7 +97,7 @@ class Sequential:
 
     @property
     def waiting(self) -> list[str]:
-        """The algorithms of undecided pairs; each needs another block of seeds."""
+        """The algorithms of undecided pairs. Each of these algorithms needs another block of seeds."""
         return [name for name in self.names if any(name in pair for pair in self.undecided)]
 
     def add(self, scores: Mapping[str, Sequence[float]]) -> InterimAnalysis:

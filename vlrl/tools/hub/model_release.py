@@ -55,7 +55,8 @@ def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
 
 def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWords,
             ask_licence: Callable[[str], str | None] = lambda name: None) -> Release:
-    """The release of a model that was exported from `source`, with its card.
+    """The release of a model that was exported from `source`: the files for the repository `repo`, with the model card.
+    The words in `private` are redacted.
 
     `ask_licence(model)` returns the licence of a base model on the Hub, or None if the licence is not known. Raises
     RunError if a file contains private words that cannot be redacted."""

@@ -152,8 +152,8 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
-    """The parameters of a model with these settings (JSON): ((number of trainable, number of all parameters), share of
-    the parameters outside the decoder layers, share of the largest decoder layer)."""
+    """Returns ((number of trainable parameters, number of all parameters), share of the parameters outside the decoder
+    layers, share of the largest decoder layer) of a model with these settings (JSON)."""
     given = ModelSettings.model_validate_json(settings)
     model, _ = skeleton(given, architecture(given.name))
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]

@@ -99,8 +99,8 @@ class Peak:
 
 
 def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The peak of a device. For a known GPU and a 16-bit type it is the value in the data sheet, else the measured
-    speed of a large matrix product."""
+    """The peak of a device for a data type. For a known GPU and a 16-bit type the peak is that of the data sheet, else
+    the measured speed of a large matrix product."""
     kind = str(dtype).removeprefix("torch.")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
@@ -252,8 +252,8 @@ def vision_towers(policy: Any) -> list[torch.nn.Module]:
 
 
 def traced(work: Callable[[], object], device: torch.device, path: Path | None = None) -> str:
-    """Runs `work` under PyTorch's profiler. Writes a Chrome trace to `path`, and returns a table of the slowest
-    operators."""
+    """Runs `work` under PyTorch's profiler and returns a table of the slowest operators. If `path` is given, writes a
+    Chrome trace to it."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with torch.profiler.profile(activities=kinds) as profiler:
         work()

@@ -54,7 +54,7 @@ Say = Callable[[str], None]
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError for settings of rounds that contradict each other."""
+    """Raises ConfigError for settings with which a stage of kind `rounds` cannot run."""
     bind("rounds.choose", config.rounds.choose, CHOICES)
     bind("rounds.learn", config.rounds.learn, LEARNS)
     if config.data.solutions:
