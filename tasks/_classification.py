@@ -76,7 +76,7 @@ def labels_of(row: Record) -> list[str]:
 
 
 def names_of(row: Record, label: str) -> list[str]:
-    """A right class and its synonyms."""
+    """The name of the right class `label`, followed by its synonyms in the row."""
     synonyms = row.get("synonyms") or ()
     return [label, *(synonyms.get(label, ()) if isinstance(synonyms, Mapping) else synonyms)]
 

@@ -185,7 +185,8 @@ class World:
         return min(1.0, self.done / self.route.length)
 
     def drive(self, decision: Decision) -> DrivenSecond:
-        """Carries out a decision for one second, or until the goal is reached or an infraction ends the drive."""
+        """Carries out a decision for one second, or until the goal is reached or an infraction ends the drive. Returns
+        what happened."""
         self._decide(decision)
         second = DrivenSecond(self.completion)
         for _ in range(round(1 / STEP)):
@@ -229,7 +230,8 @@ class World:
         return float(aside), float(self.ego.lane.local_angle(self.ego.heading, along))
 
     def state(self) -> str:
-        """A coarse description of the vehicle's state: tenths of the route, lane, and rounded speed and gap."""
+        """A coarse description of the vehicle's state, as a string of numbers: tenths of the route, lane, rounded
+        speed, and rounded gap to the next obstacle."""
         lane = "".join(map(str, self.ego.lane_index[1:]))
         return f"{int(10 * self.completion)}/{lane}/{round(self.ego.speed / 3)}/{int(self.gap / 10)}"
 

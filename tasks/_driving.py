@@ -101,7 +101,7 @@ def one_plan(target: Any) -> dict[str, str] | None:
 
 def alphadrive_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The metrics that AlphaDrive's authors report: the F1 of every word, e.g. `alphadrive_f1/STOP`, and the accuracy
-    for every true plan, e.g. `alphadrive_acc/STOP_STRAIGHT`."""
+    of the answers by true plan, e.g. `alphadrive_acc/STOP_STRAIGHT`."""
     known = [(str(r["answer"]), plan) for r in records if (plan := one_plan(r["target"]))]
     cells: dict[str, list[bool]] = {}
     for text, plan in known:

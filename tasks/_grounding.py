@@ -49,12 +49,13 @@ def first_box(_task: Any, sample: Sample) -> list[float] | None:
 
 
 def truths(task: Any, sample: Sample) -> list[dict[str, Any]]:
-    """All boxes of a row, with their labels."""
+    """All boxes of a row with their labels, as detections without a score."""
     return labelled(task, sample.get("boxes") or (), name_of(sample.row))
 
 
 def labelled(task: Any, entries: Sequence[Mapping[str, Any]], name: str = "") -> list[dict[str, Any]]:
-    """Converts boxes of a row to [{"box", "label"}], like detections; a box without a label gets the label `name`."""
+    """Converts boxes of a row to detections without a score, [{"box", "label"}]. A box without a label gets the label
+    `name`."""
     return [{"box": entry["box"], "label": label_of(task, entry.get("label") or name)} for entry in entries]
 
 
@@ -187,7 +188,8 @@ OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] =
 
 
 def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
-    """The name of the reward: `task.ovd_reward` if it names one, else the row's accu_reward_method, else odLength."""
+    """The name of the reward in `OVD`: `task.ovd_reward`; if that is `row`, the row's accu_reward_method; if the row
+    has none, odLength."""
     meta = row.get("meta")
     method = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
     if task.ovd_reward != "row" or method in (None, "default"):
@@ -305,8 +307,8 @@ def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str,
 
 
 def _visual_rft(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Visual-RFT detection. The reward parts are the sum of IoUs divided by the larger of the numbers of boxes and
-    objects, the calibration of the confidences, and the format."""
+    """The reward parts of Visual-RFT detection: `iou`, `confidence` and `format`. `iou` is the sum of IoUs divided by
+    the larger of the numbers of boxes and objects; `confidence` is the calibration of the stated confidences."""
     wanted, boxes = truths(task, sample), _read_positions(task, sample, answer)
     framed = think_answer_format(answer.text)
     if not boxes:

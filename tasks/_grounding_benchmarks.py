@@ -28,8 +28,9 @@ _LONGEST = 2000  # characters of an answer in which Qwen-VL's box is searched
 
 
 def _qwen_vl(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """RefCOCO as scored by Qwen-VL (2308.12966, evaluate_grounding.py): the first `(x1,y1),(x2,y2)` in 0..999 is right
-    if its IoU, in single precision, is at least .5. An answer that cannot be parsed is a box of zero area."""
+    """The metric of Qwen-VL on RefCOCO (2308.12966, evaluate_grounding.py): 1 if the first `(x1,y1),(x2,y2)` in 0..999
+    has an IoU of at least .5, in single precision. An answer that cannot be parsed is a box of zero area. {} if the
+    object is absent."""
     import numpy as np
     truth = first_box(task, sample)
     if truth is None:
@@ -56,9 +57,9 @@ def _qwen_box(text: str) -> list[float]:
 
 
 def _vlm_r1(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """RefCOCO as scored by VLM-R1 (2504.07615, test_rec_r1.py): the last box of integers in braces in the first
-    <answer>, else [0, 0, 0, 0], is right if its IoU is above .5. An overlap of at most one pixel counts as no
-    overlap."""
+    """The metric of VLM-R1 on RefCOCO (2504.07615, test_rec_r1.py): 1 if the last box of integers in braces in the
+    first <answer>, else [0, 0, 0, 0], has an IoU above .5. An overlap of at most one pixel counts as no overlap. {}
+    if the object is absent."""
     truth = first_box(task, sample)
     if truth is None:
         return {}

@@ -86,8 +86,8 @@ def _read_g1(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _g1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of GUI-G1: whether the centre of the box lies in the target, the IoU, and how close the four
-    sides are. GUI-G1's difficulty weight of a row does not affect these parts; it scales only the loss."""
+    """The reward parts of GUI-G1: `hit` (whether the centre of the box lies in the target), `iou`, and `box` (how close
+    the four sides are). GUI-G1's difficulty weight of a row scales only the loss, not these parts."""
     box, truth = _read_g1(task, sample, answer), element(task, sample)
     if box is None or truth is None:
         return {"hit": 0.0, "iou": 0.0, "box": 0.0}

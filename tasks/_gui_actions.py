@@ -158,8 +158,8 @@ def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
 
 
 def _ui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of UI-R1: `type` (the exact type), `coordinate` (a click lies in the box; always 1 for other
-    actions of the right type) and `format`."""
+    """The reward parts of UI-R1: `type`, 1 for exactly the right type; `coordinate`, 1 for a click in the target and
+    for any other action of the right type; and `format`."""
     right, given = wanted(task, sample), task.used.read(task, sample, answer)
     same = given is not None and given["type"].strip() == right["type"].strip()
     point = given.get("point") if given else None
@@ -343,8 +343,8 @@ def _glm_box(task: Any, sample: Sample) -> Box | None:
 
 
 def _glm(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GLM-4.5V's AndroidWorld reward: 0 unless the answer has exactly the right keys, else the product of the scores of
-    their values."""
+    """GLM-4.5V's AndroidWorld reward, as the part `accuracy`: 0 unless the answer has exactly the right keys, else the
+    product of the scores of their values."""
     given, right = _read_glm(task, sample, answer), _glm_right(task, sample)
     if given is None or given.keys() != right.keys():
         return {"accuracy": 0.0}

@@ -73,8 +73,8 @@ def _gui_odyssey(task: Any, sample: Sample, _answer: Answer, given: Any) -> dict
 
 
 def _gui_act(task: Any, sample: Sample, _answer: Answer, given: Any) -> dict[str, float]:
-    """The metrics of GUI-Act. The number of the right element is the row's `element`, else the number of the first
-    listed element with the target's box."""
+    """The metrics of GUI-Act; {} for a row without an action. The index of the right element is the row's `element`,
+    else the index of the first listed element with the target's box."""
     if not sample.get("action"):
         return {}
     right, elements = _right(task, sample), sample.get("elements") or []
@@ -93,7 +93,8 @@ def _tapped(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_box(action: Mapping[str, Any]) -> list[int] | None:
-    """The box of an action in integer pixels; for an action with a point, a box of zero area at that point."""
+    """The box of an action in integer pixels; for an action with a point, a box of zero area at that point; None for an
+    action without a place."""
     place = action.get("box") or (action["point"] * 2 if action.get("point") else None)
     return place and [int(v) for v in place]
 

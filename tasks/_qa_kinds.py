@@ -193,7 +193,8 @@ def _equal(_task: Any, given: Any, right: Any, _row: Record) -> float:
 
 
 def _number(text: str, row: Record) -> float | None:
-    """The only number in a text. If the row asks for a percentage, "5%" is 5, else .05."""
+    """The number in a text that contains exactly one distinct number, else None. If the row asks for a percentage, "5%"
+    is 5, else .05."""
     asks = any(_PERCENT.search(str(said)) for said in (row["question"], *_answers(row)))
     return quantity(text, percent=asks)
 
@@ -330,7 +331,8 @@ def choice(row: Record) -> Record:
 
 
 def open_question(row: Record) -> Record:
-    """Converts a row to a question without options. The answer is the text of the right option, or its number."""
+    """Converts a row to a question without options. The answer is the text of the right option, of type number if this
+    text is a number."""
     if row["answer_type"] != "choice":
         return row
     right = _right(row)

@@ -29,8 +29,8 @@ def _letters(name: str, read: Callable[[str, str], float | None]) -> Rule:
 
 
 def _time_r1(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """Charades-STA and ActivityNet as scored by Time-R1 (2503.13377, evaluate.py): the span is the last "a to b" of the
-    full output."""
+    """The metrics of Time-R1 on Charades-STA and ActivityNet (2503.13377, evaluate.py), where an answer's span is the
+    last "a to b" of the full output."""
     spans = sample.get("spans") or []
     if len(spans) != 1:
         return {}

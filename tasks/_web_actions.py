@@ -2,7 +2,7 @@
 
 Each format describes its actions to the model, parses an action from a text, checks that a text has nothing but an
 action in this format, and writes actions for demonstrations. Points are in the coordinate convention of the model
-family. No text of a model causes another exception than UnreadableAction."""
+family. No text of a model causes any exception other than UnreadableAction."""
 
 import json
 import re
@@ -28,7 +28,7 @@ _SAME = {"tap": "click", "left_click": "click", "left_single": "click", "left_do
          "doubleclick": "double_click", "dblclick": "double_click", "input_text": "type", "press": "key",
          "hotkey": "key", "enter": "key", "press_enter": "key", "complete": "answer", "finished": "answer",
          "left_click_drag": "drag"}
-"""Names of actions in other formats -> the verb that they mean here."""
+"""Names that other formats have for actions -> the corresponding verb in VERBS."""
 _ENTERS = ("enter", "press_enter")
 
 

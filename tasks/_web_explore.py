@@ -137,7 +137,7 @@ def _changed(one: Element, actions: Sequence[Action], before: PageState, after: 
 
 
 def new_seed(rng: random.Random) -> int:
-    """A random even number; even seeds of page content are for training."""
+    """A random seed for the content of a page in training: an even number."""
     return 2 * rng.getrandbits(30)
 
 

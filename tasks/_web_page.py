@@ -109,7 +109,7 @@ class Page:
         return self._pages.use(tab, acted)
 
     def ask(self, script: str, given: Any = None) -> Any:
-        """Runs a script of this package on the page; returns its result."""
+        """Runs a script of this package on the page, with the argument `given`; returns the script's result."""
         tab = self._used()
         return self._pages.use(tab, lambda: tab.page.evaluate(script, given))
 

@@ -132,7 +132,7 @@ class Classification(RecipeTask):
         return replace(sample, row=self.filled({**row, "half": half}))
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Recipe rlcr: `confidence`, if the answer states one."""
+        """Metrics of an answer with recipe rlcr: `confidence`, if the answer states one. {} for other recipes."""
         read = self.parse(sample, answer)
         sure = read.get("confidence") if isinstance(read, Mapping) else None
         return {} if sure is None else {"confidence": sure}

@@ -108,12 +108,12 @@ class Drive(Task):
     """Kinds of road; the samples of a split cycle through them."""
     seconds: Annotated[int, Field(ge=2, le=60)] = 10
     """Number of decisions until time is up. The goal is placed where the vehicle arrives in this time at 65 % of the
-    speed limit. episode.max_turns must not be less."""
+    speed limit. episode.max_turns must be at least this number."""
     traffic: Annotated[float, Field(ge=0, le=1.4)] = 1.0
     """Density of the traffic: 0 = almost none."""
     solvable: bool = False
-    """Whether to use only scenes in which the expert reaches the goal in time. Testing that takes a moment for each
-    scene."""
+    """Whether to use only scenes in which the expert reaches the goal in time. The test takes a moment for each scene.
+    """
     width: Annotated[int, Field(ge=64, le=1024, multiple_of=32)] = 128
     """Width of an image in pixels; the height is half of it."""
     count: Positive = 4096
@@ -159,9 +159,10 @@ class Drive(Task):
         return {part: value / count if part in _MEANS else value for part, value in sums.items()}
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        """VLM-RL's reward of each episode, averaged over the maximum number of seconds. For each second it is the
-        speed, scaled by how clear the road looks, multiplied by lane keeping; it is -1 for a second with a collision
-        or in which the vehicle leaves the road."""
+        """The part `contrast` of each episode in a group: VLM-RL's reward, averaged over the maximum number of seconds.
+        For each second it is the speed, scaled by how clear the road looks, multiplied by lane keeping; it is -1 for
+        a second with a collision or in which the vehicle leaves the road. None for a stored episode, which has no
+        images."""
         clip = services.clip  # looked up first, so that no image is read if the service is absent
         return [{"contrast": self._contrast(clip, answer)} for answer in answers]
 
@@ -192,7 +193,8 @@ class Drive(Task):
 
 
 def read_decision(text: str, actions: str) -> Decision | None:
-    """Parses the decision in a text: waypoints, or one word for speed and one for path. None if it has no valid one."""
+    """Parses the decision in a text: waypoints (`actions` = "waypoints"), or one word for speed and one for path. None
+    if the text has no valid decision."""
     from ._drive_world import Decision
     said = answer_text(text)
     if actions == "waypoints":

@@ -83,8 +83,8 @@ class Grounding(RecipeTask):
         if self.used.target in (boxes.first_box, boxes.truths):
             benchmarks.check(self.benchmark, self.used.target is boxes.first_box)
         elif self.benchmark:
-            raise ConfigError(f"task.benchmark={self.benchmark!r} needs a recipe that answers with boxes, not "
-                              f"{self.recipe!r}")
+            raise ConfigError(f"task.benchmark={self.benchmark!r} needs a recipe that answers with boxes, but "
+                              f"task.recipe={self.recipe!r} does not. Choose another recipe, or remove task.benchmark")
 
     def samples(self, split: str) -> Sequence[Sample]:
         if not self.drawn:

@@ -54,7 +54,7 @@ class Recall(Task):
     prompt = "Say next until {length} colours are shown. Then answer with their names in order."
     rewards = {"accuracy": 1.0, "format": 0.1}
     length: Annotated[int, Field(ge=2, le=64)] = 3
-    """Number of colours; each turn shows one of them; episode.max_turns must not be less."""
+    """Number of colours; each turn shows one of them. episode.max_turns must be at least this number."""
     shortest: Annotated[int, Field(ge=2, le=64)] | None = None
     """Smallest number of colours: sequences of all lengths from `shortest` to `length` are equally frequent. null = all
     sequences have `length` colours."""

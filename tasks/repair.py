@@ -71,7 +71,7 @@ class Repair(Task):
     base_settings: dict[str, Any] = {}
     """Settings of the base task, such as {drawn: true}."""
     attempts: Annotated[int, Field(ge=2, le=8)] = 2
-    """Maximum number of attempts; episode.max_turns must not be less."""
+    """Maximum number of attempts. episode.max_turns must be at least this number."""
     message: Literal["parts", "verdict"] = "parts"
     """Feedback on a wrong attempt. parts: how right each reward part is; verdict: only that the attempt is wrong."""
 

@@ -1,4 +1,4 @@
-"""Video: questions about a clip, when something happens in it, and where it is in each frame.
+"""Video: questions about a clip, about when something happens in the clip, and about where an object is in each frame.
 
 `task.recipe` chooses the prompt and the reward. Rows have `video` (or `image`, `images`), `question`, and `answer_type`
 (choice, number, text, ocr, regression, span, track, span+choice). Depending on the type they also have `answer`,

@@ -1,9 +1,10 @@
 """Zoom: read a detail that cannot be read before it is enlarged, with a tool that enlarges it.
 
-In the image that the prompt shows the plates are blank, so no model can read the answer there. The tool `zoom(box)`
-shows the square around a box in full detail; with `task.media=clip`, the tool `frame(seconds)` shows one frame. The
-reward is for the right answer and its format. With `task.rewards.tool`, a right answer after a tool call that showed an
-image earns this reward once, as in DeepEyes (arXiv 2505.14362); otherwise tool calls earn nothing."""
+The detail is on a plate, a small square on a shape. In the image that the prompt shows, all plates are blank, so no
+model can read the answer there. The tool `zoom(box)` shows the square around a box in full detail; with
+`task.media=clip`, the tool `frame(seconds)` shows one frame. The reward is for the right answer and its format. With
+`task.rewards.tool`, a right answer after a tool call that showed an image earns this reward once, as in DeepEyes (arXiv
+2505.14362); otherwise tool calls earn nothing."""
 
 import json
 import random
@@ -42,7 +43,8 @@ class Zoom(Task):
     answer: Literal["digit", "colours", "count"] = "digit"
     """Content of the plates: a digit, three colours in a row, or up to six dots."""
     media: Literal["image", "clip"] = "image"
-    """image: an image and the tool zoom(box); clip: a clip of six seconds and the tool frame(seconds)."""
+    """What the prompt shows, and the tool. image: an image and the tool zoom(box); clip: a clip of six seconds and the
+    tool frame(seconds)."""
     tool: bool = True
     """Whether there is a tool. false: the same question is answered in one turn without a tool."""
     crops: Literal["chosen", "random"] = "chosen"

@@ -1,8 +1,8 @@
 """Scores of answers by answer type: multiple choice, number, transcript, free text.
 
 Each function takes the final text of the answer and the ground truth as strings and returns a score in [0, 1]. The time
-is linear in the length of the answer, or proportional to its product with the length of the ground truth. No text makes
-a function raise."""
+is linear in the length of the answer, or proportional to the product of the lengths of answer and ground truth. No text
+makes a function raise."""
 
 import math
 import re
@@ -150,15 +150,16 @@ def mvbench(answer: str, truth: str) -> float:
 
 
 def one_number(text: str) -> float | None:
-    """The number in a text that contains exactly one ("3 cars", "about 2.5 m."); None for any other text."""
+    """The number in a text that contains exactly one distinct number ("3 cars", "about 2.5 m."); None for any other
+    text."""
     values = islice(numbers(text), MOST_WORDS)
     first = next(values, math.inf)
     return first if math.isfinite(first) and all(value == first for value in values) else None
 
 
 def quantity(text: str, percent: bool = False) -> float | None:
-    """The number in a text that contains exactly one; None for any other text. "3%" is read as 0.03, or as 3 if
-    `percent` is set because the question asks for a percentage."""
+    """The number in a text that contains exactly one distinct number; None for any other text. "3%" is read as 0.03, or
+    as 3 if `percent` is set because the question asks for a percentage."""
     value = one_number(text)
     return value if value is None or percent or not is_percent(text) else value / 100
 
@@ -188,8 +189,8 @@ def near_number(answer: str, truth: str, tolerance: float = 0.0) -> float:
 
 
 def closeness(answer: str, truth: str) -> float:
-    """1 minus the relative error of the answered number, but at least 0 (Video-R1's reward for regression). If the
-    ground truth is 0, only an answer of 0 scores 1."""
+    """1 minus the relative error of the answered number, but at least 0 (Video-R1's reward for regression). 0 if the
+    answer is not a number. If the ground truth is 0, only an answer of 0 scores 1."""
     a, b = read_number(answer), read_number(truth)
     if a is None or b is None:
         return 0.0

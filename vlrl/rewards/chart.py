@@ -28,10 +28,9 @@ def chart_value(text: str) -> float | None:
 
 
 def chart_equal(answer: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:
-    """Whether two chart entries are equal. Values may differ by the relative error `close` or the absolute error
-    `units`; years and all other texts must be equal.
-
-    If both entries are integers from 1000 to 3000, they are taken for years (GLM-4.1V)."""
+    """Whether two entries of a chart are equal. Numbers may differ by the relative error `close` or the absolute error
+    `units`. Two integers from 1000 to 3000 are taken for years (GLM-4.1V) and must be equal. Other texts must be
+    equal as labels."""
     a, b = chart_value(answer), chart_value(truth)
     if a is None or b is None:
         return bool(clean_label(answer)) and clean_label(answer) == clean_label(truth)

@@ -39,8 +39,8 @@ def assign(cost: Sequence[Sequence[float]]) -> Pairs:
 
 def mean_matched(values: Sequence[Sequence[float]], predictions: int, truths: int) -> float:
     """The score of the best one-to-one assignment of predictions to truths: the sum of the assigned pairs' `values`,
-    divided by the larger of the two counts. `values` [predictions, truths] has a similarity in [0, 1] for every
-    pair.
+    divided by the larger of `predictions` and `truths`, which are the numbers of boxes. `values` [predictions,
+    truths] has a similarity in [0, 1] for every pair.
 
     Missed truths and superfluous predictions lower the score. It is 1 if there are neither predictions nor truths."""
     if not predictions or not truths:

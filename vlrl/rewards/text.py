@@ -141,8 +141,8 @@ def completion_for(text: str, opened: str = "") -> str:
 
 
 def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: int = 0, opened: str = "") -> Answer:
-    """Builds an Answer from a completion, with `reasoning` and `final` stripped. The Answer's `text` also includes what
-    the prompt `opened`; see `scored_text`.
+    """Builds an Answer from the completion `text`, with `reasoning` and `final` stripped. The Answer's `text` also
+    includes what the prompt `opened`; see `scored_text`. The other arguments are stored in the Answer unchanged.
 
     - `reasoning` is the content of the first closed <think>, or everything before a </think> whose block the prompt
     opened.
@@ -218,8 +218,8 @@ def yes_no(text: str) -> str | None:
 
 
 def choice_letters(text: str, letters: str = "ABCDE") -> str:
-    """The option letters that a text names, in order of appearance and without repetition, joined by commas: "B,D". ""
-    if there are none.
+    """Which of the option letters `letters` a text names, in order of appearance and without repetition, joined by
+    commas: "B,D". "" if the text names none.
 
     A letter must stand alone. Lower-case letters only count if the text contains no other words, so that the article
     "a" is not read as an option."""

@@ -30,8 +30,8 @@ def mean_overlap(track: Track, truth: Track) -> float:
 
 
 def success_rate(track: Track, truth: Track, above: float = 0.5) -> float:
-    """The share of the frames in which the object is visible whose IoU is above the threshold `above` (success rate SR
-    of GOT-10k, 1810.11981), in [0, 1]."""
+    """Of the frames in which the object is visible, the share with an IoU above the threshold `above` (success rate SR
+    of GOT-10k, 1810.11981)."""
     values = overlaps(track, truth)
     return sum(v > above for v in values) / len(values) if values else 0.0
 

@@ -109,8 +109,8 @@ def sanitized(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def quoted(name: str, text: str, most: int = MOST_SHOWN) -> str:
-    """A text, cut to `most` characters, enclosed in tags such as <answer-3f2a9c41d0e8>, whose name the text does not
-    contain and its author could not have predicted."""
+    """A text, cut to `most` characters, enclosed in tags such as <answer-3f2a9c41d0e8>: `name` and a hash, which the
+    text does not contain and its author could not have predicted."""
     text, salt = sanitized(text, most), ""
     while (mark := hashlib.sha256((salt + text).encode("utf-8", "replace")).hexdigest()[:12]) in text:
         salt += "+"
