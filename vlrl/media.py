@@ -51,7 +51,7 @@ class LoadedMedia:
     """[frames] display time of each frame in seconds from the start of the clip; empty for an image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """For a video: mean fps, total_num_frames and frames_indices of the whole file, duration of the clip in seconds,
-    video_backend; data/video/sampling.clock converts it for processors."""
+    video_backend. data/video/sampling.clock converts this dictionary for processors."""
 
     @property
     def size(self) -> tuple[int, int]:

@@ -58,7 +58,8 @@ class Sample:
     environment_seed: int | None = None
     """Seed with which the environment is reset, the same for all episodes of a group."""
     reset_error: str | None = None
-    """Why the environment could not be reset ("reset: ..."); its episodes have no actions and no reward."""
+    """Why the environment could not be reset ("reset: ..."). The sample's episodes then have no actions and no reward.
+    """
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -100,7 +101,8 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InsertedObservation:
-    """An observation with media at tokens start..stop of a prompt, and its share of the media data."""
+    """An observation with media, at the tokens start..stop of a prompt. Its media data are entries of `Prompt.mm` and
+    `Prompt.visuals`."""
 
     start: int
     stop: int
@@ -131,13 +133,14 @@ class Prompt:
     """Values of the `aligned` arrays on completion tokens, by name; default 0."""
     media: tuple[LoadedMedia, ...] = ()
     processed_sizes: tuple[tuple[int, int], ...] = ()
-    """Width and height in pixels of each image or video frame after the processor; empty if it makes tiles."""
+    """Width and height in pixels of each image or video frame after the processor; empty if the processor makes tiles.
+    """
     visual_tokens: tuple[int, ...] = ()
     """Number of visual tokens of each image or video; empty if unknown."""
     visuals: tuple[Any, ...] = ()
     """The media as entries of the feature cache (models/vision_cache.py); empty without a cache."""
     opened: str = ""
-    """End of the prompt's text with which the chat template starts the completion, such as "<think>"."""
+    """End of the prompt's text that already belongs to the answer, as the chat template wrote it, such as "<think>"."""
     inserted: tuple[InsertedObservation, ...] = ()
     """Observations with media that were appended to the prompt, in order."""
 
@@ -170,7 +173,7 @@ class Turn:
     """Hashes of the media that this turn adds."""
     text: str = ""
     opened: str = ""
-    """For an action: text with which its prompt started it, such as "<think>"; not part of `text`."""
+    """For an action: text with which the prompt started the action, such as "<think>"; not part of `text`."""
     parts: Mapping[str, float] | None = None
     """This field and the fields below are set for actions: the response of the environment, or None while there is no
     response."""
@@ -184,7 +187,8 @@ class Turn:
 
     @property
     def calls(self) -> list[Mapping[str, Any]] | None:
-        """Name, arguments and error of each tool call, as recorded by the environment; None if it recorded none."""
+        """Name, arguments and error of each tool call, as recorded by the environment; None if the environment recorded
+        no calls."""
         noted = (self.info or {}).get("calls")
         return noted if isinstance(noted, list) and all(isinstance(call, Mapping) for call in noted) else None
 
@@ -203,13 +207,13 @@ class Completion:
     text: str
     """The decoded tokens without the end token; includes a stop string."""
     finish_reason: Literal["stop", "length", "turns", "tokens", "media"]
-    """stop: an end token or a stop string was generated; length: max_new_tokens was reached. For an episode, stop: the
-    environment ended it; else the limit in `episode.*` that ended it."""
+    """stop: an end token or a stop string was generated. length: max_new_tokens was reached. For an episode, stop: the
+    environment ended the episode; otherwise the limit in `episode.*` that ended the episode."""
     turns: tuple[Turn, ...] = ()
     episode_id: str = ""
     shown: Prompt | None = None
-    """The tokens as model input after the prompt, if there are observations: with their positions in the episode and
-    the media of all observations in order."""
+    """For an episode with observations: its tokens as model input after the prompt, with their positions in the episode
+    and the media of all observations in order. None without observations."""
     error: str | None = None
     """Why the environment failed; such an episode is not scored."""
     observed_media: tuple[LoadedMedia, ...] = ()
@@ -222,8 +226,8 @@ class Completion:
 
     If it contains a list `turns` of {start, end, info}, these are stored as the turns of a completion without turns."""
     policy_step: int | None = None
-    """For a completion kept from an earlier step: completed steps of the weights that sampled it. None means the
-    current weights."""
+    """For a completion kept from an earlier step: number of completed steps of the weights that sampled the completion.
+    None: the current weights sampled it."""
 
     @property
     def truncated(self) -> bool:
@@ -245,7 +249,7 @@ class Completion:
         return [*map(len, self.windows)] or [len(self.tokens)]
 
     def behind(self, prompt: Prompt, other: Prompt) -> Completion:
-        """The completion of `prompt` with its positions shifted so that it follows the prompt `other`."""
+        """A copy of this completion of `prompt`, with positions shifted so that it follows the prompt `other`."""
         by = other.next_position - prompt.next_position
         shown, *windows = (p and replace(p, positions=p.positions + by) for p in (self.shown, *self.windows))
         return replace(self, shown=shown, windows=tuple(windows))
@@ -282,20 +286,20 @@ class Rollout:
     """Index in the group, 0..G-1."""
     completion: Completion
     policy_step: int
-    """Number of completed training steps of the weights that sampled it."""
+    """Number of completed training steps of the weights that sampled the rollout."""
     parts: Parts = field(default_factory=dict)
     reward: float | None = None
     """The combined reward. None means that the rollout cannot be scored: it is excluded from group statistics, and its
     advantage is 0."""
     steps: tuple[tuple[int, float], ...] = ()
-    """(end of the step in characters of the completion, value) for each step, for the first reward part with a value
-    per step."""
+    """For the first reward part with a value per step of the answer: (end of the step in characters of the completion,
+    value) for each step."""
     correct: bool | None = None
     """Result of Task.correct; None if unknown."""
     parsed: Any = None
     """JSON-compatible form of the answer, for the viewer."""
     marks: list[Any] | None = None
-    """Result of Task.overlay for the answer and the target; None if it failed."""
+    """Result of Task.overlay for the answer and the target; None if Task.overlay failed."""
     error: str | None = None
     """Why the completion could not be scored."""
     advantage: float | np.ndarray = 0.0
@@ -352,5 +356,6 @@ class Group:
 
     @property
     def zero_variance(self) -> bool:
-        """Whether all rollouts with a reward have the same one, so that no advantage can be derived from it."""
+        """Whether all rollouts with a reward have the same reward, so that no advantage can be derived from the
+        rewards."""
         return len({r for r in self.rewards if r is not None}) < 2

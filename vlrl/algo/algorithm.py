@@ -30,7 +30,8 @@ class KLCoefficient:
         self.value, self.target, self.horizon = start, target, horizon
 
     def observe(self, kl: float, answers: float) -> None:
-        """Updates the coefficient after a step, given the mean KL per token and the number of all completions."""
+        """Updates the coefficient after a step. kl: mean KL per token. answers: number of completions on all processes.
+        """
         if self.target is not None:
             error = min(max(kl / self.target - 1, -0.2), 0.2)
             self.value *= 1 + error * answers / self.horizon
@@ -82,7 +83,7 @@ class Algorithm:
 
     @property
     def scores_pairs(self) -> bool:
-        """Whether the run trains a reward head on pairs of answers, instead of the policy term."""
+        """Whether the loss (algo.loss) trains a reward head on pairs of answers instead of a policy."""
         return "pairs" in self.objective.requires
 
     @property
@@ -115,8 +116,8 @@ class Algorithm:
 
     def after_step(self, policy: Policy, optimizer: torch.optim.Optimizer, stats: dict[str, float],
                    done: int) -> dict[str, float]:
-        """Updates coefficients and reference after a step, given its metrics `stats`. Returns further metrics. done:
-        number of completed steps."""
+        """Updates coefficients and reference after a step. Returns further metrics of the step. stats: the metrics of
+        the step. done: number of completed steps."""
         tells = {**self.kl.metrics(), **(self._entropy.metrics() if hasattr(self._entropy, "metrics") else {})}
         if hasattr(self._entropy, "observe_step"):
             tells["temperature"] = self.temperature

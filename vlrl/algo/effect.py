@@ -64,7 +64,8 @@ class FunctionUse:
 
     @property
     def by_reward(self) -> bool:
-        """Whether the option `correct` is set, so that an answer is correct if its reward exceeds the option."""
+        """Whether the option `correct` is set without the option `part`: then an answer is correct if its reward
+        exceeds `correct`."""
         return self.named.options.get("correct") is not None and not self.named.options.get("part")
 
     @property

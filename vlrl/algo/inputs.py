@@ -65,7 +65,8 @@ class Scores:
     masks: Sequence[np.ndarray] = ()
     """[R, T] bool: the trained tokens, for functions that require "tokens", "turns" or data of a method."""
     turns: Sequence[Sequence[ActionCredit]] = ()
-    """The actions of each rollout in order, for functions that require "turns". Single-turn completions have one."""
+    """The actions of each rollout in order, for functions that require "turns". A single-turn completion has one
+    action."""
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
     """The reasoning steps of each completion as (start token, end token, value) (types.StepValues), for functions that
     require "steps"."""
@@ -147,7 +148,7 @@ class LossInputs:
     stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N, ...] each statistic of the logits that a function requires ("stat:<name>"), with gradient."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The statistics with the weights that sampled ("old_stat:<name>"); {} if these are the current weights."""
+    """Each statistic with the weights that sampled ("old_stat:<name>"), by name; {} if the current weights sampled."""
     per_token: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N] values of Rollout.per_token, by the names that a head's loss reads (heads.Head.reads); NaN = no value."""
     known: Mapping[str, float] = field(default_factory=dict)

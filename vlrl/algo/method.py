@@ -50,7 +50,7 @@ class Objectives(Protocol):
 
 @dataclass(frozen=True)
 class AlgorithmStub:
-    """Replaces an Algorithm that cannot be built, so that its methods can still be checked."""
+    """Stands in for an Algorithm that cannot be built, so that the methods of the config can still be checked."""
 
     config: Config
 
@@ -126,7 +126,8 @@ class Method:
     update, create an `Algorithm` too."""
 
     collective: ClassVar[bool] = False
-    """Whether `generate` or `scored` contains collective calls; then processes without prompts call both too."""
+    """Whether `generate` or `scored` contains collective calls. If so, processes without prompts call these hooks too.
+    """
     state_at: ClassVar[str] = ""
     """Where a checkpoint holds the method's state: "source.NAME" or "algorithm.NAME"; "" if it has no state."""
 

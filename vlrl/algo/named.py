@@ -22,7 +22,7 @@ _FINITE = pydantic.ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A function of the objective with bound options, so that a call only passes the inputs."""
+    """A function of the objective with its options bound: a call passes only the inputs."""
 
     name: str
     function: Any  # The function. If the name refers to a class, an instance created with the options.

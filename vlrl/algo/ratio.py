@@ -22,7 +22,8 @@ _FARTHEST = {"clip_low": 1.0, "clip_high": MOST - 1, "delta": MOST, "dual_clip":
 
 @dataclass(frozen=True)
 class Ratio:
-    """How a policy term depends on p / p(old)."""
+    """Declares how a policy term depends on the ratio p / p(old), and which of its options act only through this ratio.
+    """
 
     options: tuple[str, ...]  # options that act only through the ratio
     alone: bool

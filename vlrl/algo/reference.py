@@ -1,8 +1,8 @@
 """The reference policy of the KL term and of the service reference_logprobs: frozen, a moving average, or reset.
 
-Without an adapter it is a copy of the initial model. With LoRA a frozen reference is the base model with the adapter
-disabled, and a moving reference is a second set of adapter weights. `after_step` changes the reference's weights in
-place."""
+Without an adapter the reference policy is a copy of the initial model. With LoRA a frozen reference is the base model
+with the adapter disabled, and a moving reference is a second set of adapter weights. `after_step` changes the
+reference's weights in place."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from vlrl.errors import TrainingError
 
 _FLOAT32 = {"kl": 1e-4, "gap": 0.1}  # limits for float32, where only the order of sums differs
 _ROUNDED = {"kl": 0.02, "gap": 5.0}
-"""Limits for 16-bit or 4-bit weights: a mean |g| of 0.02 is usual, more in a mixture of experts."""
+"""Limits for 16-bit or 4-bit weights. A mean |g| of 0.02 is usual; a mixture of experts has more."""
 
 
 def expected_mismatch(config: Config, what: str) -> float | None:
@@ -29,7 +29,7 @@ def expected_mismatch(config: Config, what: str) -> float | None:
 
 
 def computes_in_float32(config: Config) -> bool:
-    """Whether both sampler and trainer compute in float32."""
+    """Whether the sampler and the trainer both compute in float32."""
     own, engine = config.model.dtype, config.engine.dtype
     exact = own == "float32" or (own == "auto" and not torch.cuda.is_available())
     merged = config.engine.name != "hf" and config.model.lora.quantize != "none"
@@ -37,7 +37,7 @@ def computes_in_float32(config: Config) -> bool:
 
 
 def samples_with_other_weights(config: Config) -> bool:
-    """Whether rollouts, or parts of them, may be sampled with other weights than those at the start of the update."""
+    """Whether rollouts, or parts of them, may be sampled with weights other than those at the start of the update."""
     return bool(config.asynchronous.max_staleness or config.rollout.step_tokens
                 or any(settings.other_weights for _, settings in active(config)))
 

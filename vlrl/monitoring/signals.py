@@ -1,9 +1,10 @@
-"""Signals that end a run: the first asks it to stop, the second stops it at once, the third ends the process.
+"""Signals that end a run: the first signal asks the run to stop, the second stops it at once, the third ends the
+process.
 
     SIGINT (Ctrl-C)       the current step may take its time
     SIGTERM, SIGUSR1      the current step is dropped after `grace` seconds: Slurm and Kubernetes kill soon after
-    SIGHUP                the same, and no more output goes to the closed terminal; under nohup, which ignores SIGHUP,
-                          the run continues
+    SIGHUP                as for SIGTERM, and no more output goes to the closed terminal; under nohup, which ignores
+                          SIGHUP, the run continues
 
 A run is stopped by raising KeyboardInterrupt in the main thread."""
 
@@ -113,14 +114,15 @@ def _heeded() -> list[int]:
 
 
 def write_to_terminal(text: str) -> None:
-    """Writes directly to the terminal, if it still exists, because a signal may have interrupted a print."""
+    """Writes text directly to the terminal, if there still is one. Used by signal handlers, as a signal may have
+    interrupted a print."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
 
 def detach_terminal() -> None:
-    """Redirects output for a closed terminal to the null device. Files and pipes are not affected. Writing to a closed
-    terminal would raise an error and end the run before it is saved."""
+    """Redirects output that goes to a closed terminal to the null device, because writing to it would raise an error
+    and end the run before the run is saved. Files and pipes are not affected."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         with contextlib.suppress(OSError):

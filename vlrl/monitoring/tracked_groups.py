@@ -22,7 +22,8 @@ from vlrl.types import Group, Rollout
 TARGET = "#22c55e"
 _COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
 _SIDE = 512
-"""Longest side in pixels of an image that is sent. An image smaller than half of this is enlarged to half of it."""
+"""Longest side in pixels of an image that is sent. An image whose longest side is less than half of this is enlarged to
+half."""
 _MOST = 2000  # characters in a table cell
 _MARKS = 200  # marks drawn on one image
 
@@ -32,7 +33,8 @@ class GroupView:
     """Images, table rows and values that are sent to a tracker for the groups of a step."""
 
     pictures: Sequence[tuple[Image.Image, str]]
-    """(image, caption) of each shown group: its first image, with boxes and other marks of its answers drawn on it."""
+    """(image, caption) of each shown group. The image is the first image of the group's sample, with boxes and other
+    marks of the answers drawn on it."""
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]  # table rows, one per rollout of the shown groups
     values: Mapping[str, np.ndarray]

@@ -28,7 +28,7 @@ _FAREWELL_S = 5.0  # time limit in seconds for the last messages of a process th
 
 
 class Stuck(TrainingError):
-    """The run gave no sign of life for limits.stuck_s seconds."""
+    """Raised in the main thread if the run gave no sign of life for limits.stuck_s seconds."""
 
 
 class Watchdog:

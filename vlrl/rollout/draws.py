@@ -136,8 +136,8 @@ class DrawEncoder:
 
 
 def variant_metrics(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
-    """Metrics for each variant (modified samples): mean reward of its completions, and their share of all sampled
-    completions. rewards: the rewards by name of the variant, "" = unmodified samples."""
+    """Metrics for each variant (modified samples): mean reward of the variant's completions, and their share of all
+    sampled completions. rewards: {name of the variant: rewards}; "" = unmodified samples."""
     out: dict[str, float] = {}
     count = sum(map(len, rewards.values()))
     for name in sorted(rewards.keys() - {""}):

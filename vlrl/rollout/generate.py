@@ -45,12 +45,12 @@ class UnscoredGroup:
 
 
 Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[GroupLogprobs]]
-"""Computes log-probabilities of texts under the policy or its reference: (groups, split, step) -> one result per group.
-See services/likelihoods.py."""
+"""Function (groups, split, step) that computes log-probabilities of texts under the policy or its reference. It returns
+one result per group. See services/likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
                  tuple[MarkedScores, dict[str, float]]]
-"""Scores a group; the signature is that of scoring.score_all."""
+"""Function that scores a group; its signature is that of scoring.score_all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class RolloutGenerator:
         return self.likelihoods is not None or any(method.collective for method in self.methods)
 
     def group_size(self, draw: Draw) -> int:
-        """Number of completions of a draw, including those of trained variants."""
+        """Number of completions in the group of a draw, including completions of trained variants."""
         return draw.group_size or self.config.rollout.group_size
 
     def groups(self, accepted: Sequence[AcceptedDraw], step: int,
@@ -178,7 +178,7 @@ class RolloutGenerator:
         return [call for call in calls if call]
 
     def _requests(self, accepted: Sequence[AcceptedDraw]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
-        """One request per group, and the requests of variants, each with the index of its group."""
+        """Returns (one request per group, [(index of the group, variant, request)] for variants)."""
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in accepted]
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_count([v for v, *_ in a.variants]),
                             sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
@@ -258,7 +258,8 @@ class RolloutGenerator:
 
 
 def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: int | None = None) -> Sampling:
-    """The sampling parameters of the settings `rollout.*`. A thinking budget that can never apply is dropped."""
+    """The sampling parameters of the settings `rollout.*` with this temperature. max_new_tokens replaces
+    rollout.max_new_tokens if set. A thinking budget that can never apply is dropped."""
     most, budget = max_new_tokens or rollout.max_new_tokens, rollout.thinking_budget
     return Sampling(max_new_tokens=most, temperature=temperature, stop=rollout.stop,
                     thinking_budget=budget if budget is not None and budget < most else None,

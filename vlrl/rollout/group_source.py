@@ -38,7 +38,7 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.types import Group, Sample
 
 Measure = Callable[[Sequence[Sample], np.ndarray, Progress], np.ndarray]
-"""A measurement that a sampler can request: (all samples, indices [n] to measure, progress) -> values [n], NaN for
+"""Function (all samples, indices [n] to measure, progress) that a sampler can request. It returns values [n], NaN for
 unusable samples."""
 
 

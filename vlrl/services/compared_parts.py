@@ -30,8 +30,8 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
              media: bool = True, reasoning: bool = False) -> list[Parts]:
     """Compares each answer with one randomly chosen answer of the group, the anchor (BRPO, arXiv 2506.00103).
 
-    `pairwise` is +1 if the judge prefers the answer to the anchor in both orders, else -1. It is 0 for the anchor. If
-    the absolute sum over the G answers of the group exceeds `most` * G, no answer has a value, so the group is dropped.
+    `pairwise` is +1 if the judge prefers the answer to the anchor in both orders, else -1. The anchor gets 0. If the
+    absolute sum over the G answers of the group exceeds `most` * G, no answer has a value, so the group is dropped.
     `order_disagreement` is 1 if the judge's preference depends on the order."""
     if len(answers) < 2:
         return [{"pairwise": 0.0, "order_disagreement": 0.0} for _ in answers]

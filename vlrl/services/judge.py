@@ -155,8 +155,8 @@ class Judge:
     # --- one question ---------------------------------------------------------------------------------------------
 
     def _prepared(self, question: Question) -> tuple[str, Question, list[Any]] | str:
-        """Returns (a hash of everything that affects the reply, the question, its loaded media). If the media cannot be
-        loaded, returns the reason as a string."""
+        """Returns (hash of everything that affects the reply, the question, the question's loaded media), or, as a
+        string, the reason why media cannot be loaded."""
         try:
             loaded = [loader.load(m, self._limits, _FRAMES) for m in question.media]
         except DataError as error:

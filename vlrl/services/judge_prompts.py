@@ -32,7 +32,8 @@ _TASKS = ("Decide whether an answer to a question is right. It is right if it sa
           "Compare an answer with the reference answer to the same question. Say yes where both mean the same thing "
           "and no where they do not, where nothing is said or where more than one thing is.")
 WORDINGS = len(_TASKS)
-"""Number of wordings of the verdict prompt's instruction. The first is used; `vlrl judge check` tests all of them."""
+"""Number of wordings of the instruction in the verdict prompt. The first wording is used; `vlrl judge check` tests all.
+"""
 
 
 def question_text(task: Task, sample: Sample) -> str:
@@ -56,7 +57,7 @@ def verdict_prompt(question: str, right: str, answer: str, wording: int = 0, cri
 
 
 def criterion_prompt(question: str, criterion: str, answer: str) -> str:
-    """A prompt that asks whether an answer meets one criterion (reply fields VERDICT)."""
+    """A prompt that asks whether an answer meets `criterion` (reply fields VERDICT)."""
     return _joined("Decide whether an answer to a question meets one criterion. Judge this criterion alone.", _RULE,
                    f"Question:\n{quoted('question', question)}", f"Criterion:\n{quoted('criterion', criterion)}",
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))

@@ -1,4 +1,5 @@
-"""Starts a vLLM server for `services.judge` (`vlrl serve --judge`). It has its own model, whose weights are fixed."""
+"""Starts a vLLM server for `services.judge` (`vlrl serve --judge`). The server has its own model, whose weights never
+change."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ class _Row:
 
 
 class Likelihoods:
-    """Computes the log-probabilities of the texts that a task requests for its services (`Task.readings`)."""
+    """Computes the log-probabilities of the texts that a task requests (`Task.readings`) for the services in this
+    module."""
 
     def __init__(self, reference: Reference, encode: Encoder, task: Task):
         self.reader, self.encode, self.task = reference, encode, task

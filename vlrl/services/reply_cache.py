@@ -46,8 +46,9 @@ _NAMES = {f.name for f in fields(StoredReply)}
 
 
 class ReplyCache:
-    """The replies known to a process. Thread-safe. folder: where replies are stored. own: the run's folder for
-    services. If `folder` is not `own`, other runs share the cache, and its replies may be from steps of other runs."""
+    """The judge's replies that a process knows. Thread-safe. folder: where replies are stored. own: the run's folder
+    for services. If `folder` is not `own`, other runs share the cache, and its replies may be from steps of other
+    runs."""
 
     def __init__(self, folder: Path, own: Path, name: str, rank: int):
         self.shared = folder.absolute() != own.absolute()

@@ -74,11 +74,11 @@ def _references(task: Task, sample: Sample, answers: Sequence[Answer], *, debias
 @part({"likelihood": 1.0}, needs=("policy_logprobs",), readings=_references, replaces_outcome=True)
 def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                debias: bool = True) -> list[Parts]:
-    """The mean probability of the reference answer's tokens under the trained policy, if they replace the completion's
-    answer.
+    """The mean probability of the reference answer's tokens under the trained policy, if these tokens replace the
+    completion's answer.
 
-    0 for a completion without an answer tag. With `debias`, the same mean without any reasoning is subtracted, and the
-    result is clipped to [0, 1]. Equations 2 to 4 of RLPR (arXiv 2506.18254), whose group filter is
+    0 for a completion without an answer tag. With `debias`, the mean probability without any reasoning is subtracted,
+    and the result is clipped to [0, 1]. Equations 2 to 4 of RLPR (arXiv 2506.18254), whose group filter is
     curriculum.keep=std_ema."""
     readings = _references(task, sample, answers, debias=debias)
     if not readings:
@@ -90,9 +90,11 @@ def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 @part({"consistency": 0.5}, needs=("reference_logprobs",))
 def consistency(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                 margin: Annotated[float, Field(ge=0)] = 0.01) -> list[Parts]:
-    """1 for a correct answer that the reference policy finds likely, else 0 (rewards/groups.py). An answer is likely if
-    the mean probability of its final tokens, after its own reasoning, is at least the mean over the correct answers of
-    the group minus `margin`. GRPO-CARE (arXiv 2506.16141) uses services.reference=ema."""
+    """1 for a correct answer that the reference policy finds likely, else 0 (rewards/groups.py). GRPO-CARE (arXiv
+    2506.16141) uses services.reference=ema.
+
+    Each answer has the mean probability of its final tokens after its own reasoning. An answer is likely if this value
+    is at least the mean of the value over the correct answers of the group, minus `margin`."""
     right = [float(correct_by_rule(task, sample, a)) for a in answers]
     likely = [float(np.exp(v).mean()) if len(v) else None for v in services.reference_logprobs(answers)]
     return [{"consistency": value} for value in consistency_bonus(right, likely, margin)]

@@ -117,7 +117,7 @@ class ServiceSet:
         return GroupServiceSet(self._services, place, self._turn)
 
     def standalone(self, split: str, step: int) -> GroupServiceSet:
-        """The services for a group that is scored outside of a run."""
+        """The services for a group that is scored outside of a run. `step` also stands for the step of the weights."""
         return self.at(ServiceContext(split, step, step))
 
     def warnings(self) -> list[str]:

@@ -136,8 +136,8 @@ def _refuse_special(descriptor: int, path: Path) -> None:
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
-    """Returns the content of a settings or status file. Raises OSError if it has more than `most` bytes. Also raises
-    the errors of `open_regular`."""
+    """Returns the content of a settings or status file. Raises OSError if the file has more than `most` bytes, and like
+    `open_regular`."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -173,7 +173,8 @@ def file_sha256(path: Path) -> str:
 
 
 def suffix_of(head: bytes) -> str:
-    """Returns the usual file suffix of media that begin with these bytes; ".bin" if unknown. Decoders ignore it."""
+    """Returns the usual suffix of media files that begin with the bytes `head`; ".bin" if unknown. Decoders ignore the
+    suffix."""
     if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
         return ".mp4"
     return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")
@@ -248,7 +249,8 @@ def _output(*command: str) -> str | None:
 
 
 def utf8(text: str) -> str:
-    """Makes a string valid UTF-8. A lone surrogate becomes its escape sequence, which is the same character in JSON."""
+    """Returns a string as valid UTF-8. A lone surrogate becomes its escape sequence, which JSON reads as the same
+    character."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

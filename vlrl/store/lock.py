@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lock:
-    """A lock that this process holds."""
+    """A lock on a folder that this process holds: the lock file `path`, which names `owner`."""
 
     def __init__(self, path: Path, owner: Mapping[str, Any]):
         self.path, self.owner = path, owner
@@ -63,7 +63,7 @@ class Lock:
 
 
 class NoLock(Lock):
-    """Replaces the lock of a folder that need not be locked. It always counts as held."""
+    """Replaces the lock of a folder that need not be locked. Always counts as held."""
 
     owned = True  # type: ignore[assignment]
 
@@ -233,7 +233,8 @@ def _system() -> str:
 
 
 def _started(pid: Any) -> str | None:
-    """Returns the start time of a process of this host, unaffected by clock changes; None if it does not run."""
+    """Returns the start time of a process of this host, unaffected by clock changes; None if there is no such process.
+    """
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

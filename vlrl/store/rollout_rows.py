@@ -61,7 +61,7 @@ PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": n
 """Per-token columns that the update may add, and their types. `top_ids` and `top_logprobs` have the shape [T, k]."""
 
 ROLLOUT_FILE = re.compile(r"step-(\d{1,15})-(?:(.+)-)?rank-\d+\.parquet|steps-(\d{1,15})-(\d{1,15})\.parquet")
-"""Matches the name of a rollout file, with its step and split, or the first and last step if it has many steps."""
+"""Matches the name of a rollout file. Groups: its step and split, or its first and last step if it has many steps."""
 
 
 def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Sequence[np.ndarray | None]],
@@ -170,8 +170,8 @@ def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.nda
 
 
 def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = None) -> pa.Table:
-    """Reads the columns `fields` of a rollout file, null if missing. With `step`, only the rows of that step. Raises
-    ValueError for a file with a newer schema, and pyarrow's errors for an unreadable file."""
+    """Reads the columns `fields` of a rollout file; columns that the file lacks are null. With `step`, reads only rows
+    of this step. Raises ValueError for a file with a newer schema, and pyarrow's errors for an unreadable file."""
     with pq.ParquetFile(file) as reader:
         names = {"schema", "step", *(f.name for f in fields)} & set(reader.schema_arrow.names)
         table = reader.read([n for n in reader.schema_arrow.names if n in names])

@@ -61,7 +61,8 @@ class RunFolder:
         write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
 
     def write_tokenizer(self, text: str) -> None:
-        """Writes tokenizer.json, which converts token ids to text without the model. Skipped if it is unchanged."""
+        """Writes tokenizer.json, which converts token ids to text without the model, unless the file has this text
+        already."""
         path = self.path / "tokenizer.json"
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
@@ -104,9 +105,9 @@ class RunFolder:
     def truncate(self, step: int, *, evaluated: bool = True) -> None:
         """Removes what a run wrote after its checkpoint of `step` completed steps, and temporary files.
 
-        Metrics and rollouts of steps < `step` are kept, and evaluations up to `step`. With `evaluated=False`, the
-        evaluation of `step` itself is removed too, because it will be repeated. `truncate(0, evaluated=False)` empties
-        a run that starts over."""
+        Keeps metrics and rollouts of steps < `step`, and evaluations up to `step`. With `evaluated=False`, the
+        evaluation after `step` steps is removed too, because it will be repeated. `truncate(0, evaluated=False)`
+        empties a run that starts over."""
         last = step if evaluated else step - 1
         for name in ("metrics.jsonl", "alerts.jsonl", "timeline.jsonl", "rejected.jsonl"):
             self._keep_lines(name, lambda record: record.get("step", 0) < step)

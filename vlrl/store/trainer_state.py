@@ -63,8 +63,8 @@ def write(path: Path, state: Mapping[str, Any] | State) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads the state that `write` wrote, with tensors on the CPU. Raises OSError, ValueError or KeyError if it is
-    damaged."""
+    """Reads the state that `write` wrote into the folder `path`, with tensors on the CPU. Raises OSError, ValueError or
+    KeyError if the state is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -75,8 +75,8 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
 
 
 def quick_reward(task: Task, sample: Sample, text: str, findings: Findings) -> float:
-    """The reward of a text, without the checks of `try_answer`. If scoring raises, the reward is 0 and the error is
-    added to the findings."""
+    """Returns the reward of a text, without the checks of `try_answer`. If scoring raises an exception, returns 0 and
+    adds a finding."""
     findings.scoring()
     answer = answer_of(text)
     with findings.guard("raises", "score", sample.id, text):
@@ -182,7 +182,7 @@ def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
 
 def check_oracle(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
     """Scores the perfect answers with the task's coordinates and, if the task converts coordinates, in every other
-    coordinate convention."""
+    coordinate convention. Adds a finding if they earn less there."""
     used = _Spy(task.coordinates)
     own, task.coordinates = task.coordinates, used
     try:

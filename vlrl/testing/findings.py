@@ -85,7 +85,7 @@ def full_marks(task: Task) -> float:
 
 
 def reward_of(task: Task, parts: Mapping[str, float | None]) -> float:
-    """The reward for these reward parts. Parts that are None are left out."""
+    """The task's reward for these values of its reward parts. Reward parts with the value None are left out."""
     return float(task.combine({k: v for k, v in parts.items() if v is not None}, part_weights(task)))
 
 

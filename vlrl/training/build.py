@@ -168,7 +168,8 @@ class _RunData:
 
 
 def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[GroupSource]) -> Algorithm:
-    """The algorithm. Raises ConfigError if the settings contradict each other or a package is missing."""
+    """Returns the run's Algorithm: the argument, or else one made from the config. Raises ConfigError if the settings
+    contradict each other or a package is missing."""
     check_engine(config)
     shards.check_installed(config)
     algorithm = algorithm or Algorithm(config)
@@ -179,7 +180,8 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
 
 
 def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
-    """The task, its samples and their sampler. Raises ConfigError if the run cannot train on them."""
+    """Returns the task, its samples and the sampler of prompts. Raises ConfigError if the run cannot train on the
+    samples."""
     task = make_task(config)
     samples = task_samples(task, "train")
     if len(samples) == 0:
@@ -257,7 +259,8 @@ _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",
     "engine": "vlrl.environments.episodes:EpisodeEngine",
 })
-"""For a task with environments: the class that hosts environments in processes, and the engine that runs episodes."""
+"""Classes for a task with environments: the host of environments in separate processes, and the engine that runs
+episodes."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
 """Name of a measurement that a sampler may need -> class (policy, config, task, prefetch) whose instances measure
 prompts with the policy."""

@@ -94,7 +94,8 @@ class EmergencyCheckpoint:
                            f"same command {where}.")
 
     def problem(self) -> str:
-        """Explains why weights and optimizer do not belong to the completed steps; "" if they do."""
+        """The reason why weights and optimizer do not belong to the completed steps; "" if they belong to these steps.
+        """
         if self.parts.policy.updating:
             return "the next update had already changed the weights"
         if self.parts.policy.swapped:
@@ -136,7 +137,7 @@ class EmergencyCheckpoint:
         return target
 
     def _live(self) -> dict[str, Any]:
-        """State that only the update changes, not sampling."""
+        """The state that changes only in the update, not while sampling."""
         parts = self.parts
         reference = dict(parts.policy.moving_reference) if parts.algorithm.moves_reference else {}
         moving = {"algorithm": {"reference": reference}} if reference else {}

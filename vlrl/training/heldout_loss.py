@@ -42,7 +42,8 @@ def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
 
 
 def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
-    """One group per sample, with the sample's answer from the data set. Skips samples without an answer or a prompt."""
+    """Returns one group per sample, whose completion is the sample's answer in the data set. Skips samples without an
+    answer, and samples with an unusable prompt."""
     accepted, stream = [], zlib.crc32(name.encode())
     for number, sample in samples:
         try:

@@ -30,7 +30,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The config and the task that the rules inspect."""
+    """The config and the task of the run that the rules in this module inspect."""
 
     config: Config
     task: Task | None = None
@@ -165,7 +165,7 @@ def reward_parts(run: Run) -> Iterator[Inert]:
 
 
 def services(run: Run) -> Iterator[Inert]:
-    """Finds services that no part of the task needs."""
+    """Finds services that no reward part of the task needs."""
     needed = {name for one in (run.task.members if run.task else ()) for name in one.needs}
     settings = run.config.services
     for name, setting, value in (("judge", "url", settings.judge.url), ("clip", "name", settings.clip.name),

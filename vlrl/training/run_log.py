@@ -99,7 +99,7 @@ class RunLog:
 
     @property
     def alerts(self) -> Alerts:
-        """The alerts raised so far; only on the main process."""
+        """The object that checks metrics for alerts; only on the main process."""
         assert self._alerts
         return self._alerts
 

@@ -89,7 +89,7 @@ class Session:
         return self
 
     def _open(self) -> tuple[Path | None, tuple[str, ...], dict[str, Any]]:
-        """On rank 0: locks the folder; returns the folder of the checkpoint, warnings, and the files whose contents
+        """On rank 0: locks the folder. Returns the folder of the checkpoint, warnings, and the files whose contents
         every rank needs."""
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
@@ -229,7 +229,8 @@ class Session:
             self._log.track_groups(groups, step)
 
     def save_if_due(self, done: int) -> None:
-        """Saves after every save.every steps. Raises the error of a background save."""
+        """Saves a checkpoint if `done` completed steps are a multiple of save.every. Raises the error of a background
+        save."""
         self._signals.completed()
         comm.on_main(self._saver.check)
         if self.config.save.every and done % self.config.save.every == 0:

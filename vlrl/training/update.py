@@ -171,8 +171,9 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
 
 def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
-    """Runs the pass `one` of a method, which adds its gradient to the gradient of the objective; returns how many
-    micro-batches were halved. When a micro-batch is halved, `anew` recomputes the gradient of the objective."""
+    """Runs the additional loss `one` of a method, and adds its gradient to the gradient of the objective. When a
+    micro-batch is halved, `anew` recomputes the gradient of the objective. Returns how many micro-batches were
+    halved."""
     def again() -> None:
         one.begin()
         anew()
