@@ -108,7 +108,7 @@ def test_names_that_cannot_be_tasks_and_those_of_their_classes(capsys, folder):
 def test_nothing_is_overwritten_and_a_folder_that_cannot_be_written_is_named(capsys, folder):
     (folder / "test_foo.py").write_text("mine")
     code, _, err = run(capsys, "new", "foo")
-    assert code == 1 and "test_foo.py exists already; nothing was written" in err
+    assert code == 1 and "test_foo.py exists already, so nothing was written" in err
     assert [p.name for p in folder.iterdir()] == ["test_foo.py"] and (folder / "test_foo.py").read_text() == "mine"
     (folder / "bar_rows").mkdir()
     assert "bar_rows exists already" in run(capsys, "new", "bar", "--rows")[2]

@@ -44,7 +44,7 @@ def load_run(folder: str | Path) -> Run:
     if is_run(path):
         return Run(path)
     if not os.path.isdir(path):
-        raise RunError(f"{str(path)!r} is not a folder: name the run.dir of a run, e.g. runs/quickstart")
+        raise RunError(f"{str(path)!r} is not a folder. Give the run.dir of a run, e.g. runs/quickstart")
     below = sorted(p.name for p in path.iterdir() if is_run(p))
     near = f" Runs below it: {', '.join(below[:5])}." if below else " Name the run.dir of a run, e.g. runs/quickstart."
     raise RunError(f"{path} is not a run folder: it contains none of {', '.join(_MARKS)}.{near}")

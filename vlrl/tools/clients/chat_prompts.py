@@ -41,8 +41,8 @@ class ChatEncoder:
         """The prompt that holds these chat messages and the sample's media. Raises DataError if the sample has tools.
         """
         if tools or sample.get("tools"):
-            raise DataError(f"sample '{sample.id}': it has tools, which an endpoint does not support. Evaluate it "
-                            "with engine=hf or engine=vllm")
+            raise DataError(f"sample '{sample.id}' has tools, which an endpoint does not support. Evaluate the "
+                            "model with engine=hf or engine=vllm")
         loaded = [media.load(m, self.config.limits, self._video, self._clips) for m in sample.media]
         places = iter(loaded)
         shown = [{**message, "content": _content(message["content"], places)} for message in messages]

@@ -63,8 +63,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
         pictures[file] = item
         name = os.path.relpath(file, target)
         if name.startswith(".."):
-            raise DataError(f"its image would be written to {file.parent}, outside {target}: write to a folder inside "
-                            f"{target}, or omit --root")
+            raise DataError(f"the embedded media would be written to {file.parent}, outside {target}. Write the new "
+                            f"file to a folder inside {target}, or omit --root")
         return name
 
     seen: list[CheckedRow] = []

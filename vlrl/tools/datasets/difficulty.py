@@ -149,7 +149,7 @@ def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]
         records = [MeasuredPrompt(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
                    for line in lines for m in line.get("prompts", ())]
     except (TypeError, KeyError) as error:
-        raise ConfigError(f"{part} cannot be read ({error}): delete it to start over") from None
+        raise ConfigError(f"{part} cannot be read ({error}). Delete this file to start over") from None
     return {m.number: m for m in records}
 
 

@@ -65,7 +65,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
     Raises DataError at the first bad row and if the files exist (without `force`), and the errors of `split`."""
     targets = [folder / name for name in FILES]
     if os.path.exists(folder) and not folder.is_dir():
-        raise DataError(f"{folder} is a file; name a folder for {' and '.join(FILES)}")
+        raise DataError(f"{folder} is a file. Give a folder for {' and '.join(FILES)}")
     refuse_existing(targets, force)
     if not (rows := sound_rows(path, format, root, columns)):
         raise DataError(f"{path} has no usable row")

@@ -127,12 +127,12 @@ def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) ->
     lines = list(_objects(path)) if os.path.lexists(path) else []
     before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
     if before is None and lines:
-        raise ConfigError(f"{path} is not a file of {what}: remove the file, or name another {place} with --out")
+        raise ConfigError(f"{path} is not a file of {what}. Remove the file, or give another {place} with --out")
     if before is None:
         append_line(path, json.dumps({"facts": known}))
     elif changed := sorted(differing_leaves(before, known)):
         raise ConfigError(f"{path} holds {what} with other settings:\n  " + "\n  ".join(changed) +
-                          f"\nSet them back, remove that {place} to start over, or name another with --out.")
+                          f"\nSet them back, remove the {place} to start over, or give another {place} with --out.")
     return lines
 
 
@@ -150,7 +150,7 @@ def _objects(path: Path) -> Iterator[Row]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): name a file of answers, such as the "
+        raise ConfigError(f"{path} cannot be read ({error.strerror}). Give a file of answers, such as the "
                           "answers.jsonl of an evaluation") from None
     for line in lines:
         try:

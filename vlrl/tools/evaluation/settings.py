@@ -82,8 +82,8 @@ class Grid:
                    f"--top-p {' '.join(map(str, self.top_ps))}": bool(self.top_ps)}
         for option, given in useless.items():
             if given and not any(temperatures):
-                raise ConfigError(f"{option} with --temperature 0: greedy answers would all be the same. Add "
-                                  "--temperature 1, or leave one of the two options out")
+                raise ConfigError(f"{option} with --temperature 0: greedy answers would all be the same. Set "
+                                  f"--temperature 1, or leave {option.partition(' ')[0]} out")
         wordings = tuple(range(self.wordings)) if self.wordings > 1 else (None,)
         out: dict[str, EvalSetting] = {}
         for temperature, top_p, most, wording in itertools.product(temperatures, self.top_ps or (None,),

@@ -202,7 +202,7 @@ def _html(folder: Path | None) -> list[Path]:
         folder = Path(spec.submodule_search_locations[0]) / "html" / "miniwob"
     files = sorted(path for path in folder.glob("*.html") if path.stem not in _MOVING)
     if not files:
-        raise ConfigError(f"{folder} contains no .html file; give a folder that contains some with --pages")
+        raise ConfigError(f"{folder} contains no .html file. Give another folder with --pages")
     return files
 
 
@@ -211,8 +211,8 @@ def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
     for page in pages:
         groups.setdefault(group_of(page.stem), []).append(page)
     if len(groups) < 2:
-        raise ConfigError(f"{pages[0].parent} contains pages of one group only; at least two groups are needed, "
-                          "because one is held out")
+        raise ConfigError(f"{pages[0].parent} contains pages of one group only, but at least two groups are "
+                          "needed, because one is held out. Give another folder with --pages")
     return groups
 
 

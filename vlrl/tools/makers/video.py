@@ -66,8 +66,8 @@ def _chances(real: float, kinds: str | None) -> dict[str, float]:
         chosen = {name: weight for name, (_, weight) in table.items() if name in names}
         chances |= {name: share * weight / sum(chosen.values()) for name, weight in chosen.items() if share}
     if not chances:
-        raise ConfigError(f"--kinds {kinds} --real {real} leaves nothing to make: --real 0 needs categories "
-                          "of drawn clips, --real 1 categories of clips cut from films")
+        raise ConfigError(f"--kinds {kinds} --real {real} leaves nothing to make. With --real 0, choose a "
+                          "category of drawn clips; with --real 1, a category of clips cut from films")
     if set(chances) & set(real_video.KINDS):
         real_video.films()
     return chances

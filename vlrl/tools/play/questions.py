@@ -82,7 +82,7 @@ def _index_of(samples: Sequence[Sample], id: str) -> int:
         known.append(samples[n].id)
         if known[-1] == id:
             return n
-    raise ConfigError(f"--id {id!r}: no sample has this id.{did_you_mean(id, known)} The first is {known[0]!r}.")
+    raise ConfigError(f"--id {id!r}: no sample has this id.{did_you_mean(id, known)} The first id is {known[0]!r}.")
 
 
 @prints_aside()

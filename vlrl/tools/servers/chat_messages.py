@@ -116,8 +116,8 @@ def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature
     stop = given.pop("stop", None) or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= rollout.max_new_tokens:
-        raise RequestError(400, f"max_tokens={str(limit)[:40]}: give 1 to rollout.max_new_tokens="
-                           f"{rollout.max_new_tokens}, or raise that setting")
+        raise RequestError(400, f"max_tokens={str(limit)[:40]}: give a number from 1 to rollout.max_new_tokens="
+                           f"{rollout.max_new_tokens}, or raise this setting")
     if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
         raise RequestError(400, "stop: give a string, or a list of at most 4 strings")
     for name, value in given.items():

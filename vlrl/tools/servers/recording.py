@@ -212,8 +212,8 @@ class Recorder:
     def _begun(self, name: str, messages: list[Message]) -> RecordedEpisode:
         if len(self._open) >= self.most_open:
             raise RequestError(429,
-                               f"{self.most_open} episodes are open: close some (POST .../reward), or start the server "
-                          "with a larger --most-open")
+                               f"{self.most_open} episodes are open, and no more are allowed. Close some of them (POST "
+                               "/v1/episodes/{id}/reward), or start the server with a larger --most-open")
         sample = Sample(id=name, media=tuple(m for one in messages for m in one.media))
         prompt = self.encode.prompt(sample, [{"role": m.role, "content": m.content} for m in messages])
         number, self._next = self._next, self._next + 1
@@ -225,30 +225,30 @@ class Recorder:
         recorded = episode.messages
         for i, (given, own) in enumerate(zip(messages, recorded, strict=False)):
             if place := contradiction(given, own):
-                raise RequestError(409, f"messages[{i}]{place} differs from the recorded episode {episode.id!r}: an "
-                              "episode can only be continued; use a new id for another conversation")
+                raise RequestError(409, f"messages[{i}]{place} differs from the recorded episode {episode.id!r}. "
+                                   "Repeat its recorded messages unchanged, or use a new id for another conversation")
         if len(messages) != len(recorded) + 1:
             raise RequestError(409,
                                f"episode {episode.id!r} has {len(recorded)} messages, and this call has {len(messages)}"
-                          ": repeat them, including the assistant's last message, and add one user message")
+                               ". Repeat all messages of the episode, including the assistant's last, and add one user "
+                               "message")
         if episode.ended:
-            raise RequestError(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}: send its "
-                          "reward")
+            raise RequestError(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}. Send the "
+                                "reward of the episode")
         last, at = messages[-1], len(recorded)
         kinds = [kind for kind, _ in last.parts]
         if last.role != "user":
             raise RequestError(400,
-                               f"messages[{at}] has the role {last.role!r}: a completion is followed by a user "
-                               "message, "
-                          "also for results of tools")
+                               f"messages[{at}] has the role {last.role!r}. After a completion, send a user "
+                               "message, also for the results of tools")
         if kinds != sorted(kinds):
-            raise RequestError(400, f"messages[{at}] has an image after a text: in later messages images come first")
+            raise RequestError(400, f"messages[{at}] has an image after a text. Put the images of this message first")
         shown = self.encode.observation(Observation(last.text, last.media), episode.id)
         closing = [] if episode.written[-1] == self.encode.end else [self.encode.end]
         if ended := self._limit(episode, len(closing) + len(shown), len(shown.media)):
             episode.ended = ended
             raise RequestError(400, f"episode {episode.id!r} ends here, at the limit episode.max_{ended}="
-                          f"{getattr(self.config.episode, f'max_{ended}')}: send its reward")
+                          f"{getattr(self.config.episode, f'max_{ended}')}. Send the reward of the episode")
         copied = replace(episode, messages=[*recorded], logprobs=[*episode.logprobs], sampled=[*episode.sampled],
                          turns=[*episode.turns], shown=[*episode.shown])
         copied.observe(last, shown, closing)
@@ -297,7 +297,7 @@ class Recorder:
         rollout, temperature = self.config.rollout, body.get("temperature")
         if temperature not in (None, rollout.temperature):
             raise RequestError(400, f"temperature={temperature!r}: completions are sampled at rollout.temperature="
-                               f"{rollout.temperature:g}, as in training; leave it out, or change the setting")
+                               f"{rollout.temperature:g}, as in training. Leave temperature out, or change the setting")
         fields = {name: value for name, value in body.items() if name != "temperature"}
         return read_sampling(fields, rollout, rollout.temperature, _ALLOWED)
 

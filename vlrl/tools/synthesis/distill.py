@@ -86,7 +86,7 @@ def check(config: Config, settings: DistillSettings, files: DistillFiles) -> Bou
     settings that cannot be used together."""
     choose = bind("--choose", settings.choose, CHOICES)
     if files.out.suffix != ".jsonl":
-        raise ConfigError(f"{files.out}: data.solutions reads lines of JSON; give --out a name that ends in .jsonl")
+        raise ConfigError(f"--out {files.out}: data.solutions reads lines of JSON. Give a name that ends in .jsonl")
     if config.data.solutions:
         raise ConfigError(f"data.solutions={config.data.solutions!r} already provides answers to the rows: remove "
                           "this setting")

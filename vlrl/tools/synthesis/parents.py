@@ -99,7 +99,7 @@ def outcomes_of_run(folder: Path) -> list[GroupOutcome]:
             groups[row["step"], row["group_id"]].append(row)
     if not groups:
         more = f" ({run.notes[0]})" if run.notes else ""
-        raise ConfigError(f"--from {folder}: it has no scored rollouts{more}: name the folder of a run with "
+        raise ConfigError(f"--from {folder}: the run has no scored rollouts{more}. Give the folder of a run with "
                           "store.rollouts=true")
     return [GroupOutcome(id=first["sample_id"], category=first["category"] or "", step=step, row=first["sample"] or "",
                   rewards=tuple(r["reward"] for r in rows),

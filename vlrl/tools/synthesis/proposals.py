@@ -108,7 +108,8 @@ def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, locati
         before = parent.get("knobs")
         if not isinstance(before, Mapping) or {*before} != {*task.knobs}:
             raise ConfigError(f"prompt {parent['id']!r} was not generated with the knobs of task '{task.name}', so it "
-                              "cannot be varied: give a run whose sampler sets knobs, or leave the run out")
+                              "cannot be varied. Give a run of this task whose curriculum sets these knobs, or leave "
+                              "the run out")
         middle = np.array([before[name] for name in task.knobs], float)
         values = np.clip(middle + _NEAR * (high - low) * rng.standard_normal(len(low)), low, high)
     knobs = dict(zip(task.knobs, values.round(6).tolist(), strict=True))
@@ -130,8 +131,8 @@ def explorers(config: Config, search: Search, location: MediaLocation) -> Iterat
         try:
             yield lambda numbers: pool.map(_explored, numbers)
         except BrokenProcessPool:
-            raise TaskError("a process that proposes candidates died, perhaps from lack of memory: repeat the command "
-                            "to continue; environment.workers=1 needs less memory") from None
+            raise TaskError("a process that proposes candidates died, perhaps because memory ran out. Repeat the "
+                            "command to continue; environment.workers=1 needs less memory") from None
         finally:
             pool.shutdown(cancel_futures=True)
 

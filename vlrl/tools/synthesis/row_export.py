@@ -72,8 +72,8 @@ def _path(sample: Sample, media: Media, location: MediaLocation) -> Any:
         resolve(name, location.root)
     except (DataError, TypeError) as error:
         raise DataError(f"sample '{sample.id}': its {media.kind} cannot be referenced from the new file of rows "
-                        f"({error}): write the file to a folder that contains the media, with --out, or set "
-                        "data.root") from None
+                        f"({error}). Write the new file to a folder that contains the media, with --out, or set "
+                        "data.root to such a folder") from None
     return name
 
 

@@ -55,8 +55,8 @@ def search_of(config: Config, task: Task, location: MediaLocation, settings: See
     if (settings.source is None) != (settings.recipe is None):
         raise ConfigError("--from and --recipe can only be given together, e.g. --recipe sws --from runs/a")
     if settings.failed and settings.source:
-        raise ConfigError(f"--failed {settings.failed} and --recipe {settings.recipe} both choose the rows to vary: "
-                          "remove one of them")
+        raise ConfigError(f"--failed {settings.failed} and --recipe {settings.recipe} both choose the rows to vary. "
+                          "Remove one of these options")
     how = recipe(settings.recipe) if settings.recipe else None
     parents, rows, count = list[Parent](), dict[str, Row](), settings.candidates or 0
     if how and settings.source and settings.recipe:
@@ -65,7 +65,7 @@ def search_of(config: Config, task: Task, location: MediaLocation, settings: See
             [config.seed, _STREAM]))
         if not parents:
             raise ConfigError(f"--recipe {settings.recipe}: the recipe finds nothing to vary among {len(outcomes):,} "
-                              f"groups of {settings.source}: train longer, or use --failed")
+                              f"groups of {settings.source}. Train longer, or use --failed instead")
         rows = rows_of(task, {p.id for p in parents} | {p.other for p in parents if p.other}, outcomes, location)
         count = count or (PER_PARENT * len(parents) if how.drawn else CANDIDATES)
     elif settings.failed:
@@ -78,7 +78,8 @@ def search_of(config: Config, task: Task, location: MediaLocation, settings: See
     least = settings.least if settings.least is not None else how.least if how else 0.0
     most = settings.most if settings.most is not None else how.most if how else 1.0
     if least > most:
-        raise ConfigError(f"--least {least:g} is more than --most {most:g}, so no pass rate lies between them")
+        raise ConfigError(f"--least {least:g} is more than --most {most:g}, so no pass rate lies between them. Lower "
+                          "--least, or raise --most")
     return Search(candidates=count or CANDIDATES, least=least, most=most, parents=tuple(rows[p.id] for p in parents),
                   variations=tuple((p.variation, rows.get(p.other)) for p in parents) if how else (),
                   keep=settings.keep if settings.keep is not None else how.keep if how else None)
@@ -88,12 +89,12 @@ def _outcomes(source: Path, needs: str, name: str) -> list[GroupOutcome]:
     if source.is_dir():
         return outcomes_of_run(source)
     if needs:
-        raise ConfigError(f"--recipe {name} --from {source}: a file of pass rates is not enough: name "
-                          f"{needs}, e.g. runs/a")
+        raise ConfigError(f"--recipe {name} --from {source}: a file of pass rates is not enough for this recipe. "
+                          f"Give {needs}, e.g. runs/a")
     outcomes = outcomes_of_rows(read_rows(source, "canonical"))
     if not outcomes:
-        raise ConfigError(f"--from {source}: it has no column pass_at_k: name a file that `vlrl data difficulty` or "
-                          "`vlrl data synthesize` wrote, or the folder of a run")
+        raise ConfigError(f"--from {source}: the file has no column pass_at_k. Give a file that `vlrl data difficulty` "
+                          "or `vlrl data synthesize` wrote, or the folder of a run")
     return outcomes
 
 
@@ -126,14 +127,14 @@ def failed(source: Path, config: Config, task: Task, location: MediaLocation) ->
     if not never:
         known = any(row.get("pass_at_k") is not None for row in rows)
         raise ConfigError(f"--failed {source}: none of its {len(rows):,} prompts has a pass rate of 0" if known else
-                          f"--failed {source}: it has no column pass_at_k: name a file that `vlrl data difficulty` or "
-                          "`vlrl data synthesize` wrote, or the folder of a run")
+                          f"--failed {source}: the file has no column pass_at_k. Give a file that `vlrl data "
+                          "difficulty` or `vlrl data synthesize` wrote, or the folder of a run")
     bare = {name for name, row in never.items() if not {*row} - {"id", *COLUMNS}}
     if bare:
         own = {s.id: row_of(task, s, location) for s in task_samples(task, "train") if s.id in bare}
         if lost := sorted(bare - {*own}):
-            raise ConfigError(f"--failed {source}: {lost[0]!r} is not a training sample of task '{task.name}': use "
-                              "the config that it was measured with")
+            raise ConfigError(f"--failed {source}: {lost[0]!r} is not a training sample of task '{task.name}'. Use "
+                              "the config with which this file was measured")
         never |= own
     return tuple(plain({k: v for k, v in row.items() if k not in COLUMNS}) for row in never.values())
 
@@ -144,6 +145,6 @@ def _of_run(folder: Path) -> list[Row]:
     try:
         table = pq.read_table(path, columns=["sample_id", "pass_rate"])
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise ConfigError(f"--failed {folder}: {path.name} cannot be read ({failure(error)}): name the folder of a run "
+        raise ConfigError(f"--failed {folder}: {path.name} cannot be read ({failure(error)}). Give the folder of a run "
                           "that has saved a checkpoint, or a file of rows") from None
     return [{"id": row["sample_id"], "pass_at_k": row["pass_rate"]} for row in table.to_pylist() if row["sample_id"]]

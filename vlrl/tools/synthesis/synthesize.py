@@ -191,8 +191,8 @@ def write(files: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row]
         part.unlink(missing_ok=True)
     if not accepted:
         summary = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        raise DataError(f"no candidate is kept ({summary}): use more --candidates or --answers, another "
-                        f"checkpoint, or vary the prompts that were never right: --failed {os.fspath(files.refused)}")
+        raise DataError(f"no candidate is kept ({summary}). Increase --candidates or --answers, use another "
+                        f"checkpoint, or vary the prompts without a right answer: --failed {os.fspath(files.refused)}")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
                                       "proposing candidates")
     if not rows:
         raise DataError(f"none of {search.candidates:,} candidates is left to measure (" + ", ".join(
-            f"{name} {count:,}" for name, count in counts.items()) + "): use more --candidates")
+            f"{name} {count:,}" for name, count in counts.items()) + "). Increase --candidates")
     scope = difficulty.MeasurementScope(answers=answers, split="candidates")
     attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
     with open_runtime(chosen.config, chosen) as prepared:

@@ -239,8 +239,8 @@ def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
     try:
         fields = dict(json.loads(row["sample"]))
     except (ValueError, TypeError, RecursionError):
-        raise RunError(f"rollout of group {row['group_id']!r}, step {row['step']}: its sample is not a JSON "
-                       "object") from None
+        raise RunError(f"rollout of group {row['group_id']!r}, step {row['step']}: the stored sample is not a "
+                       "JSON object") from None
     templates, prompt = task.templates, row["prompt"] or ""
     fitting = templates if len(templates) == 1 else [t for t in templates if fill(t, fields) in prompt]
     template = max(fitting, key=len, default=templates[0])

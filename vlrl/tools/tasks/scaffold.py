@@ -42,8 +42,8 @@ def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
              f"test_{name}.py": f"test_{kind}.py.txt"}
     there = [p for p in (*texts, *([f"{name}_rows"] if rows else [])) if os.path.lexists(folder / p)]
     if there:
-        raise ConfigError(f"{folder / there[0]} exists already; nothing was written. Choose another name, or another "
-                          "folder with --dir")
+        raise ConfigError(f"{folder / there[0]} exists already, so nothing was written. Choose another name, or "
+                          "another folder with --dir")
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
