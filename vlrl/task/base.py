@@ -212,14 +212,14 @@ class Task:
 
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
-        """Reward part -> default weight under these settings. Override it if the settings determine which parts there
-        are."""
+        """Reward part -> default weight under these settings. Override this method if the settings determine which
+        reward parts there are."""
         return cls.rewards
 
     @classmethod
     def outcome_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
-        """The `outcome` criterion under these settings. Override it if the settings determine which reward parts there
-        are."""
+        """The `outcome` criterion under these settings. Override this method if the settings determine which reward
+        parts there are."""
         return cls.outcome
 
     @classmethod
@@ -247,7 +247,7 @@ class Task:
         return answer.final
 
     def target(self, sample: Sample) -> Any:
-        """The JSON-able ground truth that corresponds to the result of `parse`."""
+        """The JSON-able ground truth, in the form in which `parse` returns an answer."""
         return sample.get("target", sample.get("answer"))
 
     def correct(self, sample: Sample, answer: Answer, parts: Parts) -> bool | None:

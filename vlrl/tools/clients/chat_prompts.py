@@ -38,8 +38,7 @@ class ChatEncoder:
 
     def prompt(self, sample: Sample, messages: Sequence[Mapping[str, Any]],
                tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """The prompt that holds these chat messages and the sample's media. Raises DataError if the sample has tools.
-        """
+        """The prompt with these chat messages and the sample's media. Raises DataError if the sample has tools."""
         if tools or sample.get("tools"):
             raise DataError(f"sample '{sample.id}' has tools, which an endpoint does not support. Evaluate the "
                             "model with engine=hf or engine=vllm")

@@ -57,8 +57,8 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
             columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None,
             progress: Progress = no_progress, embedder: Path | None = None, alike: float = ALIKE) -> Overlap:
     """Compares the rows of two files: images by their appearance, videos by their bytes, texts by their words. With
-    `embedder` (the folder of a text model), texts without a match are also compared by embeddings, with a cosine of
-    at least `alike`.
+    `embedder` (the folder of a text model), texts without a match are also compared by embeddings; they match if the
+    cosine is at least `alike`.
 
     Texts are compared for rows without media. For rows with media, only long texts are compared, because the same short
     question is asked about many images. Raises DataError for a bad row and for media that cannot be read."""
@@ -141,8 +141,8 @@ def _grams(train: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str
 
 def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]], common: set
               ) -> tuple[str, float] | None:
-    """Returns the id of the training text that shares the most n-grams with the words `own`, and the share of the
-    n-grams of `own` that occur in that text. N-grams in `common` are ignored. None if no n-gram is shared."""
+    """Returns (id of the training text that shares the most n-grams with the words `own`, share of the n-grams of `own`
+    that occur in that text). N-grams in `common` are ignored. None if no n-gram is shared."""
     telling = _ngrams(own) - common
     counts = Counter(id for gram in telling for id in grams.get(gram, ()))
     if not counts:
@@ -152,8 +152,8 @@ def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]]
 
 
 class _Cosines:
-    """The training texts as unit vectors over words. The weight of a word is log(number of texts / number of texts with
-    the word) + 1."""
+    """The training texts as unit vectors over words, to find the one with the highest cosine. The weight of a word is
+    log(number of texts / number of texts with the word) + 1."""
 
     def __init__(self, texts: Sequence[tuple[str, list[str]]]):
         self.ids = [id for id, _ in texts]
@@ -192,9 +192,9 @@ _BATCH = 32
 
 
 def embed(folder: Path, texts: Sequence[str]) -> np.ndarray:
-    """Unit vectors [texts, width] in float32. For a CLIP model they are its text features, else the mean over the last
-    hidden states of a text's tokens, as in sentence encoders (1908.10084). Texts are truncated to the model's
-    maximum length.
+    """The embeddings of texts by the model in `folder`: unit vectors [texts, width] in float32. For a CLIP model they
+    are its text features, else the mean over the last hidden states of a text's tokens, as in sentence encoders
+    (1908.10084). Texts are truncated to the model's maximum length.
 
     Raises ConfigError for a folder without a model and tokenizer. Nothing is downloaded, and no code in the folder is
     executed."""

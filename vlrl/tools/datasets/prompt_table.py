@@ -59,7 +59,7 @@ class MeasuredPrompt:
         return self.left_out or (None if self.counts[1] else "none of its answers could be scored")
 
     def columns(self) -> dict[str, Any]:
-        """The measured columns (see COLUMNS) without difficulty_given; {} for a prompt that was left out."""
+        """The measured columns (see COLUMNS) without difficulty_given; {} for a prompt without scored answers."""
         right, scored = self.counts
         if not scored:
             return {}

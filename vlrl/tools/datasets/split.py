@@ -170,7 +170,7 @@ def _field(row: UsableRow, by: str) -> Any:
 
 def _join_media(groups: _Groups, rows: Sequence[UsableRow], signatures: Mapping[Path, ImageSignature], distance: int
                 ) -> tuple[tuple[str, ...], ...]:
-    """Joins rows that share media; returns the clusters of different images that look alike."""
+    """Joins the groups of rows that share media. Returns the clusters of different images that look alike."""
     shown: dict[int, list[int]] = {}
     names: dict[int, dict[str, str]] = {}
     for i, row in enumerate(rows):

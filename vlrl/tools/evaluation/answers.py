@@ -56,7 +56,7 @@ class EvalRuntime:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Pass:
+class _Evaluation:
     """The evaluation of one split at one setting and seed."""
 
     runtime: EvalRuntime
@@ -101,7 +101,7 @@ def draw_answers(runtime: EvalRuntime, splits: Sequence[str], settings: Sequence
     a probe does not apply to, and (with data.quarantine) bad rows are left out. `step`, the training step of the model,
     selects the weights of the reward parts. Raises ConfigError for an empty split, TrainingError if scoring or
     environments fail too often (limits.score_errors, limits.environment_errors)."""
-    evaluations = [_Pass(runtime=runtime, setting=setting, seed=seed, split=split, samples=samples, step=step)
+    evaluations = [_Evaluation(runtime=runtime, setting=setting, seed=seed, split=split, samples=samples, step=step)
                    for split in splits
                    for samples in [instead or first_samples(runtime.task, split, runtime.config.eval.samples)]
                    for setting in settings for seed in setting.seeds]
@@ -124,8 +124,9 @@ def draw_answers(runtime: EvalRuntime, splits: Sequence[str], settings: Sequence
     progress("answering", total, total)
 
 
-def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
-    """Yields lists with one chunk of sample numbers per process, until `file` has every answer of the evaluation `one`.
+def _rounds(one: _Evaluation, file: RowFile) -> Iterator[list[Sequence[int]]]:
+    """Yields lists of chunks of sample numbers, one chunk per process, until `file` has every answer of the evaluation
+    `one`.
 
     The chunks are fixed by sample number. So neither a restart nor the number of processes changes which answers are
     generated in the same batch."""
@@ -143,7 +144,7 @@ def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
         yield left[i * world:(i + 1) * world]
 
 
-def _draw_chunk(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
+def _draw_chunk(one: _Evaluation, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
     runtime, setting = one.runtime, one.setting
     wanted = {number: partial(one.sample, number) for number in numbers}
     prompts: list[tuple[int, Sample, Prompt]] = []

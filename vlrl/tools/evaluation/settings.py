@@ -69,8 +69,8 @@ class Grid:
     def settings(self, config: Config) -> list[EvalSetting]:
         """All combinations of the values, in order. With greedy decoding only one answer at one seed is generated.
 
-        Without --temperature, the temperature is eval.temperature; if that is 0, it is 1 if several answers, several
-        seeds or a top_p are requested. Raises ConfigError if one of these options would have no effect because all
+        Without --temperature, eval.temperature is used; but if it is 0 and several answers, several seeds or a top_p
+        are requested, the temperature is 1. Raises ConfigError if one of these options would have no effect because all
         answers are greedy."""
         seeds = self.seeds or (config.seed,)
         several = self.answers > 1 or len(seeds) > 1

@@ -275,8 +275,8 @@ def _calibration_metrics(prefix: str, seeds: Sequence[Sequence[tuple[str, float,
 
 def _split_metrics(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequence[Sample]
                    ) -> dict[str, Metric]:
-    """The metrics that a task computes over a whole split (Task.summarize). Computed once for the first answers to all
-    samples, once for the second answers, and so on, and then averaged."""
+    """The metrics that a task computes over a whole split (Task.summarize). They are computed once for the first
+    answers to all samples, once for the second answers, and so on, and then averaged."""
     tables = []
     for seed in seeds:
         each = [task.summarize([_record(task, s, r, samples) for s in seed for r in s.rows if r["index"] == i])

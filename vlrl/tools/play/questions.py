@@ -146,7 +146,7 @@ def complaints(prompt: str, text: str) -> list[str]:
 
 def media_files(items: Sequence[Media], limits: LimitsSettings, folder: Path, prefix: str = ""
                 ) -> tuple[QuestionMedia, ...]:
-    """The images and videos as files. Images drawn by code are written to `folder`, named `prefix` and a number."""
+    """Each image or video as a file. Images drawn by code are written to `folder`, named `prefix` and a number."""
     return tuple(_media_file(item, limits, folder / f"{prefix}{i}.png") for i, item in enumerate(items))
 
 

@@ -50,7 +50,8 @@ class Message:
 
 
 def read(messages: Any, access: MediaAccess, root: Path) -> list[Message]:
-    """Parses the messages of a request. `access` says from which hosts images may be downloaded; no local file is read.
+    """Returns the messages of a request. `access` says from which hosts images may be downloaded; no local file is
+    read.
 
     Raises RequestError naming the invalid message."""
     if not isinstance(messages, list) or not messages:

@@ -46,7 +46,7 @@ _MOST_OPTIONS = 26
 
 @dataclass(frozen=True, kw_only=True)
 class WriterSettings:
-    """Settings of the generator and the teacher."""
+    """Settings of the generator, the model that writes new prompts, and of the teacher, which answers them."""
 
     generator: Server
     teacher: Server | None = None  # the server of the teacher; None = the generator is also the teacher

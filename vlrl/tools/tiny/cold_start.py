@@ -104,8 +104,8 @@ def stages(clips: bool = True) -> list[Stage]:
 
 
 def example(stage: Stage, seed: int, index: int) -> Example:
-    """Example ``index`` of ``stage.steps * stage.batch``. It depends only on the arguments, so any order is possible.
-    """
+    """The example number ``index`` of a stage, which has ``stage.steps * stage.batch`` examples. It depends only on the
+    arguments, so the examples may be made in any order."""
     rng = random.Random(f"cold-start/{stage.name}/{seed}/{index}")
     slot = index % stage.batch
     for count, make in ((stage.boxes, _box_example), (stage.digits, _digit_example), (stage.thoughts, _thought_example),
@@ -117,7 +117,8 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A scene and its box in 0..1000, rounded to tens, because a finer last digit is noise that slows learning."""
+    """The image of a scene, and the box of its shape in 0..1000. The box is rounded to tens, because a finer last digit
+    is noise that slows learning."""
     from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)

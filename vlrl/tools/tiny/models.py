@@ -45,7 +45,8 @@ THOUGHTS = (("closed ring", "round and empty", "oval, nothing inside"),
 
 
 def corpus() -> Iterator[str]:
-    """Text on which the tokenizer is trained, similar to the project's own prompts and answers; no file is read."""
+    """Yields the texts on which the tokenizer is trained, similar to the project's own prompts and answers. No file is
+    read."""
     colours = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
     shapes = ("circle", "square", "triangle", "box", "button", "car", "person", "dog", "sign", "line", "object")
     for colour, shape in itertools.product(colours, shapes):
@@ -89,7 +90,8 @@ def make_tokenizer(tokens: Tokens = QWEN) -> Any:
 
 
 def build(family: str, out: Path, *, seed: int = 0, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Builds a random model of ``family`` with its processor, saves both (fp32) to ``out`` and returns them.
+    """Builds a random model of ``family`` with its processor, and saves both (fp32) to ``out``. Returns (model,
+    processor).
 
     The same seed gives the same weights. ``max_pixels`` is the processor's limit for one image or frame."""
     import torch
