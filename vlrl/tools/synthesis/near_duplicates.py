@@ -84,7 +84,7 @@ class SignatureReader:
 
 
 def question_text(task: Task, row: Mapping[str, Any]) -> str:
-    """The question of a row, taken from its canonical fields. If these are empty, the fields in the task's
+    """The question of a row: its canonical question fields or, if it has none, the values of the task's
     `written_fields`, joined."""
     return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
 

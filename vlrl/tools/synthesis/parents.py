@@ -35,7 +35,7 @@ _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "v
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOutcome:
-    """The results of one group: the rewards and the correctness of its completions."""
+    """The results of one group, the completions of a prompt at one step: their rewards and correctness."""
 
     id: str
     category: str = ""
@@ -52,7 +52,8 @@ class GroupOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """An existing prompt that new prompts are made from: its id, and the kind of variation."""
+    """An existing prompt that new prompts are made from: its id, and in which way they differ from it (a key of
+    VARIATIONS)."""
 
     id: str
     variation: str = "similar"

@@ -63,8 +63,8 @@ class _Start(Task):
 
 
 class Look(_Start, _Zoom):
-    """Zoom episodes whose boxes miss the shape by up to `jitter` of the shape's side. In a share `hasty` of the
-    episodes, the answer is guessed without a call of the zoom tool."""
+    """A zoom task whose demonstrated boxes miss the shape by up to `jitter` of the shape's side. In a share `hasty` of
+    the episodes, the answer is guessed without a call of the zoom tool."""
 
     jitter: float = 0.0
     hasty: float = 0.0
@@ -82,7 +82,7 @@ class Look(_Start, _Zoom):
 
 
 class Read(_Start, _Zoom):
-    """The plate in the enlarged image as a question that is answered without a tool call.
+    """A zoom task without tool calls: the model sees the enlarged image and reads its plate.
 
     In an episode only one token in thirty is about the plate, so reading it is also trained separately."""
 
@@ -101,7 +101,7 @@ class Read(_Start, _Zoom):
 
 
 class Mistaken(_Start, _Recall):
-    """Recall episodes in which a share of the colours is wrong."""
+    """A recall task in whose demonstrations a share `mistaken` of the colours is wrong."""
 
     mistaken: float = 0.0
     name = "mistaken"
