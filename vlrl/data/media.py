@@ -94,10 +94,10 @@ class RemoteMedia:
 
 def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None,
          clips: ClipCache | None = None) -> LoadedMedia:
-    """Loads one image or video.
+    """Loads one image or video, and returns its frames as LoadedMedia.
 
     An image becomes RGB, with its EXIF orientation applied and transparency blended over white. From a video between
-    `start` and `end`, an even number of frames is sampled, because models merge frames in pairs (see
+    `start` and `end`, an even number of frames is sampled as `video` says, because models merge frames in pairs (see
     `video.sampling.choose`). Frames decoded from video files are cached in `clips`. The media's edits are applied last.
 
     Raises DataError naming the file if it is missing, unreadable, truncated or above `limits`."""

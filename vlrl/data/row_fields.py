@@ -13,19 +13,20 @@ from vlrl.rewards.text import clean_label
 
 
 def positive_problem(name: str, value: Any) -> str | None:
-    """Checks that the field `name`, a length or a rate, is a number above 0."""
+    """Returns an error message unless the field `name`, a length or a rate, is a number above 0."""
     return None if is_number(value) and value > 0 else f"{name}={short(value)} must be a number above 0"
 
 
 def cut_problem(start: Any, end: Any) -> str | None:
-    """Checks that `video_start` is before `video_end`, if both are numbers."""
+    """Returns an error message if `video_start` and `video_end` are numbers, but the start is not before the end."""
     if is_number(start) and is_number(end) and not start < end:
         return f"video_start={short(start)} must be before video_end={short(end)}"
     return None
 
 
 def label_problem(correct: Sequence[Any], labels: Any) -> str | None:
-    """Checks that each label in `correct` is among the row's `labels`; otherwise no allowed answer could be right.
+    """Returns an error message if a label in `correct` is not among the row's `labels`, because then no allowed answer
+    could be right.
 
     Labels are normalised as in scoring."""
     offered = [str(name) for name in labels] if isinstance(labels, list) else []
@@ -35,7 +36,8 @@ def label_problem(correct: Sequence[Any], labels: Any) -> str | None:
 
 
 def responses_problem(pair: Any, answer: Any) -> str | None:
-    """Checks that `responses` are two different strings, and that `answer` names the better response: 1 or 2."""
+    """Returns an error message unless `responses` (`pair`) are two different strings, and `answer` is the number of the
+    better response, 1 or 2."""
     if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(r, str) and r.strip() for r in pair)):
         return f"responses={short(pair)} must be two non-empty strings"
     if pair[0] == pair[1]:
@@ -46,7 +48,7 @@ def responses_problem(pair: Any, answer: Any) -> str | None:
 
 
 def spans_problem(spans: Any) -> str | None:
-    """Checks that `spans` is a list of [start, end] in seconds with 0 <= start < end."""
+    """Returns an error message unless `spans` is a list of [start, end] in seconds with 0 <= start < end."""
     if not isinstance(spans, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(is_number, s))
                                               for s in spans):
         return f"spans={short(spans)} must be a list of [start, end] in seconds from the start of the clip"
@@ -55,8 +57,8 @@ def spans_problem(spans: Any) -> str | None:
 
 
 def tracks_problem(tracks: Any) -> str | None:
-    """Checks that `tracks` is a list of tracks with valid boxes and, optionally, ascending times. Boxes may lie outside
-    the frames."""
+    """Returns an error message unless `tracks` is a list of tracks with valid boxes and, optionally, ascending times.
+    Boxes may lie outside the frames."""
     if not isinstance(tracks, list) or not tracks or not all(
             isinstance(t, Mapping) and isinstance(t.get("boxes"), list) and t["boxes"] for t in tracks):
         return f"tracks={short(tracks)} must be a list of {{\"boxes\": [[x1, y1, x2, y2] or null, ...]}}"

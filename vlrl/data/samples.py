@@ -150,7 +150,8 @@ def parts_of(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
 
 
 def fingerprint_rows(samples: Sequence[Sample]) -> Sequence[int]:
-    """Returns SampleSequence.fingerprint_rows(); for a plain list, all of its indices."""
+    """Returns the indices of the rows that identify the split when a run resumes: those that a SampleSequence gives, or
+    all rows of a plain list."""
     if isinstance(samples, SampleSequence):
         return samples.fingerprint_rows()
     return range(len(samples)) if isinstance(samples, (list, tuple)) else ()

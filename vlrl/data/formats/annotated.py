@@ -266,8 +266,8 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """The objects of a list; or the objects that an object of columns describes, as `datasets` writes it: {"bbox":
-    [...], "category": [...]}. None for any other value."""
+    """Returns the objects of a list. An object of lists, as `datasets` writes it ({"bbox": [...], "category": [...]}),
+    is converted to a list of objects first. None for any other value."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, list) and value else None
     boxes, labels = pick(value, *BOX, "bboxes", "boxes"), pick(value, *LABEL, "labels", "categories", "classes")
@@ -289,7 +289,7 @@ def ask_for_all(rows: Placed) -> Placed:
 
 
 def _all_or_none(rows: Placed, unnamed: str) -> Placed:
-    """Replaces rows that have boxes labelled `unnamed` with an error if other boxes of the file have real labels."""
+    """If some boxes of the file have real labels, replaces each row that has a box labelled `unnamed` by an error."""
     labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
     if labels == {unnamed} or unnamed not in labels:
         return rows
@@ -298,8 +298,8 @@ def _all_or_none(rows: Placed, unnamed: str) -> Placed:
 
 
 def one_row_per_image(rows: Placed) -> Placed:
-    """Joins the boxes of one image and expression, which a table has on separate lines, into one row. If some boxes of
-    the file have a label, rows with unlabelled boxes become errors."""
+    """Joins rows of a table that have the same image and expression into one row with all of their boxes. If some boxes
+    of the file have a label, rows with unlabelled boxes become errors."""
     rows = _all_or_none(rows, _UNNAMED)
     first: dict[Any, tuple[int, str, dict[str, Any] | DataError]] = {}
     for n, where, row in rows:

@@ -141,8 +141,8 @@ def _in_pixels(box: list[float], row: Record, full: float = 1) -> list[float]:
 
 
 def _box_said(entry: Any) -> dict[str, Any] | None:
-    """Reads a box from [x1, y1, x2, y2], {"bbox_2d": [...], "label": ...} or {"any name": [...]}; None for anything
-    else."""
+    """Converts [x1, y1, x2, y2], {"bbox_2d": [...], "label": ...} or {"any name": [...]} to {"box": ..., "label": ...
+    if given}; None for anything else."""
     label = entry.get("label") if isinstance(entry, Mapping) else None
     if isinstance(entry, Mapping):
         entry = pick(entry, "bbox_2d", "bbox", "box") or next((v for v in entry.values() if isinstance(v, list)), None)

@@ -123,8 +123,8 @@ def unlabelled(record: Record, source: RecordSource) -> list[Row]:
 
 
 def gui_g1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of GUI-G1 (2505.15810): problem, solution [x1, y1, x2, y2] in pixels, and `rate`, its weight in
-    the loss."""
+    """Converts a record of GUI-G1 (2505.15810): `solution` is [x1, y1, x2, y2] in pixels, and `rate` is the weight of
+    the row in the loss."""
     rate = number(record["rate"])
     if rate is None or rate < 0:
         raise DataError(f"rate={short(record['rate'])} must be a finite number of at least 0")
@@ -135,8 +135,8 @@ def gui_g1(record: Record, source: RecordSource) -> list[Row]:
 
 
 def gui_g2(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as fractions of the image, [x1, y1,
-    x2, y2]."""
+    """Converts a record of GUI-G2 (2507.15846). The box [x1, y1, x2, y2] is `abs_box` in pixels, or `rela_box` as
+    fractions of the image."""
     row = base_fields(record, source)
     if has(record, "abs_box"):
         box = pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")

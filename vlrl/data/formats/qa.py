@@ -267,8 +267,8 @@ _TABLE_IMAGES = ("tables/{}.png", "{}.png")
 
 
 def table_question(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of TabMWP (2209.14610) to a row that shows the table as text before the question, and its image
-    if the file exists."""
+    """Converts a record of TabMWP (2209.14610) to a row that shows the table as text before the question, and also the
+    image of the table if the file exists."""
     question, table = text(record, "question"), _table_text(pick(record, "table"))
     title, unit = (str(record.get(name) or "").strip() for name in ("table_title", "unit"))
     asked = "\n".join(filter(None, (title, f"{table}\n", question))) + (f" (unit: {unit})" if unit else "")

@@ -131,8 +131,8 @@ def is_time_r1(record: Record) -> bool:
 
 
 def time_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of Time-R1 (2503.13377): `timestamp` is [start, end] in seconds from the start of the clip. Its
-    `difficulty` is the base model's tIoU in percent; the row's `difficulty` is 1 - tIoU."""
+    """Converts a record of Time-R1 (2503.13377): `timestamp` is [start, end] in seconds from the start of the clip. The
+    record's `difficulty` is the base model's tIoU in percent; the row's `difficulty` is 1 - tIoU."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
                     pick(record, *_MOMENTS))
@@ -177,7 +177,7 @@ def _grounded(record: Record, source: RecordSource, video: str, question: str, w
 
 def captions(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of Charades-STA (1705.02101) or ActivityNet captions (1705.00754) with all sentences of a video
-    to one row per sentence, each with its span.
+    to one row per sentence, with the sentence's span.
 
     A file is `{video id: {"duration", "timestamps", "sentences"}}`. The video is the existing file with this id, else
     `<id>.mp4`."""

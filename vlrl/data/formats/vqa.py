@@ -120,8 +120,8 @@ def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
 
 
 def figure_qa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of FigureQA (1710.07300), whose answers 1 and 0 mean yes and no, or of PlotQA (1909.00997). The
-    image is <image_index>.png."""
+    """Converts a record of FigureQA (1710.07300) or PlotQA (1909.00997). FigureQA's answers 1 and 0 become yes and no.
+    The image is <image_index>.png."""
     binary = has(record, "color1_name")
     answer = _yes_or_no(record, "answer") if binary else record["answer"]
     id = f"{record['image_index']}-{record_id(record, source, 'question_id')}"
@@ -165,7 +165,7 @@ def elements(record: Record, source: RecordSource) -> list[Row]:
 
 
 def ego4d_nlq(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a video of Ego4D NLQ (2110.07058) to one row per query, with the span in its clip; the file is
+    """Converts a video of Ego4D NLQ (2110.07058) to one row per query, with the query's span in the clip, whose file is
     <clip_uid>.mp4. Queries without words, which the release contains, are left out."""
     rows: list[Row] = []
     for clip in _listed(record, "clips"):

@@ -206,7 +206,7 @@ class TypeTable:
 
 
 def settle_type(row: Any, trend: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
-    """Returns the row with its final answer_type, and counts it in `table`.
+    """Returns the row with its final answer_type, and counts this type in `table`.
 
     The type is `setting` (data.answer_type) unless the row has options, spans or tracks. Else it is the type that a
     field of the row states, or the row's guess, corrected by the trend of the file. Errors, and rows without question

@@ -94,7 +94,7 @@ def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
 
 
 def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
-    """Makes a sample from one row in any format of `data.format`, for scoring; its media need not exist.
+    """Makes a sample from one row in any format of `data.format`, for scoring. The media of the row need not exist.
 
     If the row's media paths lie outside `root`, the sample has no media. Raises DataError naming the row."""
     data = task.data or DataSettings()

@@ -212,8 +212,8 @@ def media(record: Record, source: RecordSource) -> Row:
 
 
 def record_id(record: Record, source: RecordSource, *names: str) -> str | int:
-    """Returns the id of a row: the record's `id`, else the value of one of the fields `names`, else the default id of
-    its source."""
+    """Returns the id of a row: the record's `id`, else the value of one of the fields `names`, else the default id in
+    `source`."""
     for name in ("id", *names):
         own = record.get(name)
         if isinstance(own, (str, int)) and not isinstance(own, bool) and own != "":

@@ -126,8 +126,8 @@ def _document(path: Path, is_record: IsRecord = lambda document: False) -> Itera
 def _records_of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[FileRecord]:
     """Returns the records of a JSON document that is one object.
 
-    It is a COCO file, CoOp's splits, an object with a list of records in one of its fields, an object of records by id,
-    or a single record."""
+    The object is a COCO file, CoOp's splits, an object with a list of records in one of its fields, an object of
+    records by id, or a single record."""
     if isinstance(document, dict):
         if isinstance(document.get("images"), list) and isinstance(document.get("annotations"), list):
             return _images(path, document)
