@@ -22,7 +22,7 @@ from vlrl.task.services import Services
 from vlrl.types import Answer, Sample
 
 ROUNDING = 0.05
-"""A perfect answer may fall short of the maximum reward by this share, because boxes and times are rounded when they
+"""A perfect answer may fall short of the maximum reward by this fraction, because boxes and times are rounded when they
 are written."""
 _LENGTHS = (1, 64, 256, 1024)
 _JUNK = ("", "junk", "<think>x</think><answer>junk</answer>")
@@ -33,7 +33,7 @@ _IN_METRES = ("trajectory",)  # answers give two decimals
 
 
 def part_weights(task: Task) -> dict[str, float]:
-    """Reward part -> its weight. If the weight follows a schedule, it is the value of largest magnitude."""
+    """Returns {reward part: weight}. For a weight that follows a schedule, this is the value of largest magnitude."""
     return {name: float(w) if isinstance(w, (int, float)) else max((v for _, v in w), key=abs)
             for name, w in task.weights.items()}
 
@@ -59,7 +59,7 @@ def oracle_below_maximum(row: CheckedRow, context: Context) -> Iterator[str | Fi
 
 def oracle_problems(task: Task, sample: Sample, text: str, rounding: float = ROUNDING) -> Iterator[Finding]:
     """Yields a finding if `text`, the perfect answer, cannot be scored, or if its reward is below the maximum by more
-    than the share `rounding`."""
+    than the fraction `rounding`."""
     (scored,) = score_group(task, sample, [answer_of(text)], 0)
     if scored.error:
         yield Finding(message=f"scoring the perfect answer {shorten(text)} fails: {scored.error}", id=sample.id)
@@ -115,8 +115,8 @@ class OracleScore:
         self.parts = self._scored(answer_of(text))
 
     def problems(self, text: str, rounding: float) -> Iterator[Finding]:
-        """Yields a finding that lists the reward parts if the perfect answer `text` earns less than the maximum reward,
-        by more than the share `rounding` of the maximum."""
+        """Yields a finding that lists the reward parts if the reward of the perfect answer `text` is below the maximum
+        by more than the fraction `rounding`."""
         best = {name: (self.weights[name] > 0) * self.task.best_parts.get(name, 1.0) for name in self.parts}
         most = self._combine(best)
         known = {name: best[name] if value * self.weights[name] < max(self.weights[name], 0)
@@ -175,7 +175,7 @@ def answer_of(text: str, opened: str = "") -> Answer:
 
 @contextmanager
 def original_pixels(task: Task) -> Iterator[None]:
-    """Disables the task's conversion of coordinates inside a `with` block, because rounding to a model's convention is
+    """Context manager that disables the task's conversion of coordinates, because rounding to a model's convention is
     not a fault of the task or row."""
     own, task.coordinates = task.coordinates, Coordinates()
     try:

@@ -34,8 +34,8 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Yields one message per task that lists the columns used neither by its prompt nor by its reward, with an example
-    value of each."""
+    """Yields one message per task that lists the columns used neither by the task's prompt nor by its reward, with an
+    example value of each column."""
     for task, numbers in _by_task(rows, context.task):
         columns = [_columns(rows[n]) for n in numbers]
         names = dict.fromkeys(name for given in columns for name in given)

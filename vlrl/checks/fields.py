@@ -21,12 +21,12 @@ from vlrl.rewards.boxes import is_number
 
 Row = Mapping[str, Any]
 LATE = 0.1
-"""A span may end after the video by this share of the duration: spans in published annotations exceed the duration by
-up to a tenth."""
+"""A span may end after the video by this fraction of the duration: spans in published annotations exceed the duration
+by up to a tenth."""
 SLACK = 1.0  # seconds by which a row's `duration` may differ from that of the file
 _SHOWN_IN = {"expression": "image", "boxes": "image", "box": "image", "action": "image", "label": "image",
              "plan": "image", "trajectory": "image", "spans": "video", "tracks": "video"}
-"""Field -> the kind of media (image or video) that the field refers to."""
+"""Maps each field that refers to media to the kind of these media, image or video."""
 
 
 def field_problems(row: Row) -> Iterator[str]:

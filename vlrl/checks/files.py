@@ -23,7 +23,8 @@ _LEAKS = {"row": ("what it asks", "held-out data must not be trained on: remove 
 
 
 def split_of(path: Path, split: object) -> str | None:
-    """"train" or "heldout", from the `split` of a row or else from the name of its file; None if neither says which."""
+    """Returns "train" or "heldout", as the row's field `split` says, or else the name of the file `path`; None if
+    neither says which."""
     stated = train_or_heldout(split) if split is not None else None
     words = path.stem.replace("_", "-").replace(".", "-").split("-")
     return stated or next((name for word in words if (name := train_or_heldout(word))), None)

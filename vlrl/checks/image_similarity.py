@@ -30,7 +30,8 @@ class NearDuplicate(NamedTuple):
     train: str  # Id of the row in train
     kind: str  # how the two rows match: same (bytes), look or crop (images), text, words or meaning (texts)
     likeness: float
-    """Similarity in [0, 1]: correlation of grey values, share of n-grams, or cosine of words or text embeddings."""
+    """Similarity in [0, 1]: correlation of grey values, fraction of common n-grams, or cosine of words or text
+    embeddings."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,8 +112,8 @@ def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: 
 
 
 def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
-    """The samples of each split in eval.splits except train. A split that cannot be read is skipped, as the evaluation
-    reports it."""
+    """Returns {split: samples} of each split in eval.splits except train. Splits that cannot be read are left out,
+    because the evaluation reports them."""
     splits: dict[str, Sequence[Sample]] = {}
     for split in config.eval.splits if config.eval.samples else ():
         with suppress(VlrlError):

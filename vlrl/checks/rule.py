@@ -96,8 +96,8 @@ class Rule:
     rule's."""
     level: Level = "error"
     cost: Literal["cheap", "expensive"] = "cheap"
-    """cheap: reads at most headers of media, so every run applies the rule to some rows. expensive: only checks apply
-    it. """
+    """cheap: reads at most headers of media, so every run applies the rule to some rows. expensive: only the check
+    commands apply the rule."""
     start: Level | None = None  # level at the start of a run, if it differs from `level`
 
     def finding(self, found: str | Finding, at_start: bool, where: str, id: str) -> Finding:

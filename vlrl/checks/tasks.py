@@ -70,7 +70,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TaskSamples:
-    """A task and a few of its samples."""
+    """A task and a few of its samples, with the prompts and scores that the rules of tasks examine."""
 
     task: Task
     samples: Sequence[Sample]
@@ -82,7 +82,7 @@ class TaskSamples:
 
     @cached_property
     def prompted(self) -> list[PromptedSample]:
-        """The samples with the task's prompt templates."""
+        """The samples, each rendered with prompt templates of the task (see `every`)."""
         templates = self.task.templates
         count = min(max(len(self.samples), len(templates)), _MOST_PROMPTED) if self.samples else 0
         in_turn = zip(cycle(templates), cycle(self.samples), range(count), strict=False)
@@ -111,7 +111,7 @@ class TaskSamples:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """Scores of perfect and other answers, as many as fit into the time limit SECONDS."""
+        """Scores of perfect and other answers to the samples, as many as fit into the time limit SECONDS."""
         begun, trials = time.monotonic(), list[Trial]()
         with original_pixels(self.task), warnings.catch_warnings(), suppress(VlrlError):  # the oracle's rule reports it
             warnings.simplefilter("ignore")
@@ -125,7 +125,7 @@ class TaskSamples:
 
 
 def _answers_to(prompted: PromptedSample) -> list[str]:
-    """The perfect answer, wrong answers, and the values of the row's fields, to be tried as answers."""
+    """Returns answers to try on a sample: the perfect answer, wrong answers, and the values of the row's fields."""
     values = [str(v) for v in prompted.scored.row.values()
               if isinstance(v, (str, int, float)) and len(str(v)) < 50][:6]
     own = [prompted.oracle] if prompted.oracle is not None else []

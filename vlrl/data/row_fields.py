@@ -36,8 +36,8 @@ def label_problem(correct: Sequence[Any], labels: Any) -> str | None:
 
 
 def responses_problem(pair: Any, answer: Any) -> str | None:
-    """Returns an error message unless `responses` (`pair`) are two different strings, and `answer` is the number of the
-    better response, 1 or 2."""
+    """Returns an error message unless `pair`, the field `responses`, holds two different strings, and `answer` is the
+    number of the better response, 1 or 2."""
     if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(r, str) and r.strip() for r in pair)):
         return f"responses={short(pair)} must be two non-empty strings"
     if pair[0] == pair[1]:

@@ -41,7 +41,7 @@ NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)  # A valid tool name: one 
 
 
 class CallError(Exception):
-    """A tool call failed; the message is shown to the model."""
+    """Raised when a tool call fails; the message is shown to the model."""
 
 
 class Tool:

@@ -33,8 +33,8 @@ _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "mer
 
 
 class Driver(IDMVehicle):
-    """A vehicle driven by the IDM expert. A lane change takes about three seconds. After yielding, it returns to its
-    own target speed; highway-env would use the lane's speed limit."""
+    """A vehicle driven by the IDM expert. A lane change takes about three seconds. After yielding, the vehicle returns
+    to its own target speed, and not to the lane's speed limit as in highway-env."""
 
     ACC_MAX = 5.0
     COMFORT_ACC_MAX = 2.5

@@ -22,7 +22,7 @@ MOST_TEXT = 100_000  # maximum length in characters of an observation's text, an
 
 
 class ProtocolError(Exception):
-    """An environment or its server returned something malformed. The episode ends without a reward."""
+    """Raised when an environment or its server returns something malformed. The episode ends without a reward."""
 
 
 def checked_observation(observation: Any) -> Observation:
