@@ -19,8 +19,8 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d
 
 def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     """Converts a text to an action of a gymnasium space. Discrete: the text is the action's name (from `names`) or
-    number. Box: it contains the numbers in order, with or without brackets. Text: it is used unchanged. Other spaces:
-    it is JSON. Raises ValueError, with a message for the model, for an invalid action."""
+    number. Box: the text contains the numbers in order, with or without brackets. Text: the text is used unchanged.
+    Other spaces: the text is JSON. Raises ValueError, with a message for the model, for an invalid action."""
     from gymnasium import spaces
 
     if len(text) > _MOST:

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EnvironmentFailure:
-    """Why an environment cannot continue."""
+    """The reason why an environment cannot continue, returned in place of its response."""
 
     reason: str
 
@@ -86,7 +86,8 @@ class Environments:
         self._convention = convention
 
     def open(self, sample: Sample, seed: int | None = None) -> HostedEpisode:
-        """Creates a new episode. `seed` defaults to the sample's environment_seed. No code of the task runs yet."""
+        """Creates a new episode, but does not run code of the task yet. `seed` defaults to the sample's
+        environment_seed."""
         with self._lock:
             self._next += 1
             seed = sample.environment_seed if seed is None else seed

@@ -60,8 +60,9 @@ class LiveEpisode:
         return self.whole.ids[len(self.base_request.prompt):]
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
-        """Compares the result of the reset with the observation in the prompt. A difference becomes the error of the
-        episode. Returns False if the reset failed, so that the episode cannot begin."""
+        """Compares `observation`, the result of the reset, with the first observation, which is part of the prompt. A
+        difference becomes the error of the episode. Returns False if the reset failed, so that the episode cannot
+        begin."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
@@ -111,7 +112,7 @@ class LiveEpisode:
                                error=self.error, prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
 
     def answered(self, step: Step) -> None:
-        """Records the environment's response in the turn of the last action."""
+        """Stores the environment's response `step` in the turn of the last action."""
         self.turns[-1] = replace(self.turns[-1], parts=dict(step.parts), state=step.state, done=step.done,
                                  seconds=self.episode.seconds, info=dict(step.info))
 

@@ -46,7 +46,8 @@ _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """A tool of an MCP server, with the server's schema. call: runs the tool; None if only its schema is needed."""
+    """A tool of an MCP server, with the server's schema. call: the function that runs the tool; None if only the schema
+    is needed."""
 
     def __init__(self, schema: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Observation] | None = None):
         function = schema["function"]
@@ -166,9 +167,9 @@ async def _within(seconds: float, function: Callable[..., Any], *given: Any, **n
 
 
 def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
-    """Creates an HTTP client that uses no proxies and limits the size of responses. If it rejects a response, it calls
-    `tell` with the reason. Callers must set time limits for requests. Only closing a session is limited here, to
-    _CLOSE_S seconds."""
+    """Creates an HTTP client that uses no proxies and limits the size of responses. If the client rejects a response,
+    it calls `tell` with the reason. `connect_s` limits the time for connecting. Callers must limit the time of
+    requests; only closing a session is limited here, to _CLOSE_S seconds."""
     import anyio
     import httpx2
 
@@ -340,8 +341,8 @@ def _added(before: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]
 
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
               environment: Collection[str] = (), folder: str | None = None, seconds: float = 90.0) -> list[McpTool]:
-    """Returns the tools of a server, for the prompt only; they are requested once per process. Takes the arguments of
-    McpEnvironment. Raises ConfigError if the server does not respond."""
+    """Returns the tools of a server, for the prompt only; they are requested once per process, within `seconds`. The
+    other arguments are those of McpEnvironment. Raises ConfigError if the server does not respond."""
     addresses = checked_addresses([address] if isinstance(address, str) else address)
     return list(_listed(tuple(addresses), checked_names(tools, "tools"), reset,
                         checked_variables(environment, "environment"), folder,

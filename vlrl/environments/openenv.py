@@ -196,8 +196,8 @@ def _session(url: str, until: Deadline) -> Any:
 
 
 def _refuse_more(socket: Any) -> None:
-    """Raises ProtocolError if the server has sent an unrequested message, which would be mistaken for the next
-    response. Raises ServerFull if that message says that the server has no free session."""
+    """Raises ProtocolError if the server has sent an unrequested message, because it would be mistaken for the next
+    response. Raises ServerFull if the message says that the server has no free session."""
     try:
         more = socket.recv(0)
     except TimeoutError:

@@ -33,7 +33,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def within(self, seconds: float) -> Deadline:
-        """The deadline of a part of the call: in `seconds`, or this deadline if it is earlier."""
+        """Returns the deadline of a part of the call: in `seconds`, or this deadline if that is earlier."""
         return Deadline(min(seconds, self.left))
 
     def __str__(self) -> str:
@@ -93,5 +93,6 @@ class ServerPool:
 
 
 def pool(addresses: Sequence[str], healthy: Callable[[str], bool]) -> ServerPool:
-    """The pool of the servers at these addresses, shared by all callers in the process."""
+    """Returns the pool of the servers at these addresses. All callers in the process share it. healthy: see ServerPool.
+    """
     return _pools.setdefault(tuple(addresses), ServerPool(addresses, healthy))
