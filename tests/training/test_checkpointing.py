@@ -142,7 +142,7 @@ def test_a_run_keeps_its_best(tiny_models, tmp_path):
     (folder.checkpoints / "best.json").unlink()  # killed after the evaluation, before the mark
     start(tmp_path, tiny_models["qwen3_vl"], *words)  # nothing is left to do
     assert (checkpoint.best_record(folder.checkpoints) != {}) == (best["step"] == 4)
-    with pytest.raises(RunError, match=r"save.best='length' is not a metric in eval.jsonl; .* heldout: .*vowels"):
+    with pytest.raises(RunError, match=r"save.best='length' is not a metric in eval.jsonl; .* heldout are .*vowels"):
         start(tmp_path, tiny_models["qwen3_vl"], *words, "save.best=length")
 
 

@@ -168,8 +168,8 @@ def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings)
         return
     if shaping:
         raise ConfigError(f"algo.advantage={advantage.name!r} reads the reward parts, so "
-                          f"algo.shaping={shaping[0].name!r}, which changes the reward, would have no effect: remove "
-                          "one of the two")
+                          f"algo.shaping={shaping[0].name!r}, which changes the reward, would have no effect. Remove "
+                          "algo.shaping, or choose an advantage that reads the reward")
     if algo.kl_coef and algo.kl_in == "reward":
         raise ConfigError(f"algo.advantage={advantage.name!r} reads the reward parts, so algo.kl_in=reward would have "
                           "no effect: set algo.kl_in=loss")

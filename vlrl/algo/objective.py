@@ -115,7 +115,8 @@ def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound |
     if named.name != "none":
         return bind(setting, named, Table({"none": None}) | table)
     for option, value in named.options.items():
-        raise ConfigError(f"{setting}.{option}={value!r}: 'none' has no options; choose a name: {', '.join(table)}")
+        raise ConfigError(f"{setting}.{option}={value!r}: 'none' has no options. Remove the option, or choose one of "
+                          f"{', '.join(table)}")
     return None
 
 
@@ -139,7 +140,7 @@ def _refuse_empty(correction: Bound | None) -> None:
         low, high = known.get("low"), known.get("high")
         if isinstance(low, float) and isinstance(high, float) and low > high:
             raise ConfigError(f"algo.correction.low={low:g} is above algo.correction.high={high:g}, so no weight is "
-                              "within the bounds: raise high, or lower low")
+                              "within the bounds: raise algo.correction.high, or lower algo.correction.low")
 
 
 def _of(x: LossInputs, place: str) -> LossInputs:

@@ -61,7 +61,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
     scored = [line for line in lines if "reward/mean" in line or not _ANSWERED & line.keys()]
     if scored and not any(metric in line for line in lines):
         names = sorted(k for k, v in lines[-1].items() if f"{k}/ci95_low" in lines[-1])
-        raise RunError(f"save.best={metric!r} is not a metric in eval.jsonl; metrics of split {split}: "
+        raise RunError(f"save.best={metric!r} is not a metric in eval.jsonl; the metrics of split {split} are "
                        f"{', '.join(names)}")
     values = [(line, line.get(metric)) for line in lines if line.get("step")]
     known = [(line, value) for line, value in values if isinstance(value, (int, float)) and math.isfinite(value)]

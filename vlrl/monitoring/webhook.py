@@ -32,7 +32,8 @@ def _address(given: str) -> str:
     name = given.removeprefix("env:")
     url = os.environ.get(name, "").strip()  # secrets kept in files end with a newline
     if not url:
-        raise ConfigError(f"alerts.webhook={given!r}: the environment variable {name} is not set")
+        raise ConfigError(f"alerts.webhook={given!r}: the environment variable {name} is not set. Set it to the URL of "
+                          "the webhook")
     if problem := webhook_problem(url):
         raise ConfigError(f"alerts.webhook={given!r}: the URL in {name} {problem}")
     return url

@@ -67,7 +67,8 @@ def address_of(url: str, option: str = "--endpoint") -> str:
                           "because it is stored with the answers. Remove them, and name the environment variable with "
                           f"the key in {_further(option, 'key-env')}")
     if not good:
-        raise ConfigError(f"{option} {url!r} is not the address of a server such as http://127.0.0.1:8000/v1")
+        raise ConfigError(f"{option} {url!r} is not the address of a server: write an address such as "
+                          "http://127.0.0.1:8000/v1")
     return url.rstrip("/").removesuffix("/chat/completions")
 
 

@@ -65,7 +65,8 @@ def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
         raise ConfigError(f"services.judge.url={settings.url} names another host than {host}: run `vlrl serve --judge` "
                           "on that host with --host 0.0.0.0, or set the URL to http://127.0.0.1:PORT/v1")
     if parts.scheme != "http" or parts.path.strip("/") != "v1":
-        raise ConfigError(f"services.judge.url={settings.url}: vLLM answers only at http://HOST:PORT/v1")
+        raise ConfigError(f"services.judge.url={settings.url}: vLLM answers only at http://HOST:PORT/v1: set an "
+                          "address of this form")
     if port not in (None, parts.port):
         raise ConfigError(f"--port {port} differs from the port in services.judge.url={settings.url}: leave --port out")
     return parts.port or 80

@@ -96,7 +96,8 @@ class ServedTeacher:
         values = np.where(row.mask, np.array(found, np.float32), np.float32(0))
         if not np.isfinite(values).all():
             raise TrainingError(f"{row.name}: a log-probability is not finite. The teacher's weights or its server's "
-                                "compute type may overflow: serve it with engine.dtype=bfloat16 or float32.")
+                                "compute type may overflow: serve the teacher with engine.dtype=bfloat16 or "
+                                "float32.")
         return values
 
     def _admit(self, client: ServerClient, address: str) -> None:
@@ -112,8 +113,8 @@ class ServedTeacher:
         except Unavailable as error:
             self._refusals += error.status == HTTPStatus.INTERNAL_SERVER_ERROR
             if self._refusals > self.settings.retries:
-                raise TrainingError(f"the server cannot load the weights: {error}. Check that it was started for this "
-                                    "teacher's model.") from None
+                raise TrainingError(f"the server cannot load the weights: {error}. Check that the server was started "
+                                    "for this teacher's model.") from None
             raise
         self._refusals = 0
 

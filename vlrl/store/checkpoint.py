@@ -293,10 +293,10 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
     full=True)`."""
     wrong = problems(path) if check else []
     if wrong:
-        raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to resume from the "
+        raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove this checkpoint to resume from the "
                        "previous checkpoint, or set resume=never to start over.")
     try:
         return trainer_state.read(path)
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"cannot read the trainer state of checkpoint {path}: {error}. Remove that folder to resume "
+        raise RunError(f"cannot read the trainer state of checkpoint {path}: {error}. Remove this checkpoint to resume "
                        "from the previous checkpoint, or set resume=never to start over.") from error

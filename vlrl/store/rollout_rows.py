@@ -158,7 +158,7 @@ def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, float | None
 
 def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.ndarray | None]) -> None:
     if key not in PER_TOKEN:
-        raise ValueError(f"per_token has {key!r}; the columns are {', '.join(PER_TOKEN)}")
+        raise ValueError(f"per_token has the unknown column {key!r}; the known columns are {', '.join(PER_TOKEN)}")
     if len(arrays) != len(rows):
         raise ValueError(f"per_token[{key!r}] has {len(arrays)} arrays for {len(rows)} rollouts")
     for row, array in zip(rows, arrays, strict=True):
