@@ -119,8 +119,8 @@ class FixedOversampling(Saved):
 class EmaOversampling(Saved):
     """Adaptive oversampling factor: the ratio EMA of GLM-4.1V-Thinking (arXiv 2507.01006).
 
-    After each step: factor <- (1 - decay) * e + decay * factor, at most `most`, with e = 1 / (1 - share of groups that
-    are all correct or all wrong). It begins at 1."""
+    After each step: factor <- (1 - decay) * e + decay * factor, where e = 1 / (1 - share of groups that are all correct
+    or all wrong), at most `most`. The factor begins at 1."""
 
     saved = ("factor",)
 
@@ -169,8 +169,8 @@ class Filters:
 
 
 class Intake:
-    """Collects the groups of a step until there are enough: call `take` while `wanted` is above 0, then read `chosen`.
-    """
+    """Collects the groups of a step until there are enough. Call `take` after each round of generation while `wanted`
+    is above 0, then call `chosen`."""
 
     def __init__(self, filters: Filters, count: int):
         self.filters, self.count = filters, count

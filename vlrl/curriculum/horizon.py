@@ -78,8 +78,8 @@ class Horizon:
 
 
 def check(settings: EpisodeSettings, task: Task) -> None:
-    """Raises ConfigError if `episode.horizon` could have no effect: without an environment, or if the first turn limit
-    is not below episode.max_turns."""
+    """Raises ConfigError if `episode.horizon` has no effect: the task has no environment, or the first turn limit is
+    not below episode.max_turns."""
     if settings.horizon is None:
         return
     given = f"episode.horizon={settings.horizon.name!r}"

@@ -36,12 +36,12 @@ class GVM(Uniform):
         n_i proportional to g_i / sqrt(p_i + alpha / p_i^(beta - 1)),   0 where p_i = 0
         sum of n_i = prompts * rollout.group_size,   least <= n_i <= most
 
-    rounded by largest remainder. p_i is the pass rate of the prompt's last group. g_i stands for the prompt's gradient
-    norm: it is Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), which is within a constant factor of the
-    gradient norm with respect to the logits; the paper uses the full gradient. A prompt without results has p_i =
-    `prior`, and its g_i is the mean of the known values. Before a step is drawn, `probe` completions of each of its
-    prompts measure p_i and g_i; as in the paper's first stage, these completions are not trained on. With probe=0 the
-    values of the prompt's last visit are used.
+    where n_i is rounded by largest remainder. p_i is the pass rate of the prompt's last group. g_i stands for the
+    prompt's gradient norm: it is Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), which is within a
+    constant factor of the gradient norm with respect to the logits; the paper uses the full gradient. A prompt without
+    results has p_i = `prior`, and its g_i is the mean of the known values. Before a step is drawn, `probe` completions
+    of each of the step's prompts measure p_i and g_i. As in the paper's first stage, these completions are not trained
+    on. With probe=0 the values of the prompt's last group are used.
 
     alpha and beta have the values of the released code; probe, least, most (null = 4 * rollout.group_size) and prior
     are ours."""

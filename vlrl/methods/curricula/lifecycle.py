@@ -27,18 +27,18 @@ _BEST = 0.1
 
 class Lifecycle(Adaptive):
     """Prompts go through a life cycle: they are new, then active, and rest for a while after several visits of little
-    use.
+    use. A visit is one answered group of the prompt.
 
         use of a visit = p (1 - p) + max(0, reward - reward of the previous visit)
         utility_i <- decay utility_i + (1 - decay) use        (the first use initialises it)
 
     p is the pass rate of the visit. A share `fresh` of the draws are prompts that were never drawn, in shuffled order,
     while there are any. The other draws are active prompts, each with weight utility_i + floor. After `patience` visits
-    in a row that leave the utility below `low`, a prompt rests for `rest` steps. It is then active again with utility
-    `low`, and another visit that leaves it below `low` sends it to rest for twice as long. If active and new prompts
-    are too few, the resting prompts whose rest ends first are drawn. "FaVChat: Hierarchical Prompt-Query Guided Facial
-    Video Understanding with Data-Efficient GRPO" (2503.09158) has a utility per instance and a life cycle; the formulas
-    and constants are ours.
+    in a row that leave the utility below `low`, a prompt rests for `rest` steps. The prompt is then active again with
+    utility `low`. If its next visit leaves the utility below `low`, the prompt rests for twice as long. If active and
+    new prompts are too few, the resting prompts whose rest ends first are drawn. "FaVChat: Hierarchical Prompt-Query
+    Guided Facial Video Understanding with Data-Efficient GRPO" (2503.09158) has a utility per instance and a life
+    cycle; the formulas and constants are ours.
 
     fresh     in [0, 1], share of new prompts among the draws while there are any
     decay     in [0, 1), decay of the utility
@@ -118,11 +118,11 @@ class Limr(Adaptive):
 
         s_i = 1 - sum_k (r_i^k - mean^k)^2 / sum_k (1 - mean^k)^2        kept where s_i > threshold
 
-    r_i^k is the pass rate at the prompt's k-th visit, and mean^k the mean of all prompts' k-th visits. The sums are
-    over the visits with an answer. During the first `epochs` epochs all prompts are drawn, in shuffled passes; after
-    that only the kept prompts are. If no prompt is above the threshold, the best tenth is kept, with a warning. "LIMR:
-    Less is More for RL Scaling" (2502.11886), section 2; its threshold is 0.6, the number of epochs is ours. It pays
-    off in long runs, because the recording epochs cost as much as any other.
+    r_i^k is the pass rate when the prompt is drawn for the k-th time, and mean^k the mean of all prompts' k-th pass
+    rates. The sums are over the draws with an answer. During the first `epochs` epochs all prompts are drawn, in
+    shuffled passes; after that only the kept prompts are. If no prompt is above the threshold, the best tenth is kept,
+    with a warning. "LIMR: Less is More for RL Scaling" (2502.11886), section 2; its threshold is 0.6, the number of
+    epochs is ours. This sampler pays off in long runs only, because the recording epochs cost as much as any other.
 
     epochs     1..20; 4 bytes per prompt and epoch
     threshold  below 1"""

@@ -167,14 +167,16 @@ class Rlcs(RateWeighted):
 
         weight_i = max(4 p_i (1 - p_i), floor)
 
-    p_i is the average of the prompt's observed pass rates, shrunk towards its offline rate, the pass rate measured
-    before the run (which counts for `strength` groups). Rows with similar offline rates form a tier. A tier's drift, by
-    which its results differ from its offline rates, corrects these rates, so unseen prompts of a tier that has become
-    easy lose weight too. A row without an offline rate starts at the mean of the other rows, or at one half if no row
-    has one, and follows the drift of all such rows, or of its category.
+    p_i is the average of the prompt's observed pass rates, shrunk towards the prompt's offline rate: the pass rate
+    measured before the run, which counts for `strength` groups. Rows with similar offline rates form a tier. A tier's
+    drift is the average difference between the observed pass rates of its prompts and their offline rates. The drift
+    corrects the offline rates, so unseen prompts of a tier that has become easy lose weight too. A row without an
+    offline rate starts at the mean of the other rows, or at one half if no row has one, and follows the drift of all
+    such rows, or of its category.
 
     "GLM-4.1V-Thinking" (2507.01006), section on RLCS, names the signals; the formula of the weight and the constants
-    are ours. Its expansion ratio is curriculum.oversample=ema, its choice of groups curriculum.select=nearest_half.
+    are ours. The paper's expansion ratio is curriculum.oversample=ema, and its choice of groups is
+    curriculum.select=nearest_half.
 
     tier_by   pass_at_k: a field in [0, 1]; difficulty: a number, higher = harder, scaled to [0, 1] if necessary
     tiers     1..100 tiers of equal width
@@ -237,11 +239,11 @@ class SelectiveReplay(Adaptive):
 
         P(j) proportional to A_j ^ alpha, over the buffer
 
-    A_j is the mean |advantage| of the prompt's last group. A prompt enters the buffer, or moves to its end, when its
-    last group has an advantage other than 0. It leaves the buffer when its last group has none, or when `buffer` other
-    prompts entered after it. Selective sample replay of "VL-Rethinker" (2504.08837). The paper replays stored
-    completions; here the current policy answers the prompt again, so replay costs rollouts but needs no off-policy
-    correction.
+    A_j is the mean |advantage| of the prompt's last group. A prompt enters the buffer, or moves to the end of the
+    buffer, when its last group has an advantage other than 0. It leaves the buffer when all advantages of its last
+    group are 0, or when `buffer` other prompts entered after it. Selective sample replay of "VL-Rethinker"
+    (2504.08837). The paper replays stored completions; here the current policy answers the prompt again, so replay
+    costs rollouts but needs no off-policy correction.
 
     share   in [0, 1], share of draws from the buffer; if it has too few prompts, the passes give the rest
     alpha   0..100; 0 = all prompts of the buffer equally

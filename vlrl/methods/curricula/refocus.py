@@ -141,9 +141,9 @@ class HardFocus(Adaptive):
     """Draws shuffled passes over all prompts for `after` steps (stage 1), then over the hardest `share` of the prompts,
     in large groups (stage 2).
 
-    The hardest prompts are those with the lowest pass rate at their last visit. Unseen prompts count as hardest and
-    rejected prompts as easiest; ties are broken at random. After every pass over the hardest prompts they are chosen
-    again, at the beginning of a step. DRIVE (2511.06307) has stage 1 with groups of 8, and stage 2 with groups of 64
+    The hardest prompts are those with the lowest pass rate in their last group. Unseen prompts count as hardest and
+    rejected prompts as easiest; ties are broken at random. The hardest prompts are chosen again after every pass over
+    them, at the beginning of a step. DRIVE (2511.06307) has stage 1 with groups of 8, and stage 2 with groups of 64
     under a hard-focus curriculum that keeps the most difficult prompts; the share and the number of steps are ours.
 
     after: number of steps in stage 1. share: above 0, at most 1. group_size: group size in stage 2."""

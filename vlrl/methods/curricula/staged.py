@@ -76,7 +76,7 @@ class CarryPool:
 @as_uniform(carry=0)
 class Retrospective(Adaptive):
     """Draws shuffled passes over all prompts. A share `carry` of the draws go instead to prompts that were answered
-    earlier, with probability proportional to 1 / max(mean reward of the last visit, lowest).
+    earlier, with probability proportional to 1 / max(mean reward of the prompt's last group, lowest).
 
     So unseen prompts come from the passes, and a seen prompt returns the sooner the lower its reward was. The weight 1
     / mean reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), which applies it

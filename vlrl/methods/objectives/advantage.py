@@ -66,7 +66,7 @@ def remax(s: Scores) -> torch.Tensor:
 
 def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
     """The advantage alpha * (R - mean of the group) / f_norm, where alpha = number of rollouts / number of rollouts in
-    groups with different rewards, counted over the whole step.
+    groups with different rewards, counted over the whole step. f_norm: the paper's constant F_norm.
 
     GPG: group policy gradient (arXiv 2504.02546) eq. 7; goes with algo.loss=reinforce. In the denominator of alpha verl
     counts the rollouts whose reward is not 0."""
@@ -205,9 +205,9 @@ def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
 @requires("steps")
 def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, normalize: bool = True,
                eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """The advantage A + scale * min(r_k - eta, 0) on the tokens of reasoning step k of a completion. r_k is the value
-    of that reasoning step, and eta the mean of all values in the training step. A = R - mean of the group. Tokens
-    outside reasoning steps have the advantage A. normalize: A is divided by (std of the group + eps).
+    """The advantage A + scale * min(r_k - eta, 0) on the tokens of reasoning step k of a completion, where r_k is the
+    value of that reasoning step. A = R - mean of the group. Tokens outside reasoning steps have the advantage A.
+    eta: by default the mean of all values in the training step. normalize: A is divided by (std of the group + eps).
 
     Clip and Delta (arXiv 2410.15115): Clip pays c_k = min(r_k - eta, 0) at step k, and Delta pays c_k - c_{k+1}, or c_k
     at the last step. From step k to the end Delta's payments add up to c_k, so that repeating a good step gains

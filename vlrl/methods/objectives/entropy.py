@@ -19,7 +19,7 @@ from vlrl.algo.state import Saved
 from vlrl.config.base import Rate, Share
 
 _LEAST = 1e-6
-"""Lower bound, in nats, of an entropy that is divided by or divides."""
+"""Smallest entropy, in nats, that is used in a division. Smaller values are raised to it."""
 
 
 @idle("algo.entropy.coef=0", coef=0)

@@ -35,8 +35,8 @@ def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None
     """A penalty for long completions. Adds weight * p to the reward, where p is 0 up to limit - buffer tokens, falls
     linearly to -1 at limit, and stays at -1 beyond it.
 
-    limit: rollout.max_new_tokens by default. buffer: a fifth of limit by default. DAPO (arXiv 2503.14476) eq. 13, which
-    has 20,480 and 4,096."""
+    limit: rollout.max_new_tokens by default. buffer: a fifth of limit by default. DAPO (arXiv 2503.14476) eq. 13; the
+    paper has a limit of 20,480 and a buffer of 4,096."""
     most = float(limit or s.max_length)
     room = float(buffer or most / 5)
     return s.rewards - weight * ((s.lengths - (most - room)) / room).clamp(0, 1)

@@ -1,9 +1,9 @@
 """Advantage estimators with a value per turn of an episode: each maps `Scores` to one array [T] per rollout, with 0 on
 tokens that are not trained.
 
-A turn is paid its weighted reward parts, or nothing if the gate of `task.combine` is closed. The rest of the reward (an
-outcome from `Task.score`, shaping) is paid at the last turn, so the rewards of an episode's turns add up to its reward.
-A completion without an environment is an episode of one turn."""
+A turn is paid its weighted reward parts, or nothing if the condition of task.combine=gate:... is not met. The rest of
+the reward (an outcome from `Task.score`, shaping) is paid at the last turn, so the rewards of an episode's turns add up
+to the episode's reward. A completion without an environment is an episode of one turn."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normaliz
 def turn_return(s: Scores, gamma: Fraction = 1.0, normalize: bool = True,
                 eps: NonNegative = 1e-4) -> list[torch.Tensor]:
     """The advantage G_t - mean on the tokens of turn t. G_t = sum_{k >= t} gamma^(k - t) r_k is the return to go, and
-    its mean is over the turns with the same index in all episodes of the group. normalize: divided by their std +
-    eps, with Bessel's correction.
+    its mean is over the turns with the same index in all episodes of the group. normalize: G_t - mean is divided by
+    the standard deviation of these returns + eps, with Bessel's correction.
 
     A turn that only one episode of the group reached has advantage 0. The step-level advantage of StepPO; with
     algo.loss=gspo_turn the ratio is computed per turn too."""

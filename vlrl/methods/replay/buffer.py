@@ -45,7 +45,7 @@ Weigh = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class StoredGroup:
-    """The stored rollouts of one group."""
+    """The stored rollouts of one group. own: whether the group is from this run. age: in steps."""
 
     name: str
     own: bool
@@ -56,7 +56,7 @@ class StoredGroup:
 
 @dataclass(frozen=True)
 class SourceFolder:
-    """A run folder from which rollouts are copied."""
+    """A run folder from which rollouts are copied. own: whether it is this run's folder."""
 
     path: Path
     own: bool = False

@@ -145,8 +145,8 @@ class SearchGenerator:
     def generate(self, engine: Engine, requests: Sequence[Request], judge: Judge, step: int,
                  done: Done | None = None) -> list[list[Completion]]:
         """Returns the completions of each request: request.n, or fewer if rollout.branch.tokens are used up. `judge`
-        receives completions that have ended; `done` is as in Engine.generate. Called on every process, equally
-        often."""
+        receives completions that have ended. `done` is called at the end with the index and the completions of each
+        request. Called on every process, equally often."""
         keys = [_key(r.prompt) for r in requests]
         groups = [self._begin(r, key) for r, key in zip(requests, keys, strict=True)]
         while any(comm.gather(any(group.wants for group in groups))):
