@@ -15,8 +15,8 @@ class CriticSettings(MethodSettings):
 
     lr: Rate = Field(default=1e-5, description="Learning rate of the value head; train.schedule and train.warmup "
         "apply to it too.")
-    warmup: Count = Field(default=0, description="Number of first training steps in which only the value head is "
-        "trained and the policy does not change.")
+    warmup: Count = Field(default=0, description="Number of training steps at the start in which only the value "
+        "head is trained and the policy does not change.")
     coef: NonNegative = Field(
         default=0.1, description="Weight of the value loss in the gradient of the policy's weights; 0 = the value "
         "head does not train the policy.")

@@ -31,8 +31,8 @@ class DistillationSettings(MethodSettings):
         default=None, description="Address of a server of `vlrl serve` that runs the teacher instead of the trainer, "
         "e.g. http://127.0.0.1:8100; requires loss=sampled_kl. null = the teacher is loaded beside the policy.")
     key_file: str = Field(
-        default="", description="File that holds that server's API key; empty = the environment variable "
-        "VLRL_ENGINE_KEY, or none.")
+        default="", description="File that holds the API key of algo.distillation.server; empty = the environment "
+        "variable VLRL_ENGINE_KEY, or none.")
     timeout_s: Rate = Field(
         default=600.0, description="Timeout in seconds of a request, of loading the teacher's weights, and of waiting "
         "for the server to start.")

@@ -17,8 +17,8 @@ class ForgetSettings(MethodSettings):
         default=0.0, description="Size of the step that makes the first half's answers less likely; 0 = off. A few "
         "times train.lr is usual. Needs algo.correction, because the second half is sampled by modified weights.")
     entropy: Rate | None = Field(
-        default=None, description="That step is taken only if the first half's mean entropy per token is at most this, "
-        "in nats; null = it is always taken.")
+        default=None, description="The step of rollout.forget.lr is taken only if the first half's mean entropy per "
+        "token is at most this, in nats; null = the step is always taken.")
 
     @model_validator(mode="after")
     def _takes_place(self) -> ForgetSettings:

@@ -18,7 +18,7 @@ class StoredSettings(MethodSettings):
     runs: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="Other run folders, or folders that hold a `rollouts` folder of files with the same "
         "columns. Their rollouts on this run's training rows are replayed too. The folders may grow during the run. "
-        "Their rewards are not trusted: this run scores the answers again.")
+        "Rewards in these folders are not trusted: this run scores the answers again.")
     own: bool = Field(default=True, description="Replay this run's own earlier rollouts.")
     groups: Positive = Field(default=8, description="Stored groups replayed per step.")
     rule: Named = Field(
@@ -41,8 +41,8 @@ class StoredSettings(MethodSettings):
         default="stored", description="Denominator of ratios: stored = the stored log-probabilities of the weights "
         "that sampled; own = those of the policy before the update.")
     max_age: Positive | None = Field(
-        default=None, description="Largest age of a group in steps: since it was sampled, or for another run since it "
-        "was read; null = no limit.")
+        default=None, description="Largest age of a group in steps, counted from the step that sampled it, or for a "
+        "group of another run from the step that read it; null = no limit.")
     capacity: Positive = Field(default=100_000, description="Size of the buffer in rollouts; the newest are kept.")
     max_gap: Rate = Field(
         default=0.2, description="A row is refused when its log-probabilities of sampler and trainer differ by more "

@@ -24,9 +24,9 @@ class GuidedSettings(MethodSettings):
         "growing beginning of the given solution; answer = the true answer; solution = the given solution; critique = "
         "a wrong answer, with the statement that it is wrong; or your own module:function.")
     keep: Named = Field(
-        default=Named(name="correct"), description="Which retries are trained on: correct; explains = correct ones "
-        "that make the true answer more probable under the prompt alone (ExPO); or your own "
-        "module:function.")
+        default=Named(name="correct"), description="Which retries are trained on: correct = those with a correct "
+        "answer; explains = those of them that make the true answer more probable under the prompt alone (ExPO); or "
+        "your own module:function.")
     use: Named = Field(
         default=Named(name="beside"), description="How retries are used: beside = trained by the separate loss "
         "algo.guided.loss, and in no statistic of the group; join = one retry joins the group; replace = one retry "
