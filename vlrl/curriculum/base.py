@@ -159,7 +159,7 @@ class Sampler(Protocol):
     """
 
     def next(self, count: int, step: int) -> list[Draw]:
-        """Returns `count` draws; called again in the same step when groups are refilled."""
+        """Returns `count` draws. Called again in the same step when groups that the filters dropped are replaced."""
         ...
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:

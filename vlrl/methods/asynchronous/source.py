@@ -5,14 +5,14 @@
                                                                    [ thread: generate and score t + 1 ]
 
 With max_staleness = s, the engine receives new weights whenever the queue of generated steps is empty, that is, every s
-steps. It then generates the next s steps one after another. So no completion is more than s steps old, and the weights
-that sample it do not depend on how fast generation or training is. The main thread draws prompts, encodes them, filters
-groups and runs all collectives, always in the same order. The thread only generates and scores. docs/asynchronous.md
-has the full picture.
+steps. The engine then generates the next s steps one after another. So no completion is more than s steps old, and the
+speed of generation or training does not decide which weights sample a completion. The main thread draws prompts,
+encodes them, filters groups and runs all collectives, always in the same order. The thread only generates and scores.
+docs/asynchronous.md has the full picture.
 
-A checkpoint holds the completions in the queue, by the keys of their random streams. A resumed run scores them again
-and continues as if it had not been interrupted. For episodes the checkpoint holds the actions, which are replayed in
-the environments."""
+A checkpoint holds the completions in the queue, by the keys of their random streams. A resumed run scores these
+completions again and continues as if it had not been interrupted. For episodes the checkpoint holds the actions, which
+are replayed in the environments."""
 
 from __future__ import annotations
 

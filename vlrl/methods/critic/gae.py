@@ -1,5 +1,5 @@
-"""Advantage estimators with a critic (algo.critic), each a function from `Scores` with the critic's values to
-`Estimates`, and the critic's loss.
+"""Advantage estimators with a critic (algo.critic), and the critic's loss. An estimator maps `Scores` with the critic's
+values to `Estimates`.
 
 The value of a token is the value of the state before that token: prompt, images and all earlier tokens. Untrained
 tokens (observations, a forced end of thinking) are not decisions, so discounting and sums run from one trained token,

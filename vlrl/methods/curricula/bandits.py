@@ -28,7 +28,7 @@ MOST_CATEGORIES = 1000
 _SHOWN = 50
 """Maximum number of categories in the metrics."""
 _RISE = 1e-3
-"""A slope of pass rates up to this value is not a rise, to allow for rounding."""
+"""The largest slope of pass rates that does not count as a rise, to allow for rounding."""
 
 
 class CategorySampler(Adaptive):

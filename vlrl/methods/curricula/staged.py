@@ -120,7 +120,7 @@ def uncounted_draws(history: History, indices: np.ndarray, **more: Any) -> list[
 
 
 class Stage(Settings):
-    """One entry of `curriculum.stages`."""
+    """A stage of training: its prompts, its end conditions and its limits. One entry of `curriculum.stages`."""
 
     where: dict[str, Any] = {}
     """Conditions that select the stage's prompts: field -> a value, a list of values, or {min, max}, both inclusive.
@@ -128,9 +128,9 @@ class Stage(Settings):
     steps: Positive | None = None
     """Maximum number of training steps of the stage; None = no limit."""
     reward: float | None = None
-    """The stage ends when the running mean of the reward is at least this; None = never for this reason."""
+    """The stage ends when the running mean of the reward is at least this; None = no such condition."""
     pass_rate: Fraction | None = None
-    """The stage ends when the running mean of the pass rate is at least this; None = never for this reason."""
+    """The stage ends when the running mean of the pass rate is at least this; None = no such condition."""
     max_new_tokens: Positive | None = None
     """Token limit of completions in this stage; None = rollout.max_new_tokens."""
     group_size: Annotated[int, Field(ge=2)] | None = None

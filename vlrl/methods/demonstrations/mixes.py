@@ -135,8 +135,8 @@ class Sasr(Saved):
 
 class Relift:
     """All regular steps are RL steps. Prompts whose completions all failed are collected, with their demonstrations.
-    Once there are `size` of them, an RL step is followed by a supervised step on them, with a separate optimizer and
-    an entropy bonus of weight `entropy`.
+    Once `size` prompts are collected, an RL step is followed by a supervised step on their demonstrations, with a
+    separate optimizer and an entropy bonus of weight `entropy`.
 
     ReLIFT: Learning What Reinforcement Learning Can't (arXiv 2506.07527)."""
 

@@ -1,5 +1,5 @@
-"""The teacher of algo.distillation: checks that it fits the policy, and loads its frozen model or connects to its
-server."""
+"""The teacher of algo.distillation: checks that the teacher fits the policy, and loads the teacher's frozen model or
+connects to the server that runs it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _name(config: Config) -> str:
 
 def check(config: Config) -> None:
     """Raises ConfigError if the teacher is missing, if its tokens or image processing differ from the policy's, or if
-    algo.distillation.server could not load its weights. Reads configs and processors, but no weights."""
+    algo.distillation.server could not load the teacher's weights. Reads configs and processors, but no weights."""
     settings: Any = config.algo.distillation
     if settings.server:
         folder(config)

@@ -1,8 +1,8 @@
-"""Sample, then forget: after the first half of each group is sampled, the policy is made less likely to repeat it, and
-then samples the second half.
+"""Sample, then forget: after the first half of each group is sampled, the policy is made less likely to repeat this
+half, and then samples the second half.
 
 EEPO: Exploration-Enhanced Policy Optimization via Sample-Then-Forget (arXiv 2510.05837), as described in the paper.
-Between the two halves of a rollout the policy takes one small step that suppresses the completions it has just sampled,
+Between the two halves of a group the policy takes one small step that suppresses the completions it has just sampled,
 so that the second half explores elsewhere. If the entropy is high, this step is skipped. The weights are restored, bit
 for bit, before the update. The second half is then off-policy: its sampler log-probabilities are those of the modified
 weights, and algo.correction weights its tokens by p(trainer) / p(sampler). The correction, its bound and the entropy
