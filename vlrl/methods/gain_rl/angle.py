@@ -1,5 +1,5 @@
 """The angle of a prompt: the similarity of the policy's hidden states for the prompt's tokens. The sampler gain_rl
-orders prompts by it.
+orders prompts by their angles.
 
 With h the hidden states of the last layer as unit vectors, q the tokens of the question and b the tokens before it:
 

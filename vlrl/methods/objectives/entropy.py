@@ -1,5 +1,5 @@
-"""Control of the policy entropy. Each function maps `LossInputs` to (loss per token [N], metrics), and is added to the
-loss as a token mean.
+"""Control of the policy entropy. Each function maps `LossInputs` to (loss per token [N], metrics). The token mean of
+this loss is added to the objective.
 
 The mean is always over the trained tokens of the optimizer step, whatever algo.aggregation is, so a coefficient has the
 same meaning everywhere. A class keeps state between steps: after each optimizer step its `observe(entropy)` receives

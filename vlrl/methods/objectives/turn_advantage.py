@@ -107,8 +107,8 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
 
     The part is 1 if the turn's tool calls succeeded, else 0. Tools provide `tool_success` for a task that names it in
     its rewards; with a weight of 0 in the task's rewards, it affects only A_T. THOR (arXiv 2509.13761): episode-level
-    and step-level GRPO. The paper regenerates groups of steps from the point before a failed call; here the calls of
-    the group take their place."""
+    and step-level GRPO. The paper regenerates groups of steps from the point before a failed call; here the tool calls
+    of the group's episodes are compared instead."""
     steps = [[turn.parts.get(part, math.nan) if reward == reward else math.nan for turn in own]
              for own, reward in zip(s.turns, s.rewards.tolist(), strict=True)]
     if s.turns and all(part not in turn.parts for own in s.turns for turn in own):
@@ -129,8 +129,9 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
     Plan: the return to go of its turn, sum_{k >= t} gamma^(k - t) r_k, minus the mean over the plans with the same
     number in all episodes of the group. Execution: the return to go, but cut off at the end of the subgoal, where the
     mean return of the group's next plans replaces the rest; minus the mean over the turns at the same position of the
-    same subgoal in the group. same_plan: the mean is only over turns under a plan with the same tokens. normalize:
-    divided by std + eps, with Bessel's correction. The advantage is 0 if there is nothing to compare with.
+    same subgoal in the group. same_plan: the mean is only over turns under a plan with the same tokens. normalize: both
+    advantages are divided by the std of the returns compared + eps, with Bessel's correction. The advantage is 0 if
+    there is nothing to compare with.
 
     HiPER's hierarchical advantage estimation (arXiv 2602.16165) at lambda = 1, with group means in place of its two
     critics. same_plan: the macro and micro groups of HiMAC (arXiv 2603.00977)."""

@@ -1,8 +1,8 @@
 """Weights on tokens or rollouts: each function maps (LossInputs, options) to [N] weights without gradient.
 
-In algo.weights they multiply the policy term, in algo.kl_weights the KL. The counts that the aggregation divides by do
-not change. Nearly all policy terms are proportional to the advantage, and for these a positive weight scales the
-advantage."""
+Weights of algo.weights multiply the policy term, and weights of algo.kl_weights the KL. The counts that the aggregation
+divides by do not change. Nearly all policy terms are proportional to the advantage, and for these a positive weight
+scales the advantage."""
 
 from __future__ import annotations
 

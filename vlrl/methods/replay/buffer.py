@@ -78,7 +78,7 @@ class RolloutBuffer:
         self._tokenizer = hashlib.sha256(tokenizer.encode()).digest()
         self.groups = np.zeros(0, GROUPS)
         self.refused: Counter[str] = Counter()
-        """Number of rows refused so far, by reason. Under "file" it is the number of whole files."""
+        """Number of rows refused so far, by reason. The reason "file" counts whole files."""
         self._files: list[str] = []
         self._examined: dict[tuple[str, str], tuple[int, int] | None] = {}
         """Maps (folder name, file name) to None for a file that was read, and for an unreadable file to its size and
@@ -196,13 +196,13 @@ class RolloutBuffer:
         return out
 
     def draw(self, count: int, step: int, rng: np.random.Generator, weigh: Weigh,
-             max_age: int | None = None, settled: bool = False) -> list[StoredGroup]:
+             max_age: int | None = None, equal_rewards: bool = False) -> list[StoredGroup]:
         """Draws at most `count` different groups, none older than `max_age` steps (None = no limit). `weigh` gives the
-        sampling weights of this run's groups; a group of another run has the mean of these weights. Groups of this
-        run with equal rewards are drawn only if `settled` is set."""
+        sampling weights of this run's groups; a group of another run has the mean of these weights. A group of this
+        run whose rewards are equal is drawn only if `equal_rewards` is set."""
         ages = np.maximum(step - self.groups["age_from"], 0)
         young = ages <= (step if max_age is None else max_age)
-        usable = np.flatnonzero((settled | ~(self.groups["spread"] <= 0)) & young)
+        usable = np.flatnonzero((equal_rewards | ~(self.groups["spread"] <= 0)) & young)
         usable = usable[np.argsort(self.groups["key"][usable])]  # the same whichever file, and so process, wrote it
         groups, ages = self.groups[usable], ages[usable]
         if not len(groups):

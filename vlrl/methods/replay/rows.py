@@ -21,7 +21,7 @@ from vlrl.store import SCHEMA, as_schema, utf8
 KEPT = pa.schema([*(SCHEMA.field(name) for name in (
     "group_id", "sample_id", "task", "index", "step", "policy_step", "prompt", "completion", "token_ids", "loss_mask",
     "logprobs", "parts", "weights", "reward", "correct", "finish_reason")), ("hashes", pa.list_(pa.string()))])
-"""Columns of a rollout in the buffer. `hashes` are the hashes of its media."""
+"""Columns of a rollout in the buffer. `hashes` are the hashes of the media in the prompt."""
 _READ = [SCHEMA.field(name) for name in (*KEPT.names[:-1], "media", "schema", "split", "variant", "episode_id",
                                          "trainer_logprobs", "error")]
 _LARGEST = 2**31

@@ -106,9 +106,9 @@ class Clipped:
     """loss = -sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) / tokens, where w = exp(l - o) of each token. l and
     o are the current and the sampler's log-probabilities.
 
-    This is PPO's clipped term (arXiv 1707.06347), relative to the weights that sampled. With algo.stored.batch=right it
-    is RAFT++ (A Minimalist Approach to LLM Reasoning, 2504.11343). With algo.stored.logprobs=own it is the experience
-    sharing of Swarm SAPO (2509.08721)."""
+    This is PPO's clipped term (arXiv 1707.06347), relative to the weights that sampled. With algo.stored.batch=right
+    this is RAFT++ (A Minimalist Approach to LLM Reasoning, 2504.11343). With algo.stored.logprobs=own this is the
+    experience sharing of Swarm SAPO (2509.08721)."""
 
     def __init__(self, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.2):
         self.clip_low, self.clip_high = clip_low, clip_high

@@ -250,8 +250,8 @@ def any_wrong(group: Group) -> bool:
 
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
-    """Raises ConfigError if algo.guided can have no effect, because neither the task nor the training rows provide
-    guidance."""
+    """Raises ConfigError if algo.guided has no effect, because neither the task nor the training rows provide guidance.
+    """
     settings: Any = config.algo.guided
     bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
     bind("algo.guided.use", settings.use, USES)
