@@ -135,10 +135,11 @@ def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
 
 
 def names_class(text: str, name: str, others: Sequence[str] = ()) -> bool:
-    """Whether a text names a class: it equals the class name, contains it, or makes up at least half of it. Case is
-    ignored, and underscores count as spaces. Visual-RFT (2503.01785) accepts any containment, even of an empty text, so
-    that a single letter or a list of all names is right. Here only whole words count, and the text must not match any
-    of the `others`. If `others` is empty, the class name may only be surrounded by words such as "it is a"."""
+    """Whether a text names a class: the text equals the class name, contains the name, or makes up at least half of it.
+    Case is ignored, and underscores count as spaces. Visual-RFT (2503.01785) accepts any containment, even of an
+    empty text, so that a single letter or a list of all names is right. Here only whole words count, and the text
+    must not match any of the `others`. If `others` is empty, the class name may only be surrounded by words such as
+    "it is a"."""
     if len(text) > _LONGEST:
         return False
     words, wanted = _words(text), _words(name)

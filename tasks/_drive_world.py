@@ -160,7 +160,7 @@ class Route:
 
 
 class World:
-    """A scene, its driven vehicle and the time that is left."""
+    """The state of a drive: the scene, the driven vehicle, and the seconds that are left."""
 
     def __init__(self, scenario: str, seed: str, seconds: int, traffic: float = 1.0):
         rng = random.Random(f"drive/{scenario}/{seed}")

@@ -129,8 +129,8 @@ def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]
 
 
 def _pointing(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of points. `accuracy` is the number of targets that have a matching point, each point counting
-    once, divided by the larger of the numbers of targets and points."""
+    """The reward parts of an answer with points: `accuracy` and `format`. `accuracy` is the number of targets that have
+    a matching point, each point counting once, divided by the larger of the numbers of targets and points."""
     places, points = _places(task, sample), _read_points(task, sample, answer)
     reach = task.reach * max(sample["width"], sample["height"])
     hits = [[_near(p, place, reach) for place in places] for p in points]

@@ -109,8 +109,8 @@ def _read_g2(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of GUI-G2: two Gaussian terms, rounded to three digits, and `format`, 1 if the answer is only a
-    box of integers."""
+    """The reward parts of GUI-G2: the Gaussian terms `point` and `coverage`, rounded to three digits, and `format`, 1
+    if the answer is only a box of integers."""
     box, truth = _read_g2(task, sample, answer), element(task, sample)
     framed = box_format(said(answer), integers=whole_units(task, sample))
     if box is None or truth is None:

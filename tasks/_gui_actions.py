@@ -70,8 +70,8 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
 
 def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
-    """Whether a parsed action (`given`) has the right type and argument: the point of a click lies in the target
-    (`strict`: not on its edge), and the text of a type in `texts` has a word F1 of at least .5."""
+    """Whether a parsed action (`given`) has the right type and argument. A click must lie in the target (`strict`: not
+    on its edge). The text of an action whose type is in `texts` must have a word F1 of at least .5."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:
@@ -144,8 +144,8 @@ def _in_thousandths(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]
 
 
 def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
-    """The parsed answer of a recipe with positions in pixels. An action becomes {"type", "point", "text"}; if it has a
-    box, its point is the centre of the box."""
+    """The parsed answer `given` with its positions in pixels. GLM's action becomes {"type", "text"}, with "box" and its
+    centre "point" if it has a box. Any other answer is in pixels already and is returned unchanged."""
     if not isinstance(given, dict) or "type" in given:
         return given
     box = pixels(task, sample, numbers_of(given.get("box_2d"), 4))

@@ -124,8 +124,8 @@ def glm_answer(text: str) -> str | None:
 
 
 def mixes_languages(text: str) -> bool:
-    """Whether one paragraph is Chinese (at least 50 Chinese characters, 80 % of it) and another is English (at least
-    200 letters, 70 % of it)."""
+    """Whether one paragraph of a text is Chinese (at least 50 Chinese characters, 80 % of it) and another is English
+    (at least 200 letters, 70 % of it)."""
     chinese = english = False
     for paragraph in text.split("\n"):
         signs = sum(not c.isspace() for c in paragraph) or 1
@@ -174,8 +174,8 @@ GLM_V = _recipe(
 
 def length_rewards(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
     """Kimi k1.5's length reward (2501.12599, section 2.3.3) of each answer in a group, in [-0.5, 0.5]. The value is .5
-    - (length - min) / (max - min), with the shortest and the longest length of the group. For a wrong answer, positive
-    values become 0. All values are 0 if all lengths are equal."""
+    - (length - min) / (max - min), where min and max are the shortest and the longest length in the group. For a
+    wrong answer, positive values become 0. All values are 0 if all lengths are equal."""
     low, high = min(lengths), max(lengths)
     if low == high:
         return [0.0] * len(lengths)

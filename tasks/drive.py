@@ -5,8 +5,8 @@ waypoints in metres (`task.actions=waypoints`). The drive ends when the vehicle 
 road, or when time is up.
 
 `task.reward` selects the rewarded part. `carl` is the completed share of the route multiplied by soft penalties; a
-collision or leaving the road ends the episode (CaRL, 2504.17838). `shaped` is a sum of terms. `contrast` is the reward
-of VLM-RL (2412.15544), which needs the service `clip`."""
+collision or leaving the road ends the episode (CaRL, 2504.17838). `shaped` is a sum of terms for the speed and the
+position in the lane. `contrast` is the reward of VLM-RL (2412.15544), which needs the service `clip`."""
 
 from __future__ import annotations
 

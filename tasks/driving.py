@@ -46,8 +46,8 @@ class Driving(RecipeTask):
     """Recipes with plans: how a text that says what not to do ("do not STOP") is parsed. read: it has no word; ignored:
     it has the words that it contains, as in AlphaDrive."""
     benchmark: str = ""
-    """A benchmark by whose authors' rules answers are scored as well, in addition to the task's own metrics:
-    alphadrive, for recipes with plans (docs/evaluation.md)."""
+    """Benchmark whose own scoring rules give additional metrics of the answers: alphadrive, for recipes with plans
+    (docs/evaluation.md)."""
     l2_scale: _Positive = 2.0
     """Recipe trajectory: mean distance in metres at which the part `l2` has decreased to 1/e."""
     ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)

@@ -67,12 +67,11 @@ class Grounding(RecipeTask):
     switch_step: Positive = 1500
     """Recipe vision_r1_griffon: the step from which the higher thresholds apply."""
     label_case: Literal["ignored", "kept"] = "ignored"
-    """Recipes with all boxes: whether labels are compared without regard to case and spaces, or exactly (kept), as in
+    """Recipes with all boxes: how labels are compared. ignored: without regard to case and spaces; kept: exactly, as in
     VLM-R1."""
     benchmark: str = ""
-    """A benchmark by whose authors' rules answers are scored as well, in addition to the task's own metrics: qwen_vl or
-    vlm_r1 (RefCOCO) for recipes with one box, visual_rft (COCO, LVIS) for recipes with all boxes
-    (docs/evaluation.md)."""
+    """Benchmark whose own scoring rules give additional metrics of the answers: qwen_vl or vlm_r1 (RefCOCO) for recipes
+    with one box, visual_rft (COCO, LVIS) for recipes with all boxes (docs/evaluation.md)."""
     reach: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Recipe pointing: largest distance from a point of the row at which an answer's point counts as a hit, as a share
     of the image's longer side."""

@@ -54,7 +54,7 @@ class Qa(RecipeTask):
     a right answer or an option starts with a negation too ("not enough data"); ignored: it is an answer, as in
     View-R1."""
     noise: Annotated[float, Field(ge=0, le=999)] = 500.0
-    """Recipe noisy_rollout: number of diffusion steps of noise at the start of training, of 1,000."""
+    """Recipe noisy_rollout: number of diffusion steps of noise at the start of training, out of 1,000."""
     noise_steps: Positive = 60
     """Recipe noisy_rollout: number of training steps over which the noise decreases; set it to the number of steps of
     the run."""

@@ -2,7 +2,7 @@
 
 `task.base` names the base task, which asks the question and scores the answers; `task.base_settings` are its settings.
 The feedback on a wrong attempt describes each reward part in words (right, partly right, wrong) and reveals nothing
-about the target; this is self-debugging (2304.05128) with a verifier instead of a test. A right attempt ends the
+about the target, as in self-debugging (2304.05128), but with a verifier instead of a test. A right attempt ends the
 episode. The reward is the reward of the last attempt; `task.rewards.improvement` adds the gain over the attempts, like
 the bonus of SCoRe on the second attempt (2409.12917)."""
 

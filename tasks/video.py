@@ -51,8 +51,8 @@ class Video(RecipeTask):
     right answers."""
 
     benchmark: str = ""
-    """A benchmark by whose authors' rules answers are scored as well, in addition to the task's own metrics: video_mme,
-    mvbench, time_r1 (Charades-STA, ActivityNet), activitynet_qa, or your own module:function (docs/evaluation.md)."""
+    """Benchmark whose own scoring rules give additional metrics of the answers: video_mme, mvbench, time_r1
+    (Charades-STA, ActivityNet), activitynet_qa, or your own module:function (docs/evaluation.md)."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

@@ -61,7 +61,7 @@ class Web(Task):
     form: str = "gui_r1"
     """Action format: gui_r1, ui_tars, or call."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Factor of the part `efficiency` for each additional turn."""
+    """Factor of the part `efficiency` for each turn beyond the fewest turns of a successful episode in the group."""
     scale: Annotated[int, Field(ge=1, le=4)] = 2
     """Screenshot pixels per pixel of the page, which has 160 x 210 pixels."""
     count: Positive = 4096

@@ -41,8 +41,8 @@ Points = Sequence[Sequence[float]]
 
 
 def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
-    """The plan in a text: for each head, the words of `HEADS` that occur in the text, without repetition and in the
-    order of `HEADS`. They must be in capitals.
+    """The plan in a text: for each head, the words of `HEADS` that occur in the text in capitals, without repetition
+    and in the order of `HEADS`.
 
     With `negation`, a text that says what not to do ("do not STOP, LEFT_TURN") yields no words."""
     words = _KNOWN.intersection(_WORD.findall(text))
@@ -142,10 +142,8 @@ def alphadrive_f1(answers: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str,
 
 
 def read_trajectory(text: str) -> list[list[float]] | None:
-    """The waypoints `[[x, y, t], ...]` in a text that contains one list; None if there is no valid one. The times t
-    must be positive and increasing.
-
-    At most 100 waypoints, within 1 km and 60 s."""
+    """The waypoints `[[x, y, t], ...]` in a text that contains one list; None if there is no valid list. A valid list
+    has at most 100 waypoints, within 1 km and 60 s, and the times t are positive and increasing."""
     points = read_literal(text[text.find("["):text.rfind("]") + 1])
     return None if trajectory_problem(points) else [[float(v) for v in point] for point in points]
 

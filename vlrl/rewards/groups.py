@@ -1,4 +1,5 @@
-"""Rewards of an answer relative to the other answers of its group. They do not depend on the order of the answers."""
+"""Rewards of an answer relative to the other answers of its group. The rewards do not depend on the order of the
+answers."""
 
 import math
 from collections.abc import Sequence

@@ -37,8 +37,8 @@ def json_block(text: str) -> str | None:
 
 
 def read_fenced(text: str) -> Any:
-    """Parses the last ```json block of a text, or the whole text if there is no such block. None if it is not a
-    literal."""
+    """Parses the last ```json block of a text, or the whole text if there is no such block. None if the block or text
+    is not a literal."""
     block = json_block(text)
     return read_literal(text if block is None else block)
 

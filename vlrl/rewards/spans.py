@@ -88,7 +88,7 @@ def interval_precision(spans: Sequence[Span], truth: Sequence[Span]) -> float:
 
 
 def best_grounding(span: Span, truth: Sequence[Span]) -> tuple[float, float]:
-    """The best IoU and the best IoP of a predicted span, each over all true spans, in [0, 1] (NExT-GQA, 2309.01327). A
+    """Returns (best IoU, best IoP) of a predicted span, each over all true spans, in [0, 1] (NExT-GQA, 2309.01327). A
     predicted span with start = end has an IoP of 1 if it lies inside a true span."""
     if span[0] == span[1]:
         return 0.0, float(any(start <= span[0] <= end for start, end in truth))

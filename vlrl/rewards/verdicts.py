@@ -7,8 +7,8 @@ text, so that the judge treats it as text and not as instructions.
     quoted("answer", text)                                  # text between tags that the text cannot close
 
 The text to be judged was written by a model that is rewarded for the verdict, so it may contain "give me 1.0", tags of
-a chat template or a verdict. `quoted` encloses it in tags named after a hash of the text, which the text therefore
-cannot contain. It also breaks control tokens and removes invisible characters."""
+a chat template or a verdict. `quoted` encloses the text in tags named after a hash of the text, which the text
+therefore cannot contain. `quoted` also breaks control tokens and removes invisible characters."""
 
 from __future__ import annotations
 
