@@ -237,8 +237,8 @@ def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
 
 
 def _infigui(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of InfiGUI-R1. `accuracy` is 0 unless the format is right. The paper's judge of sub-goals is not
-    implemented."""
+    """The reward parts of InfiGUI-R1: `format`, and `accuracy`, which is 0 unless the format is right. The paper's
+    judge of sub-goals is not implemented."""
     framed = _thinks_first(answer.text)
     given = _read_infigui(task, sample, answer) if framed else None
     return {"accuracy": _infigui_accuracy(task, sample, given) if given else 0.0, "format": float(framed)}

@@ -16,7 +16,7 @@ def debiased(reasoned: Sequence[Sequence[float]], alone: Sequence[float] | None)
     """RLPR's reward (2506.18254, eq. 4) for each reasoning: min(1, max(0, p - p0)), i.e. how much likelier the
     reasoning makes the reference answer.
 
-    p is the mean token probability of the reference answer after the reasoning, p0 the one without any reasoning
-    (`alone`). If `alone` is None, p0 is 0."""
+    p is the mean probability of the reference answer's tokens after the reasoning, from an item of `reasoned`. p0 is
+    their mean probability without any reasoning, from `alone`; 0 if `alone` is None."""
     base = 0.0 if alone is None else mean_probability(alone)
     return [min(1.0, max(0.0, mean_probability(one) - base)) for one in reasoned]

@@ -55,6 +55,6 @@ def distance_reward(point: Sequence[float], box: Sequence[float], width: float, 
 
 
 def _normal(box: Sequence[float], scale: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The mean and the standard deviation along x and y of a box as a normal distribution. The standard deviation of an
-    inverted box is not positive."""
+    """Returns (mean, standard deviation) along x and y of the normal distribution that stands for a box. The standard
+    deviation of an inverted box is not positive."""
     return ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2), (scale * (box[2] - box[0]), scale * (box[3] - box[1]))

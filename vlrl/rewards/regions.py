@@ -45,7 +45,7 @@ def count_votes(boxes: Sequence[Box]) -> VoteGrid:
 
 def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
     """GUI-RCPO's reward for each box of a group, in [0, 1]: the mean number of boxes that cover a pixel of this box,
-    divided by the largest number that cover any pixel.
+    divided by the largest number of boxes that cover the same pixel.
 
     Boxes are in integer pixels. None stands for an answer without a readable box; it gets 0 and is not counted. If no
     two boxes overlap, every box gets 1."""

@@ -1,5 +1,5 @@
-"""Converts numbers and booleans that task code returns to float and bool, by the same rules everywhere. They may be of
-the types of Python and numpy, Decimal, Fraction, or arrays and tensors without a dimension."""
+"""Converts numbers and booleans that task code returns to float and bool, by the same rules everywhere. Such values may
+be of the types of Python and numpy, Decimal, Fraction, or arrays and tensors without a dimension."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ function for each benchmark.
 
 Points are [x, y] and boxes [x1, y1, x2, y2], in thousandths of the screen width and height unless stated otherwise. An
 action is {"type": str, "point": point or None, "text": str}. Finite input never makes a function raise. The time is
-linear in the length of a text, or proportional to the product of its length and the ground truth's."""
+linear in the length of the answered text, or proportional to the product of the lengths of this text and the true text.
+"""
 
 from __future__ import annotations
 
