@@ -113,7 +113,8 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
 
 
 def check_tools(row: Record) -> None:
-    """Raises DataError for malformed `tools` or `environment`; warns once that no task reads `environment`."""
+    """Raises DataError for malformed `tools` or `environment`. For a row with an `environment`, warns once that no task
+    reads this field."""
     if row.get("tools") is not None:
         tools_of(row["tools"])
     if row.get("environment") is not None:

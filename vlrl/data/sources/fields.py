@@ -121,7 +121,8 @@ class RecordSource:
         return os.path.join(self.root or Path.cwd(), path.replace("\0", ""))
 
     def size(self, image: Any) -> tuple[int, int] | None:
-        """Returns width and height from an image header, with EXIF orientation applied; None for an unreadable file."""
+        """Returns the width and height of an image (a path or its bytes) from its header, with EXIF orientation
+        applied; None for an unreadable file."""
         from vlrl.data.media import header, resolve
 
         try:

@@ -170,8 +170,8 @@ def _listed(path: Path, rows: Sequence[Any]) -> Iterator[FileRecord]:
 
 
 def _images(path: Path, document: Mapping[str, Any]) -> Iterator[FileRecord]:
-    """Yields one small COCO document per image, in the order of `images`; then an error for annotations of unknown
-    images."""
+    """Yields one small COCO document per image, in the order of `images`. After that, yields an error for each unknown
+    image to which annotations refer."""
     by_image: dict[Any, list[Any]] = {}
     for entry in document["annotations"]:
         key = entry.get("image_id") if isinstance(entry, dict) else None
@@ -359,7 +359,8 @@ def _without_decimals(value: Any) -> Any:
 
 
 def class_names(schema: Any) -> dict[str, list[str]]:
-    """Returns the class names of each column, which `datasets` stores in the schema; {} for any other file."""
+    """Returns {column: class names} from the schema of a table, where `datasets` stores the names; {} if the schema has
+    no class names."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         inner = {k: f.get("feature", f) if isinstance(f, dict) else f[0] for k, f in features.items()}

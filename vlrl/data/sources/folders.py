@@ -89,7 +89,8 @@ def _shards(files: list[str]) -> list[str]:
 
 
 def split_files(path: Path, split: str) -> list[Path]:
-    """Returns the files of a split of a folder, or its subfolder. Raises ConfigError listing the existing splits."""
+    """Returns the row files of a split of a folder; if `datasets` wrote the folder, the subfolder of the split. Raises
+    ConfigError listing the existing splits."""
     if os.path.isfile(path / "dataset_dict.json") and os.path.isdir(path / split):
         return [path / split]
     try:

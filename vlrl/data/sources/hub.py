@@ -59,8 +59,8 @@ def parse_hub_name(text: str) -> HubName | None:
 
 
 def is_local(text: str) -> bool:
-    """Whether a Hub name is also the name of a local file or of a split of a local folder, which then takes precedence.
-    """
+    """Whether a Hub name is also the name of a local file, or of a split of a local folder. If so, the local data are
+    read."""
     return os.path.exists(text) or split_of_folder(text) is not None
 
 

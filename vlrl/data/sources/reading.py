@@ -100,8 +100,8 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 
     Media lie under `root` (default: the file's folder) or `roots`; missing image sizes are read from image headers.
     `columns` maps canonical fields to columns of the records. `shapes` counts the recognised formats. Guessed answer
-    types are corrected with regard to the entire file (see answer_types); `answer_type` overrides them, and `types`
-    counts them. `boxes` is the format of boxes and points, as in data.boxes.
+    types are corrected with regard to the entire file (see answer_types). `answer_type` overrides the guesses; `types`
+    counts the final types. `boxes` is the format of boxes and points, as in data.boxes.
 
     Raises DataError if the file cannot be read as a whole, and ConfigError for an unknown format."""
     check_format(format)
@@ -205,7 +205,8 @@ def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
 
 
 def tools_and_environment(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of `tools` and `environment` that a record in any format has.
+    """Returns the fields `tools` and `environment` of a row, from a record in any format; a field is left out if the
+    record does not have it.
 
     Values of another kind under these names (a list of words, a string) are ignored. Raises DataError for a tool
     without a name."""
@@ -241,7 +242,8 @@ def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
 
 
 def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Mapping[str, str], path: Path) -> None:
-    """Raises DataError if no record has a column that `columns` names."""
+    """Raises DataError if `columns` names a column that none of the records has. `path` is their file, for the message.
+    """
     there = list(dict.fromkeys(str(name) for record in records if not isinstance(record, DataError) for name in record))
     for name, column in sorted(columns.items()) if records else ():
         if column not in there:
@@ -251,8 +253,8 @@ def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Map
 
 
 def rename_columns(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
-    """Returns the record with its columns renamed to canonical fields; other columns for the same fields are removed.
-    """
+    """Returns the record with its columns renamed; `columns` maps canonical fields to columns. Other columns that could
+    be read as the same fields are removed."""
     if isinstance(record, DataError) or not columns:
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}
