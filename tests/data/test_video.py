@@ -218,7 +218,7 @@ def test_limits(made):
     with pytest.raises(DataError, match=r"limits\.media_bytes=100"):
         load(Media(kind="video", source=made[CONSTANT]), LimitsSettings(media_bytes=100))
     for start, end in ((7, 9), (1, 1), (1.5, 0.5)):
-        with pytest.raises(DataError, match=r"constant\.mp4: no frame between.*lasts 6\.000 s"):
+        with pytest.raises(DataError, match=r"constant\.mp4: there is no frame between.*lasts 6\.000 s"):
             read(made[CONSTANT], start=start, end=end)
 
 

@@ -15,8 +15,8 @@ _DISABLED = ("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserCl
              "msForceBrowserSignIn", "msEdgeUpdateLaunchServicesPreferredVersion",
              "WebUIOmniboxPopup", "WebUIOmniboxAimPopup")
 """Chromium features to disable. Chromium uses only the last list of features, so those that playwright 1.65 disables
-are repeated. The last two are the suggestion lists of the address bar, for which Chromium 156 starts two processes
-per window that take most of the time of opening a page."""
+are repeated. The last two are the suggestion lists of the address bar. For these, Chromium 156 starts two processes
+per window, which take most of the time of opening a page."""
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",
          "--force-color-profile=srgb", "--hide-scrollbars", "--disable-features=" + ",".join(_DISABLED))
 """Command-line flags. The sandbox is off, because containers often run as root; pages are local files. The other flags
@@ -37,7 +37,8 @@ def chromium_program(named: str = "") -> str | None:
 
 
 def browser_start_error(program: str | None, error: Exception, setting: str) -> ConfigError:
-    """The error to raise if the browser cannot be started. setting: name of the setting with the path of `program`."""
+    """Returns the error to raise if the browser `program` cannot be started because of `error`. setting: name of the
+    setting that holds the path of `program`."""
     return ConfigError(f"{program or 'Chromium'} cannot be started: {str(error).splitlines()[0][:200]}. Install it "
                        "(apt-get install chromium, or `playwright install chromium`), or name its program with "
                        f"{setting}")

@@ -24,8 +24,8 @@ from vlrl.task.environment import Environment, has_own_environment
 from vlrl.types import Observation, Sample, Step
 
 _SHARE = 0.75
-"""The time limit of a call to a server, as a share of environment.step_s or reset_s. The call must end before the
-worker process is killed, because a killed process must replay all of its other episodes."""
+"""The time limit of a call to a server, as a fraction of environment.step_s or reset_s. The call must end before the
+worker process is killed, because then all other episodes of this process would have to be replayed."""
 Make = Callable[..., Environment]
 
 
@@ -86,7 +86,7 @@ KINDS = {"gym": EnvironmentKind("gymnasium", "gym", _gym),
 
 @dataclass
 class ExternalEnvironment:
-    """The external environment of a task."""
+    """The environment that `environment.name` selects for a task."""
 
     name: str
     make: Callable[[Task, Sample], Environment]

@@ -138,7 +138,8 @@ def _spec(name: str) -> Any:
 
 
 def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
-    """Creates the environment. Also returns the source of its frames: "render", "observation", or "" if it has none."""
+    """Creates the gymnasium environment `name`. Returns (environment, source of its frames). The source is "render",
+    "observation", or "" if the environment has no frames."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 

@@ -116,7 +116,8 @@ class Environments:
         return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
     def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
-        """Starts a reset and returns a Future immediately. Calls to one process run in the order of their starts."""
+        """Starts a reset, and immediately returns a Future of the first observation. Calls to one process run in the
+        order of their starts."""
         def first() -> Observation | EnvironmentFailure | None:
             shown = self._reset(episode)
             if isinstance(shown, Observation):
@@ -126,7 +127,7 @@ class Environments:
         return self._begin(episode, first)
 
     def begin_step(self, episode: HostedEpisode, action: str) -> Future[Step | EnvironmentFailure]:
-        """Starts a step and returns a Future immediately."""
+        """Starts a step, and immediately returns a Future of the Step or EnvironmentFailure."""
         return self._begin(episode, lambda: self._step(episode, action))
 
     def close_episodes(self, episodes: Sequence[HostedEpisode]) -> list[EnvironmentFailure | None]:

@@ -32,7 +32,7 @@ def checked_observation(observation: Any) -> Observation:
     if not isinstance(observation, Observation) or not isinstance(observation.text, str):
         raise ProtocolError(f"the environment returned {type(observation).__name__}, expected an Observation with text")
     if len(observation.text) > MOST_TEXT:
-        raise ProtocolError(f"an observation has {len(observation.text)} characters; at most {MOST_TEXT} are shown")
+        raise ProtocolError(f"an observation has {len(observation.text)} characters; at most {MOST_TEXT} are allowed")
     if not isinstance(observation.media, (list, tuple)) or not all(isinstance(m, Media) for m in observation.media):
         raise ProtocolError("the media of the observation must be a list of Media(source=...)")
     try:
@@ -75,7 +75,7 @@ def _info(info: Any) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"Step.info cannot be written as JSON: {error}") from None
     if len(text) > MOST_TEXT:
-        raise ProtocolError(f"Step.info has {len(text)} characters as JSON; at most {MOST_TEXT} are kept")
+        raise ProtocolError(f"Step.info has {len(text)} characters as JSON; at most {MOST_TEXT} are allowed")
     return json.loads(text)
 
 

@@ -113,7 +113,8 @@ def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
     """
     asks, says = _listed(record, "questions"), _listed(record, "answers")
     if len(asks) != len(says):
-        raise DataError(f"{len(asks)} questions and {len(says)} answers: give one answer for each question")
+        raise DataError(f"the record has {len(asks)} questions and {len(says)} answers: give one answer for each "
+                        "question")
     image = pick(record, *IMAGE) or source.image(record_id(record, source))
     questions = [{"question": q, "answer": a} for q, a in zip(asks, says, strict=True)]
     return _question_rows(record, source, questions, image=image)

@@ -100,7 +100,8 @@ def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
     data = task.data or DataSettings()
     rows = canonical_rows(rename_columns(dict(row), data.columns), data.format, RecordSource(root=root))
     if len(rows) != 1:
-        raise DataError(f"the record gives {len(rows)} rows: pass one row, as `vlrl data convert` writes them")
+        raise DataError(f"the record gives {len(rows)} rows, but one row is needed: pass one of the rows "
+                        "that `vlrl data convert` writes")
     row = settle_type(rows[0], AnswerTrend.of(rows), data.answer_type)
     try:
         return make_sample(task, row, root)

@@ -160,4 +160,5 @@ def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda d
             record, file)) for one in entries]
     except OSError as error:
         raise DataError(f"{path}: the media inside its rows do not fit on the disk of the cache: "
-                        f"{error.strerror or error}. Set data.cache (XDG_CACHE_HOME) to a larger disk") from None
+                        f"{error.strerror or error}. Set data.cache (XDG_CACHE_HOME) to a folder on a "
+                        "larger disk") from None

@@ -75,7 +75,8 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
     low, high = max(0.0, start or 0.0), whole if end is None else min(end, whole)
     inside = np.flatnonzero((times >= low - 1e-3) & (times <= high + 1e-3)) if low < high else np.empty(0, int)
     if not inside.size:
-        raise DataError(f"{name}: no frame between start={start} and end={end} s, since the video lasts {whole:.3f} s")
+        raise DataError(f"{name}: there is no frame between start={start} and end={end} s, because the video lasts "
+                        f"{whole:.3f} s")
     own = times[inside]
     wanted = (own[-1] - own[0] + 1 / fps) * sampling.fps + 1e-6
     fewest = -(-sampling.min_frames // 2) * 2
