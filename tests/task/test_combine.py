@@ -61,11 +61,11 @@ def test_ways_to_combine(combine, text, step, reward):
 
 
 @each("combine says", [
-    ("gate:formt", "no part 'formt'. Did you mean 'format'"), ("gate", "names 0 parts: write it as gate:format"),
-    ("max:rule", "write it as max:rule,judge"), ("max:rule,rule", "names 2 parts"), ("sum:rule", "write it as sum"),
+    ("gate:formt", "no part 'formt'. Did you mean 'format'"), ("gate", "names 0 parts. Write it as gate:format"),
+    ("max:rule", "Write it as max:rule,judge"), ("max:rule,rule", "names 2 parts"), ("sum:rule", "Write it as sum"),
     ("gate:rule>=", "not a finite number: write it as gate:accuracy>=0.8"), ("gate:rule>=nan", "not a finite number"),
     ("gate:rul>=1", "Did you mean 'rule'"), ("max:rule>=1,judge", "no part 'rule>=1'"),
-    ("tool_star:format,rule", "names 2 parts: write it as tool_star:format,accuracy,tools"),
+    ("tool_star:format,rule", "names 2 parts. Write it as tool_star:format,accuracy,tools"),
     ("gate:", "no part ''"), ("prodct", "Did you mean 'product'"),
     ("no.such:thing", "for a file write path/file.py:name"), ("none.py:reward", "the file 'none.py' does not exist"),
     (3, "give a string"), ("tests.task.test_combine:pytest", "not a function")])

@@ -120,7 +120,7 @@ def make_combine(value: str, parts: Collection[str]) -> Combine:
     function, least, most = COMBINE[head]
     names = _names(value)
     if not least <= len(names) <= (len(names) if most is None else most) or len({*names}) < len(names):
-        raise ConfigError(f"task.combine={value!r} names {len(names)} parts: write it as {_EXAMPLES.get(head, head)}")
+        raise ConfigError(f"task.combine={value!r} names {len(names)} parts. Write it as {_EXAMPLES.get(head, head)}")
     for name in names:
         part = _part(value, name) if head == "gate" else name
         if part not in parts:

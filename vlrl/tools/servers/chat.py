@@ -70,7 +70,7 @@ class Chat:
     def _sampling(self, body: Mapping[str, Any]) -> Sampling:
         temperature, top_p, seed = (body.get(name) for name in ("temperature", "top_p", "seed"))
         if not (temperature is None or _number(temperature, 0, 100)):
-            raise RequestError(400, f"temperature={str(temperature)[:40]}: give a number of at least 0; 0 = greedy")
+            raise RequestError(400, f"temperature={str(temperature)[:40]}: give a number of at least 0 (0 = greedy)")
         if not (top_p is None or (_number(top_p, 0, 1) and top_p > 0)):
             raise RequestError(400, f"top_p={str(top_p)[:40]}: give a number above 0 and at most 1")
         if not (seed is None or (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63)):

@@ -96,7 +96,7 @@ def _image(url: Any, where: str, access: MediaAccess, root: Path) -> Media:
     except DataError as error:
         raise RequestError(400, f"{where}: {error}") from None
     if data is None or not url.startswith("data:image/"):
-        raise RequestError(400, f"{where}: not a data: URL with an image in base64")
+        raise RequestError(400, f"{where}: url is not a data: URL with an image in base64")
     return Media(source=EmbeddedMedia(data, where))
 
 

@@ -78,7 +78,7 @@ def check(task: Task, parents: Sequence[Mapping[str, Any]]) -> None:
               for name in ("solved", "answered"))
     if not own and not any("answer" in row for row in parents):
         raise ConfigError(f"--endpoint with task '{task.name}': its rows have no `answer`, so the right answer to a "
-                          "new prompt is unknown: write Task.solved or Task.answered (docs/write-a-task.md)")
+                          "new prompt is unknown: implement Task.solved or Task.answered (docs/write-a-task.md)")
 
 
 def _fields(task: Task, row: Mapping[str, Any]) -> list[str]:
