@@ -227,7 +227,7 @@ class Completion:
     If it contains a list `turns` of {start, end, info}, these are stored as the turns of a completion without turns."""
     policy_step: int | None = None
     """For a completion kept from an earlier step: number of completed steps of the weights that sampled the completion.
-    None: the current weights sampled it."""
+    None: the current weights sampled the completion."""
 
     @property
     def truncated(self) -> bool:

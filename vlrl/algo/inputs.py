@@ -242,8 +242,8 @@ class Estimates:
 
 
 def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
-    """The reward of each turn. The reward of the last turn is adjusted so that the sum is `reward`, that of the
-    episode."""
+    """The reward of each turn. The reward of the last turn is adjusted so that the sum equals `reward`, the reward of
+    the episode."""
     paid = [turn.reward for turn in turns]
     if paid:
         paid[-1] += reward - sum(paid)

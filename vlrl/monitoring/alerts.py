@@ -74,7 +74,7 @@ class Alerts:
 
     def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
         """Sends an alert if the last line of eval.jsonl shows a drop of `metric`, unless the previous line of the same
-        split showed it too. Returns the alert's value as a metric for trackers; {} without an alert."""
+        split showed this drop too. Returns the alert's value as a metric for trackers; {} without an alert."""
         last, share = evals[-1], self.settings.heldout_drop
         lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
         if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):

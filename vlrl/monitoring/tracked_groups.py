@@ -52,7 +52,7 @@ def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
 
 
 def send(tracker: str, run: Any, view: GroupView, prefix: str, step: int) -> None:
-    """Sends a GroupView to a tracker; `prefix` begins the names there. `run` is the tracker's own run object
+    """Sends a GroupView to a tracker, under names that begin with `prefix`. `run` is the tracker's own run object
     (`GeneralTracker.tracker` of accelerate)."""
     _SENDERS[tracker](run, view, prefix, step)
 

@@ -28,8 +28,8 @@ def run_id(folder: Path) -> str:
 def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
     """Keyword arguments for opening each tracker, by tracker name, for a run that resumes after `start` steps.
 
-    A killed process may have logged steps after `start`. TensorBoard hides these steps, and Weights & Biases keeps
-    their first values. MLflow continues the run that `note_mlflow_run` stored, and has these steps twice."""
+    A killed process may have logged steps after `start`. TensorBoard hides these steps, and Weights & Biases ignores
+    further values for them. MLflow continues the run that `note_mlflow_run` stored, and has these steps twice."""
     name = run_id(folder)
     known = (read_json(folder / "tracker.json") or {}).get("mlflow") if start else None
     return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},

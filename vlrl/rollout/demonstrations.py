@@ -61,7 +61,7 @@ class Demonstrations:
 
 
 def has_demonstration(task: Task, sample: Sample) -> bool:
-    """Whether the task has a perfect answer, or perfect actions, for the sample. If the sample has an environment, the
+    """Whether there is a demonstration for the sample: an answer or, for a sample with an environment, actions. The
     environment must have been reset. Raises DataError if the reset failed."""
     if sample.reset_error:
         raise DataError(f"sample '{sample.id}': its environment failed: {sample.reset_error}")

@@ -1,4 +1,4 @@
-"""Encodes drawn prompts for the engine, ahead also those of the next step, and rejects unusable prompts."""
+"""Encodes drawn prompts for the engine, those of the next step ahead of time, and rejects unusable prompts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class RejectionCount:
 
     def note(self, reasons: Sequence[str], drawn: int, accepted: bool, limit: float, samples: int) -> None:
         """Records the result of `drawn` further draws: the reasons for rejected prompts, and whether any prompt was
-        `accepted`. Raises TrainingError if more than the share `limit` of all drawn prompts were rejected, or if as
-        many prompts in a row as the split has `samples`."""
+        `accepted`. Raises TrainingError if more than the share `limit` of all drawn prompts were rejected, or all of
+        the last `samples` prompts. samples: number of samples in the split."""
         self.drawn, self.count = self.drawn + drawn, self.count + len(reasons)
         self.in_a_row = 0 if accepted else self.in_a_row + drawn
         self.fresh += reasons
@@ -76,8 +76,8 @@ class DrawEncoder:
         the sample."""
 
     def encode(self, drawn: DrawBatch, step: int) -> None:
-        """Encodes this process's share of a batch. Adds the usable draws to `drawn.accepted`, and why others are not to
-        `drawn.refused`."""
+        """Encodes this process's share of a batch. Adds usable draws to `drawn.accepted`, and for each unusable draw
+        the reason to `drawn.refused`."""
         mine = list(drawn.draws.items())[comm.rank()::comm.world()]
 
         def encode() -> None:

@@ -233,8 +233,8 @@ class RolloutGenerator:
                           policy_step=self.policy_step, score=self.score, served=self.services, **more)
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
-        """Returns whether each completion of a request is correct; None if it cannot be scored. The completions are
-        scored as a separate group."""
+        """Returns whether each completion of a request is correct; None for a completion that cannot be scored. The
+        completions are scored as a separate group."""
         assert request.sample is not None
         with self.clock("score"):
             group = self._make(request.sample, request.prompt, completions, "")

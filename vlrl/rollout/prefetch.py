@@ -41,7 +41,7 @@ class Prefetcher:
 
     def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
         """Returns (sample, prompt). Waits for them if their encoding was begun under `key`; otherwise makes the sample
-        by `sample_of` and encodes it now. Raises the error of making the sample or the prompt."""
+        with `sample_of` and encodes it now. Raises the error of making the sample or the prompt."""
         if key not in self._begun:
             sample = sample_of()
             return sample, self.encode(self.task, sample)

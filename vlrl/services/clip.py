@@ -50,7 +50,7 @@ class Clip:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
-        """The service for one group, as a callable. It counts the compared images under the split and step of `place`.
+        """The service for one group, as a callable that counts the compared images under the split and step of `place`.
         """
         return partial(self._counted, (place.split, place.step))
 

@@ -99,7 +99,7 @@ class Judge:
         self.replies.sync()
 
     def at(self, place: ServiceContext) -> GroupJudge:
-        """The judge for one group, as a callable. It counts questions under `place`, the split and step of the group.
+        """The judge for one group, as a callable that counts questions under `place`, the split and step of the group.
         """
         return GroupJudge(self, place)
 
@@ -137,8 +137,8 @@ class Judge:
         return out
 
     def ask(self, questions: Sequence[str | Question], place: ServiceContext) -> tuple[list[str | None], list[str]]:
-        """Returns (replies, reasons). Replies has the reply to each question, or None; reasons says why replies are
-        missing. Raises TrainingError if the server rejects the key, path or model."""
+        """Returns (replies, reasons): the reply to each question, or None, and the reasons for missing replies. Raises
+        TrainingError if the server rejects the key, path or model."""
         votes, failures = self.settings.votes, []
         prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
         pending = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]

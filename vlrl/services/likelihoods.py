@@ -31,7 +31,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One row of the forward pass. The log-probabilities of its tokens start..end of `completion` will be used."""
+    """One row of the forward pass, of which the log-probabilities of the tokens start..end of `completion` are used."""
 
     group: int
     key: Key

@@ -75,7 +75,7 @@ class RewardModel:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> GroupRewardModel:
-        """The reward model for one group, as a callable. It counts answers under `place`, the split and step of the
+        """The reward model for one group, as a callable that counts answers under `place`, the split and step of the
         group."""
         self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]

@@ -224,8 +224,8 @@ def this_process() -> dict[str, Any]:
 
 
 def _system() -> str:
-    """Returns this system's kernel boot id and process namespace. Process ids can be compared where both are equal. ""
-    if unknown."""
+    """Returns this system's kernel boot id and process namespace; "" if unknown. Process ids can only be compared
+    between processes with the same boot id and namespace."""
     try:
         return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:

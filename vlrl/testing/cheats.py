@@ -24,8 +24,8 @@ Text = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class CheatRow:
-    """The rewards of one cheat over the samples: mean, maximum, and see below. If the cheat has several forms, the
-    rewards are those of the form with the highest mean reward."""
+    """The rewards of one cheat over the samples. If the cheat has several forms, these are the rewards of the form with
+    the highest mean reward."""
 
     name: str
     mean: float
@@ -144,7 +144,8 @@ NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], findings: Findings,
                  template: str = "") -> list[CheatRow]:
     """Tries every cheat on samples with the same prompt template. Returns a CheatRow for the perfect answers, then one
-    for each cheat; [] if perfect answers earn too little. `oracles`: (perfect answer, its reward) for each sample."""
+    for each cheat; [] if perfect answers earn no more than wrong answers. `oracles`: (perfect answer, its reward)
+    for each sample."""
     finals = [answer_of(text).final for text, _ in oracles]
     candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
     cases = [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)

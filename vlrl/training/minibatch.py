@@ -260,7 +260,8 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
 
 def loss_inputs(part: Minibatch, micro: MicroBatch, stats: TokenStats, config: Config, algorithm: Algorithm,
                 step: int) -> LossInputs:
-    """The inputs of the objective for one micro-batch. stats: log-probabilities and statistics computed for it."""
+    """The inputs of the objective for one micro-batch. stats: log-probabilities and statistics of the micro-batch's
+    tokens."""
     ids = micro.batch.rollout_id.to(stats.logprobs.device)
     x = _inputs(part, micro.order, ids, stats, micro.old, micro.reference, config, algorithm, step)
     return replace(x, prepared=part.prepared_of(micro), old_stats=micro.old_stats)
