@@ -29,8 +29,7 @@ def split(text: str) -> list[str]:
 
 
 def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
-    """Lets a person play episodes on one sample, each begun by `start`. Returns True to go on to the next sample, or
-    False to quit."""
+    """Lets a person play episodes begun by `start` on one sample. Returns True for the next sample, False to quit."""
     episode = _begin(start, title)
     try:
         while True:

@@ -80,8 +80,7 @@ class AlgoSettings(Settings):
 
     @property
     def corrected(self) -> bool:
-        """Whether the loss corrects for completions sampled by other weights than those trained. A user's own loss is
-        assumed to correct."""
+        """Whether the loss corrects for completions sampled by older weights. A user's own loss is assumed to do so."""
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
 
@@ -90,10 +89,10 @@ class AlgoSettings(Settings):
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields the KL settings that have no effect, because no KL is used, or because algo.kl_in=reward fixes the
-        form of the KL."""
+        """Yields the KL settings without effect, because no KL is used or algo.kl_in=reward fixes the form of the KL.
+        """
         if not self.kl_coef:
-            why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if self.kl_target else "")
+            why = "algo.kl_coef=0: there is no KL" + (", so algo.kl_target has nothing to adapt" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")
         else:
             why = "algo.kl_in=reward subtracts log p - log p(reference) per token from the reward, which is k1"
@@ -101,7 +100,7 @@ class AlgoSettings(Settings):
         for setting in filter(self.chosen, unread):
             yield f"algo.{setting}", getattr(self, setting), why
         if self.chosen("kl_horizon") and self.kl_target is None:
-            yield "algo.kl_horizon", self.kl_horizon, "algo.kl_target=null: the coefficient stays as it is"
+            yield "algo.kl_horizon", self.kl_horizon, "algo.kl_target=null: the coefficient does not change"
 
     @model_validator(mode="before")
     @classmethod

@@ -41,14 +41,13 @@ class MethodSettings(Settings):
         return True
 
     def problem(self, config: Any) -> str:
-        """Explains why the method cannot be combined with other settings of the config, with a remedy; "" if nothing
-        conflicts."""
+        """Why the method cannot be combined with other settings of the config, with a remedy; "" if it can be."""
         return ""
 
     @property
     def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
-        """The functions of the method that may depend on which answers are correct, each as (setting, function, table
-        of known functions)."""
+        """(setting, function, table of known functions) of each function of the method that may depend on which answers
+        are correct."""
         return ()
 
     @property
@@ -63,8 +62,7 @@ class MethodSettings(Settings):
 
     @property
     def without_zero(self) -> tuple[str, str] | None:
-        """(setting, remedy) if this setting of the method cannot be combined with train.sharding=zero2 or zero3; else
-        None."""
+        """(setting, remedy) if the setting cannot be combined with train.sharding=zero2 or zero3; else None."""
         return None
 
 

@@ -28,7 +28,7 @@ def explained(error: Any) -> str:
         return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
     if error["type"] == "model_type" and loc:
-        message = ("write the settings of this section below it, as 'key: value', or leave it out. Known: "
+        message = ("write the settings of this section below it, as 'key: value', or remove the section. Known: "
                    f"{', '.join(_names_at(loc))}.")
     if error["type"] == "string_type" and isinstance(error.get("input"), bool):
         message = "a string is needed, but YAML reads no, off, yes and on as false and true: put the value in quotes"

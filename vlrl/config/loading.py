@@ -118,8 +118,7 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
 
 
 def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
-    """The value of the setting `name` in `tree` times a factor, rounded up for integers. Raises ConfigError if the
-    value is not a number."""
+    """The value of the setting `name` times a factor, rounded up for integers. Raises ConfigError for other values."""
     value: Any = tree
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -273,8 +272,8 @@ def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...])
         if base is None:
             from vlrl.config.presets import moved_hint
             near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
-            raise ConfigError(f"{origin}: {parent!r} does not exist (it must be a path relative to the file that names "
-                              f"it, or the name of a config of vlrl).{moved_hint(str(parent)) or near}")
+            raise ConfigError(f"{origin}: {parent!r} does not exist. extends needs a path relative to the file that "
+                              f"contains extends, or the name of a config of vlrl.{moved_hint(str(parent)) or near}")
         tree = merge(tree, _read(base, visited))
     return tree
 

@@ -92,8 +92,8 @@ _MOST = 5
 
 
 def translation(name: str) -> str:
-    """The end of a message: `" Here it is train.lr (docs/coming-from.md)."` if the name belongs to another framework,
-    else ""."""
+    """The end of a message: `" Here it is train.lr (docs/coming-from.md)."` for a name of another framework, else "".
+    """
     own = _here(name)
     return f" Here it is {own} (docs/coming-from.md)." if own else ""
 

@@ -24,8 +24,7 @@ def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def searched_in(value: str) -> str:
-    """The end of a message about a relative path: the two folders in which it was searched; "" if only one was
-    searched."""
+    """The end of a message about a relative path: the two folders that were searched; "" if only one was searched."""
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 

@@ -72,8 +72,8 @@ def module(name: str) -> ModuleType:
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
-    """Looks up the function or class `name` in `table` or in user code. Raises ConfigError naming `setting` if it is
-    not found."""
+    """Returns the function or class `name` from `table` or user code. Raises ConfigError naming `setting` if there is
+    none."""
     if name in table:
         return table[name]
     place, colon, attribute = name.partition(":")
@@ -150,7 +150,6 @@ def _is_own(filename: str) -> bool:
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Context manager, or decorator, that redirects prints of user code to standard error, because standard output is
-    reserved for results."""
+    """Context manager or decorator: user code prints to standard error, as standard output is reserved for results."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

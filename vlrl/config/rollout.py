@@ -76,8 +76,7 @@ class AsyncSettings(Settings):
                                  "Requires algo.correction; the hf engine needs a second copy of the model.")
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
-        """Explains why asynchronous generation cannot be combined with other settings, with a remedy; "" if nothing
-        conflicts."""
+        """Why asynchronous generation cannot be combined with other settings, with a remedy; "" if it can be."""
         if not self.max_staleness:
             return ""
         most, off = self.max_staleness, "set async.max_staleness=0"
@@ -124,8 +123,7 @@ class CurriculumSettings(Settings):
         return Named(name=self.name, **(self.model_extra or {}))
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields curriculum.oversample if no groups are selected afterwards, and curriculum.select if nothing is
-        oversampled."""
+        """Yields curriculum.oversample if no groups are selected, curriculum.select if nothing is oversampled."""
         oversample, select = self.oversample, self.select
         alone = (oversample.name == "fixed" and oversample.options.get("factor", 1) == 1) or (
             oversample.name == "ema" and oversample.options.get("most", 4) == 1)

@@ -29,8 +29,7 @@ def parse_entry(entry: str) -> dict[str, Any]:
 
 
 def normalised_host(host: str) -> str | None:
-    """The host in lower case, without brackets; None if the host is neither a valid name nor an address in canonical
-    form."""
+    """The host in lower case; None if it is neither a valid name nor an address in canonical form."""
     host = host.lower().strip("[]").removesuffix(".")
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host)) if "%" not in host else None

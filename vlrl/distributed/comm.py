@@ -79,9 +79,8 @@ def _thread_states(prefix: str) -> str:
 
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
-    """Context manager that names the current phase of this rank, for messages of ranks that wait for this rank. After
-    an error the name remains until the next step begins. Does nothing outside the main thread, because other threads
-    call no collectives."""
+    """Context manager that names this rank's current phase, for messages of ranks that wait for this rank. After an
+    error the name remains until the next step begins. Main thread only, because other threads call no collectives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -241,7 +240,7 @@ def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def together(call: Callable[[], Any]) -> Any:
-    """Runs `call` on every rank and returns its result. If `call` raises a VlrlError on any rank, all ranks raise this
+    """Runs `call` on every rank and returns its result. If it raises a VlrlError on any rank, all ranks raise this
     error."""
     if world() == 1:
         return call()

@@ -156,8 +156,8 @@ class RankMonitor:
             pause = min(1.5 * pause, 1.0)
 
     def all_ended(self, place: str) -> bool:
-        """Whether all ranks have ended with an error and the same value of `place`. Waits some seconds for their
-        records. Called after `end`."""
+        """Whether all ranks have ended with an error and the same value of `place`. Called after `end`. Waits some
+        seconds."""
         assert self._ended is not None
         self._ended["at"] = place
         self.publish()
@@ -195,8 +195,7 @@ class RankMonitor:
         return json.loads(store.get(key)) if store.check([key]) else None
 
     def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
-        """Returns the result of `question(store)`; None if it fails or times out. The next call then opens a new
-        connection to the store."""
+        """Returns `question(store)`; None if it fails or times out, and then the next call opens a new connection."""
         replies: list[T] = []
 
         def ask() -> None:
@@ -215,9 +214,9 @@ class RankMonitor:
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
-    """Describes the ranks for which `rank` waits in its collective number `count`. `before` and `after` are all records
-    at two moments. The missing ranks have ended with an error of their own, are silent, or have not reached the
-    collective. If no ranks are missing, the ranks that wait in the same collective are listed."""
+    """Describes the ranks for which `rank` waits in its collective number `count`. `before` and `after` are the records
+    of all ranks at two moments. The missing ranks have ended with an error of their own, are silent, or have not
+    reached the collective. If no ranks are missing, the ranks that wait in the same collective are listed."""
     missing: list[str] = []
     waiting: list[str] = []
     for other, (old, new) in enumerate(zip(before, after, strict=True)):

@@ -45,8 +45,8 @@ class AnswerPrefix:
 
 @dataclass(eq=False)
 class CacheSlot:
-    """A slot in which an engine may keep the KV cache of an episode between two turns. The next request of the episode
-    starts with the prompt and the completion of this request, so it can reuse the cache."""
+    """A slot in which an engine may keep the KV cache of a request between two turns of an episode. The episode's next
+    request starts with the prompt and the completion of the former request, so it can reuse the cache."""
 
     cache: Any = None
     """The KV cache, in the format of the engine."""
@@ -65,22 +65,20 @@ class Request:
     key: tuple[int, ...] = (0,)
     """Selects the random stream. Completion i is sampled with the seed (run seed, *key, i), in any batch or process."""
     begun: tuple[AnswerPrefix, ...] = ()
-    """The prefixes of the n completions, which the engine continues; () = n new completions. With unchanged weights the
-    result is the same as without an interruption. The returned completions include their prefix and have one more
-    entry in `turns`."""
+    """The prefixes that the n completions continue; () = n new completions. With unchanged weights the result is the
+    same as without an interruption. The returned completions include their prefix and have one more entry in
+    `turns`."""
     way_out: str = ""
     """The setting to change if completions must not be continued; shown in error messages."""
     sample: Sample | None = None
-    """The sample of an episode. If its environment was already reset (`Sample.opening`), this environment responds to
-    the actions."""
+    """The sample of an episode. If its environment was already reset (`Sample.opening`), this environment is used."""
     max_turns: int | None = None
     """Maximum number of actions of an episode; None = episode.max_turns."""
     continues: tuple[CacheSlot, ...] = ()
-    """One cache slot per completion, if later requests will extend the completions; else (). An engine may ignore the
-    slots."""
+    """One cache slot per completion if later requests will extend the completions. An engine may ignore the slots."""
     turns: tuple[Turn, ...] = ()
-    """The turns of the episode so far. The prompt ends with their tokens. Their token positions count from the end of
-    the episode's first prompt."""
+    """The turns of the episode so far, whose tokens end the prompt. Token positions count from the end of the first
+    prompt."""
 
     def __post_init__(self) -> None:
         if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:
@@ -92,8 +90,8 @@ Done = Callable[[int, list[Completion]], None]
 PartialTexts = Callable[[], dict[tuple[int, int], str]]
 """A function that returns the texts decoded so far in a batch, by (index of the request, index of the completion)."""
 Watch = Callable[[PartialTexts], None]
-"""Called after every token of a batch, with a function that decodes the texts on demand. An exception in it ends the
-generation."""
+"""Called after every token of a batch, with a function that decodes the texts on demand. An exception ends generation.
+"""
 
 
 class Engine(Protocol):
@@ -125,8 +123,7 @@ class EpisodePlayer(Engine, Protocol):
     """How many times an environment process was restarted."""
 
     def over(self, engine: Engine) -> Self:
-        """Returns a player that samples from `engine` and uses the environments of this player. Only this player closes
-        the environments."""
+        """Returns a player that samples from `engine` in the environments of this player, which still closes them."""
         ...
 
     def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
@@ -144,8 +141,7 @@ class EpisodePlayer(Engine, Protocol):
 
 
 ACTION = 7
-"""First element of the key of a request for an action, other than the first action of an episode. The last element is
-the action's index."""
+"""First element of the key of a request for an action after the first of an episode; the last is the action's index."""
 
 
 def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop: Sequence[str], eos: Collection[int],

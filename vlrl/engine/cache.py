@@ -72,16 +72,15 @@ class RoomyLayer(DynamicLayer):
 
 
 def roomy_cache(config: Any) -> DynamicCache:
-    """Creates an empty cache for a text config. Layers with special caches (such as sliding windows) keep the layer
-    types of transformers."""
+    """Creates an empty cache for a text config. Special layers (such as sliding windows) keep transformers' layer
+    types."""
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 def join_caches(caches: Sequence[DynamicCache]) -> DynamicCache:
-    """Concatenates the caches of several prompts in order, padding shorter prompts on the left. Empties the caches that
-    are passed in."""
+    """Concatenates the caches of several prompts in order, padding shorter prompts on the left. Empties `caches`."""
     for layers in zip(*(cache.layers for cache in caches), strict=True):
         _join(layers)
     return caches[0]
@@ -106,8 +105,7 @@ def _join(layers: Sequence[Any]) -> None:
 
 
 def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenates tensors along the first dimension to [P, heads, tokens, d]. Shorter tensors are padded with zeros on
-    the left."""
+    """Concatenates tensors to [P, heads, tokens, d] along the first dimension, padding shorter tensors on the left."""
     width = max(t.shape[-2] for t in tensors)
     out = tensors[0].new_zeros(sum(map(len, tensors)), *tensors[0].shape[1:-2], width, tensors[0].shape[-1])
     for rows, tensor in zip(out.split([len(t) for t in tensors]), tensors, strict=True):
@@ -191,8 +189,7 @@ def answer_rows(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, co
 
 
 def stack_row_caches(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
-    """Stacks the stored caches of several rows into one cache, padding shorter rows on the left. Empties the caches
-    that are passed in."""
+    """Stacks the stored caches of several rows into one cache, padding shorter rows on the left. Empties `cached`."""
     cache = roomy_cache(config)
     for i, layer in enumerate(cache.layers):
         assert isinstance(layer, RoomyLayer)

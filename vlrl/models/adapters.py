@@ -173,8 +173,7 @@ _PARTS: dict[str, tuple[Part, ...]] = {"language": ("language",), "all_linear": 
 
 def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> list[str]:
     """Names of the linear layers that model.lora.target selects, never lm_head. `target` names parts of the model, or
-    lists module names (or their endings) and regular expressions of full names. Raises ConfigError if an entry of
-    `target` selects no layer."""
+    lists module names (or their endings) and regular expressions. Raises ConfigError if an entry selects no layer."""
     layers = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
     if isinstance(target, str) and target in _PARTS:
         chosen = {n for n in layers if family.part_of(n) in _PARTS[target]}

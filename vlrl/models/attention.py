@@ -63,8 +63,7 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """A batch of the implementation `masked`: R runs of up to A tokens, each with the up to P tokens of its ancestors.
-    """
+    """A batch of the implementation `masked`: R runs of up to A tokens, each with up to P tokens of its ancestors."""
 
     runs: Grid
     ancestors: Grid | None  # [R, P] the ancestors' tokens of each run; None for runs without ancestors
@@ -107,8 +106,7 @@ class Layout:
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-        """The buckets of the implementation `masked`, and for each of the T tokens its index [T] in the concatenated
-        outputs of the buckets."""
+        """The buckets of the implementation `masked`, and [T] each token's index in their concatenated outputs."""
         return self.cached(_buckets, device)
 
     def cached(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:

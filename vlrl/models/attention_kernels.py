@@ -168,8 +168,7 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
 
 
 def _shares(start: int, stop: int) -> tuple[slice, np.ndarray]:
-    """Returns a slice of the blocks that overlap the positions start..stop, and how many of these positions each block
-    contains."""
+    """Returns the slice of blocks that overlap the positions start..stop, and how many positions lie in each block."""
     first, last = start // BLOCK, -(-stop // BLOCK)
     edges = np.clip(np.arange(first, last + 1) * BLOCK, start, stop)
     return slice(first, last), np.diff(edges)

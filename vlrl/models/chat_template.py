@@ -57,8 +57,8 @@ _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistan
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Context manager that raises TimeoutError after `seconds`, because a template may not terminate. Has no effect
-    outside the main thread."""
+    """Context manager that raises TimeoutError after `seconds`, because a template may not terminate. Main thread only.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -94,8 +94,7 @@ class ChatTemplate:
         return self._rendered(shown, **options)
 
     def problem(self, role: str, tools: Sequence[Any] = ()) -> str:
-        """Why the template cannot render a turn of `role` when it is given `tools`; "" if the template can render it.
-        """
+        """Why the template cannot render a turn of `role` when it is given `tools`; "" if it can do so."""
         return self._form(role, tools)[1]
 
     def _turn(self, turn: Message, content: Any, tools: Sequence[Any] = ()) -> Message:

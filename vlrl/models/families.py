@@ -190,8 +190,7 @@ FAMILIES = {f.model_type: f for f in (
 
 _MOST_LAYERS = 1000
 _PREFIX_MODELS = ("paligemma",)
-"""Types of models whose attention is bidirectional within the prompt. The token type is 0 in the prompt, 1 in
-completions."""
+"""Types of models with bidirectional attention within the prompt (token type 0); completions have token type 1."""
 
 
 def family_of(config: Any) -> Family:

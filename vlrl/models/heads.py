@@ -25,8 +25,8 @@ class HeadSettings:
 
 
 class Head(torch.nn.Module):
-    """A linear layer that predicts a scalar for each completion token from the hidden state before it. Float32,
-    initially zero."""
+    """A linear layer that predicts a scalar per completion token from the hidden state before it. Float32, initially
+    zero."""
 
     key: ClassVar[str]  # key of the head's state in checkpoints, and prefix of the names of its metrics
     file: ClassVar[str] = ""  # file of the head in the model's folder; "" if the head is stored only in checkpoints

@@ -17,8 +17,7 @@ ASSETS = Path(__file__).parents[1] / "assets"  # folder with the models that are
 
 
 class FamilyConvention(coordinates.Convention):
-    """The convention of bounding boxes of a model's family, found at first use. Rows with a field `coordinates` do not
-    use it."""
+    """The box convention of a model's family, found at first use. Not used for rows with a field `coordinates`."""
 
     def __init__(self, model: str):
         self._model = model

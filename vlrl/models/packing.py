@@ -40,8 +40,8 @@ class Piece:
     shown: tuple[Prompt | None, ...] = ()
     """For each completion, its tokens with their media (Completion.shown); () if no completion has observations."""
     units: tuple[int, ...] = ()
-    """For each completion, the number of its unit, such as its episode. The completions of a unit stay in one piece. ()
-    = each completion is a unit."""
+    """For each completion, the number of its unit, such as its episode; () = one unit each. A unit stays in one piece.
+    """
 
     @functools.cached_property
     def tree(self) -> Tree:

@@ -95,8 +95,8 @@ class Policy:
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """The cost of training on a prompt with completions of these lengths: the number of operations or, for an
-        unknown family, of tokens."""
+        """Cost of training on a prompt with completions of these lengths, in operations; in tokens for unknown
+        families."""
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
@@ -202,8 +202,7 @@ class Policy:
 
     def keep_reference(self, source: str | Path | None = None) -> None:
         """Makes the reference of the KL term: a frozen copy of the model at `source`, or of the current weights if
-        `source` is not given. Each weight has the same type as in the policy, so that rounding is equal. Does
-        nothing under LoRA."""
+        None. Each weight has the same type as in the policy, so that rounding is equal. Does nothing under LoRA."""
         if self.lora:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
@@ -327,8 +326,7 @@ class Policy:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context manager that puts the model into evaluation mode: no dropout, a KV cache even under gradient
-        checkpointing."""
+        """Context manager for evaluation mode: no dropout, and a KV cache even under gradient checkpointing."""
         was = self.model.training
         self.model.eval()
         try:

@@ -209,8 +209,7 @@ class Encoder:
 
     @property
     def opened(self) -> str:
-        """Text with which the chat template starts a completion of any prompt, such as "<think>". For a single prompt
-        see Prompt.opened."""
+        """Text with which the chat template starts every completion, such as "<think>". See also Prompt.opened."""
         return self._opened(self._template([{"role": "user", "content": self._safe("x")}]))
 
     def _opened(self, text: str) -> str:
@@ -295,8 +294,7 @@ class Encoder:
         return tuple(next(counts[m.kind]) for m in loaded)
 
     def _placeholder(self, kind: str) -> str | None:
-        """The token that stands for one visual feature of this kind of medium (in some processors, for a complete
-        image); None if unknown."""
+        """The token of one visual feature of this kind, in some processors of a complete image; None if unknown."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 

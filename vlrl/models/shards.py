@@ -34,8 +34,7 @@ class Shards(ABC):
 
     gathered: bool  # whether this process holds the full model, for passes without gradient
     steps: bool = False
-    """Whether a DeepSpeed engine (sharding.zero.Zero) runs the model's passes, sums and clips gradients, and steps the
-    optimizer."""
+    """Whether a DeepSpeed engine (sharding.zero.Zero) runs passes, clips gradients and steps the optimizer."""
 
     @abstractmethod
     def gather(self) -> None:
@@ -47,8 +46,7 @@ class Shards(ABC):
 
     @abstractmethod
     def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """Gathers a weight for a checkpoint. Returns the full weight on the main process, and None on other processes.
-        """
+        """A full weight for a checkpoint, gathered on the main process; None on other processes."""
 
     @abstractmethod
     def leaf(self, value: Any) -> Any:

@@ -37,9 +37,8 @@ def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -
 
 
 def results(observation: Observation, by_role: bool, in_place: bool) -> list[Message]:
-    """The turns that show the results of tool calls: one turn of role tool per result if `by_role` is true, else a
-    single user turn. `in_place`: whether the template keeps media between the texts of a turn. If it is false, media
-    come first."""
+    """The turns that show the results of tool calls: with `by_role` one turn of role tool per result, else one user
+    turn. `in_place`: whether the template keeps media between the texts of a turn. Otherwise media come first."""
     if by_role:
         return [{"role": "tool", "content": [*_media(r), text_part(_quoted(r.text))]} for r in observation.results]
     begin, end = RESULT

@@ -61,7 +61,7 @@ class Features:
 
 
 class FeatureCache:
-    """A cache of at most `limit` bytes of features in host memory. The least recently used features are dropped first.
+    """A cache of at most `limit` bytes of features in host memory, which drops the least recently used features first.
     """
 
     def __init__(self, limit: int):

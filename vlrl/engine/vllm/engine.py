@@ -235,8 +235,7 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 def _bystander() -> Iterator[None]:
     """Context manager that restores, on exit, what vLLM changes in this process: the random states and the function
     torch.set_num_threads. Does nothing in a thread that generates during the update (async.*): the training thread
-    uses the random states at the same time, so they must not be reset. There cpu_patches.py keeps generation from
-    changing them."""
+    uses the random states at the same time. There cpu_patches.py keeps generation from changing them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -266,11 +265,11 @@ def _explained(config: Config, what: str) -> Iterator[None]:
 def _blamed(config: Config, error: Exception) -> str:
     settings, text = config.engine, str(error).lower()
     if "max_model_len" in text or "max seq len" in text:
-        return (f"engine.max_model_len={settings.max_model_len or 'null'} (lower it, or limits.prompt_tokens and "
-                f"rollout.max_new_tokens; or raise engine.memory={settings.memory:g})")
+        return (f"engine.max_model_len={settings.max_model_len or 'null'} (lower this setting, or limits.prompt_tokens "
+                f"and rollout.max_new_tokens; or raise engine.memory={settings.memory:g})")
     if isinstance(error, torch.OutOfMemoryError) or "memory" in text:
-        return (f"engine.memory={settings.memory:g} (more memory than the device has left: lower it, engine.max_seqs "
-                "or train.tokens_per_batch; or raise it if vLLM reports too little memory)")
+        return (f"engine.memory={settings.memory:g} (more memory than the device has left: lower this setting, "
+                "engine.max_seqs or train.tokens_per_batch. If vLLM reports too little memory, raise engine.memory)")
     if "tensor_parallel" in text or "tensor parallel" in text:
         return f"engine.tensor_parallel={settings.tensor_parallel} (set another value)"
     return f"engine.name={settings.name} (set engine.name=hf to generate without vLLM)"

@@ -74,10 +74,9 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
                      temperature: float = 1.0) -> EpisodeMismatch | None:
     """Returns the first position in an episode at which engine and trainer disagree.
 
-    Returns None if there is no such position: all log-probabilities differ by at most `allowed`, and all inputs are
-    equal. Some things are not compared: the pixels of videos; for observations with the results of several tool calls,
-    everything except images; for episodes with windows (episode.history), everything except ids, loss mask and
-    log-probabilities."""
+    Returns None if all log-probabilities differ by at most `allowed` and all inputs are equal. Some things are not
+    compared: the pixels of videos; for observations with the results of several tool calls, everything except images;
+    for episodes with windows (episode.history), everything except ids, loss mask and log-probabilities."""
     for token, what in _structure(encode, prompt, completion):
         return EpisodeMismatch(turn_of(completion.turns, token), token, describe_position(completion.turns, token),
                                what)

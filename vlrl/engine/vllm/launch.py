@@ -52,7 +52,7 @@ _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len"
 
 @dataclass(eq=False)
 class ServerProcess:
-    """One server and its process."""
+    """A vLLM server: its addresses, command and log, its process if it runs, and the state that ServerGroup records."""
 
     address: str  # the URL that trainers use, also on other hosts
     local: str  # the URL on this host
@@ -230,8 +230,7 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
 def further_arguments(given: Sequence[str], taken: Sequence[str],
                       set_by: Mapping[str, str] = _SET_BY) -> dict[str, str]:
     """Parses vLLM arguments, each NAME=VALUE or NAME, into {"--name": "value"}. Raises ConfigError for an argument that
-    vlrl itself sets: an argument in `taken`, or a key of `set_by`. The values of `set_by` name the settings that
-    determine the argument."""
+    vlrl itself sets: one in `taken`, or a key of `set_by`, whose value names the setting that determines it."""
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")
@@ -321,8 +320,8 @@ def describe(servers: ServerGroup, path: Path) -> None:
 
 
 def _reached(host: str, here: bool = False) -> str:
-    """The host name for the URL of a server that listens on `host`, as other hosts reach it or, with `here`, as this
-    host reaches it."""
+    """The host name in the URL of a server that listens on `host`, for use on other hosts or, with `here`, on this
+    host."""
     if host in ("0.0.0.0", "::"):
         return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host

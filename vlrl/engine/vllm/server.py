@@ -306,8 +306,8 @@ def state_and_mismatches(client: ServerClient, address: str, setting: str, folde
     except TrainingError:
         state = None
     if not isinstance(state, dict) or "protocol" not in state:
-        raise ConfigError(f"{setting}={address} is a server that `vlrl serve` did not start: stop it and start "
-                          "`vlrl serve` with this config")
+        raise ConfigError(f"{setting}={address} is a server that `vlrl serve` did not start. Stop this server, and "
+                          "start `vlrl serve` with this config")
     expected = {**expected, "protocol": vllm_wire.PROTOCOL, "logprobs_mode": "processed_logprobs",
                 "extension": EXTENSION}
     wrong = [f"{name} is {state.get(name)} instead of {value}" for name, value in expected.items()

@@ -64,8 +64,7 @@ class EngineWeights:
         return None if stacked is None else stacked[part or 0][0, 0, :shape[0], :shape[1]]
 
     def tied_head(self, embedding: torch.Tensor) -> Pairs:
-        """Yields the pair of tensors of an output layer that is tied to the token embedding `embedding`. vLLM may hold
-        a packed copy of the weight."""
+        """Yields the pair of tensors of an output layer that is tied to the token embedding `embedding`."""
         theirs = self.of(HEAD, embedding.shape)
         if theirs is not None:
             yield f"{HEAD} (tied to the embedding)", embedding, theirs

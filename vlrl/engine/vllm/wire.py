@@ -43,7 +43,8 @@ def response_of(output: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     "outputs": [{"tokens", "logprobs", "finish"}, ...]}.
 
     If the options have `logprob_token_ids`, "logprobs" contains the log-probabilities of these ids at the first
-    position. If they have `prompt_logprobs`, the result also has those of the prompt's tokens, None for the first."""
+    position. If the options have `prompt_logprobs`, the entry "prompt_logprobs" has the log-probabilities of the
+    prompt's tokens, with None for the first token."""
     out: dict[str, Any] = {"prompt": list(output.prompt_token_ids), "outputs": []}
     for completion in sorted(output.outputs, key=lambda o: o.index):
         ids = list(completion.token_ids)

@@ -122,8 +122,8 @@ def check_installed(config: Config) -> None:
     if not name.startswith("zero"):
         return
     if importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(f"train.sharding={name}: DeepSpeed is not installed. pip install 'vlrl[deepspeed]', or set "
-                          "train.sharding=fsdp2")
+        raise ConfigError(f"train.sharding={name}: DeepSpeed is not installed. Run: pip install 'vlrl[deepspeed]', or "
+                          "set train.sharding=fsdp2")
     from packaging.version import Version  # DeepSpeed needs it too
 
     version = importlib.metadata.version("deepspeed")

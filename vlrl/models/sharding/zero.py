@@ -61,8 +61,7 @@ class Zero(Shards):
         return TokenStats(*self.engine(plain))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Runs the backward pass. Gradients are summed over ranks and accumulated. A loss that is not finite makes them
-        NaN."""
+        """Runs the backward pass, and adds the gradients of all ranks. They become NaN if the loss is not finite."""
         factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed averages over ranks
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
