@@ -158,8 +158,8 @@ def _of_the_system(error: OSError) -> str:
     if isinstance(error, BrokenPipeError):
         return ""
     if refused:
-        return f"cannot write to stdout: {error.strerror or error}. Free disk space, or send the output elsewhere."
+        return f"cannot write to stdout: {error.strerror or error}. Free space on disk, or send the output elsewhere."
     if error.filename is None:
-        return f"cannot read or write: {error.strerror or error}. Free disk space, or write elsewhere."
+        return f"cannot read or write: {error.strerror or error}. Free space on disk, or write elsewhere."
     return f"cannot use {str(error.filename)!r}: {error.strerror}. Name another path, or fix the path's permissions."
 

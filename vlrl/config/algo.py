@@ -92,7 +92,7 @@ class AlgoSettings(Settings):
         """Yields the KL settings without effect, because no KL is used or algo.kl_in=reward fixes the form of the KL.
         """
         if not self.kl_coef:
-            why = "algo.kl_coef=0: there is no KL" + (", so algo.kl_target has nothing to adapt" if self.kl_target else "")
+            why = "algo.kl_coef=0: there is no KL" + (", so algo.kl_target does nothing" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")
         else:
             why = "algo.kl_in=reward subtracts log p - log p(reference) per token from the reward, which is k1"
