@@ -408,8 +408,8 @@ def content(blocks: Sequence[Any]) -> Observation:
 
 
 def checked_addresses(addresses: Sequence[str]) -> list[str]:
-    """Checks commands or URLs of MCP servers, and returns them. Raises ConfigError for an invalid one, for several
-    commands, and for a URL with a user name or password, which the message omits."""
+    """Checks commands or URLs of MCP servers, and returns them. Raises ConfigError for an invalid address, for several
+    addresses that are not all URLs, and for a URL with a user name or password, which the message omits."""
     checked = [checked_server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address
                for address in addresses]
     for address in checked:

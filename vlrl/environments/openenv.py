@@ -50,8 +50,8 @@ class ServerFull(ProtocolError):
 class OpenEnv(Environment):
     """An environment on an OpenEnv server. Of several servers, the responding one with the fewest sessions is used.
 
-    field: the field of the action that gets the model's text; "" = the only field in the server's schema, or if there
-        are several, the model must write the action as JSON.
+    field: the field of the action that gets the model's text; "" = the only field in the server's schema. If the schema
+        has several fields, the model must write the action as JSON.
     images: fields that contain images, in addition to those recognized by their format (images.observation_of).
     reset: further arguments of the `reset` message. goal, parts: see EpisodeReward.
     step_s, reset_s: time limits in seconds."""

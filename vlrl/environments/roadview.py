@@ -60,7 +60,8 @@ class Edges:
     painted: tuple[Any, Any]
 
     def near(self, frame: Frame, far: float) -> Edges | None:
-        """The part of the lane within `far` metres of a vehicle; None if there is none."""
+        """The part of the lane within `far` metres of the vehicle whose coordinate system is `frame`; None if there is
+        none."""
         middle = (self.left + self.right) / 2
         inside = np.flatnonzero(np.hypot(middle[:, 0] - frame.x, middle[:, 1] - frame.y) < far)
         if inside.size < 2:
@@ -165,8 +166,8 @@ def _dashboard(pen: ImageDraw.ImageDraw, size: tuple[int, int], speed: float, li
 
 
 def drivable(scenario: str, frame: Frame, margin: float = 1.0) -> list[list[list[float]]]:
-    """The drivable area near a vehicle: polygons of the lanes, each widened by `margin`, in metres in the vehicle's
-    coordinate system."""
+    """The drivable area near the vehicle whose coordinate system is `frame`: polygons of the lanes, each widened by
+    `margin`, in metres in this coordinate system."""
     near: Iterable[Edges | None] = (lane.near(frame, AHEAD + ASIDE) for lane in lanes(scenario, margin))
     return [_thinned(frame.places(np.concatenate([lane.left, lane.right[::-1]]))) for lane in near if lane]
 

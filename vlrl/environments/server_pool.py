@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
-"""For how many seconds a server that does not respond is not used: first, and at most. The pause doubles each time."""
+"""Number of seconds for which a server that does not respond is not used: the first time, and at most. The pause
+doubles each time."""
 _log = logging.getLogger(__name__)
 _pools: dict[tuple[str, ...], ServerPool] = {}
 
@@ -73,18 +74,18 @@ class ServerPool:
                     self.failed(server.address)
 
     def started(self, address: str) -> None:
-        """Records that a session was started, so the server responds."""
+        """Records that a session was started on the server at `address`, so the server responds."""
         server = self._servers[address]
         if server.pause and len(self._servers) > 1:
             _log.warning("the server %s responds again", address)
         server.sessions, server.pause = server.sessions + 1, 0.0
 
     def closed(self, address: str) -> None:
-        """Records that a session was closed."""
+        """Records that a session on the server at `address` was closed."""
         self._servers[address].sessions -= 1
 
     def failed(self, address: str) -> None:
-        """Records that the server did not respond, so that it is not used for a while."""
+        """Records that the server at `address` did not respond, so that it is not used for a while."""
         server = self._servers[address]
         if not server.pause and len(self._servers) > 1:
             _log.warning("the server %s does not respond and is not used for a while", address)

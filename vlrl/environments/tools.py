@@ -85,8 +85,8 @@ class Tool:
             raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
 
     def _model(self, descriptions: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
-        """Builds a pydantic model of the arguments. Also returns the model's field for each argument. The fields have
-        other names, because an argument may have the name of a method of the model."""
+        """Returns {argument: field} and a pydantic model of the arguments with these fields. The fields have other
+        names than the arguments, because an argument may have the name of a method of the model."""
         try:
             hints = get_type_hints(self.function, include_extras=True)
             names, fields = {}, {}
@@ -262,7 +262,8 @@ def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
 
 
 def environment_of(task: Any, sample: Sample) -> Environment | None:
-    """Creates the environment of a sample: the task's own, or a ToolEnvironment with the task's tools, or None."""
+    """Creates the environment of a sample: the task's own, else a ToolEnvironment with the task's tools; None if the
+    task has neither."""
     task = task.of(sample)
     environment = task.environment(sample)
     if environment is None and (tools := task_tools(task, sample)):

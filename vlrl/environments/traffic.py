@@ -88,7 +88,7 @@ def network(scenario: str) -> RoadNetwork:
 
 def empty_road(scenario: str, seed: int) -> Road:
     """Returns the road of a scenario without vehicles. At the intersection, highway-env's right-of-way rules hold.
-    `seed` seeds the random numbers of the drivers."""
+    `seed` seeds the road's random numbers."""
     kind: Any = RegulatedRoad if scenario == "intersection" else Road
     return kind(network(scenario), np_random=np.random.default_rng(seed), neighbour_vehicles_connected_lanes=True)
 
