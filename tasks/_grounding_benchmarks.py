@@ -131,7 +131,7 @@ def check(name: str, one_box: bool) -> None:
     if name and name not in known:
         why = ("needs a recipe with all boxes." if one_box else "needs a recipe with one box.") if name in other else \
             f"is not known.{did_you_mean(name, known)}"
-        raise ConfigError(f"task.benchmark={name!r} {why} This recipe takes {', '.join(known)}.")
+        raise ConfigError(f"task.benchmark={name!r} {why} The benchmarks of this recipe are {', '.join(known)}.")
 
 
 def maps(records: Sequence[Mapping[str, Any]], labelled: Callable[[Any], Detections], name_of: Callable[[Any], str],

@@ -352,8 +352,8 @@ def _right(row: Record) -> str:
         return right_answers(row)[0]
     letter, options = target(row)[0], options_of(row)
     if not options or "," in letter:
-        raise DataError(f"answer={row['answer']!r} is not one of the row's options, as task.form requires: give the "
-                        "row its options, or set task.form=own")
+        raise DataError(f"answer={row['answer']!r} is not exactly one of the row's options, but task.form needs one "
+                        "right option. Correct the answer and options of the row, or set task.form=own")
     return options[LETTERS.index(letter)]
 
 

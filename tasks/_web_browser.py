@@ -186,7 +186,7 @@ class PagePool:
         if tab.failed:
             raise PageFailed(tab.failed)
         if tab not in self.tabs:
-            raise BrowserLost("the page was closed to make room for another one (task.open_pages)")
+            raise BrowserLost("the page was closed to make room for another page (task.open_pages)")
         self.tabs[tab] = self.tabs.pop(tab)
         end = self._loop.time() + self.settings.seconds
         late = f"the page did not answer within {self.settings.seconds:g} s"

@@ -171,7 +171,7 @@ def perfect_actions(task: Any, sample: Sample, pages: PagePool) -> list[Action]:
             driver = PageDriver(page)
             ORACLES[sample["page"]](driver)
             if not driver.look.done or driver.look.raw <= 0:
-                raise DataError(f"sample '{sample.id}': the actions known for {sample['page']} do not solve it "
+                raise DataError(f"sample '{sample.id}': the known actions for {sample['page']} do not solve this page "
                                 f"({driver.page.instruction!r}, reward {driver.look.raw:g})")
             return driver.actions
         except BrowserLost:

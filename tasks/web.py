@@ -145,7 +145,7 @@ class Web(Task):
             raise DataError(f"row {row.get('id')!r}: seed={seed!r} is not an integer")
         if page in self.heldout_pages and row.get("split") != "heldout":
             raise DataError(f"row {row.get('id')!r}: its page {page!r} is one of task.heldout_pages, which are never "
-                            "trained on: remove the row, or the page from task.heldout_pages")
+                            "used for training. Remove the row, or remove the page from task.heldout_pages")
         read_goals(row)
         sample = super().sample_from_row(row, root)
         return replace(sample, row={**sample.row, "asked": row.get("instruction", ""), **self._shown(page)})

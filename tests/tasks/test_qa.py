@@ -194,8 +194,8 @@ def test_forms_of_an_item():
         assert not any(option.startswith("-") for option in made["options"])
     assert {asked(COUNT, "choice", i)["answer"] for i in range(30)} == {*"ABCD"}
     assert asked(YES, "choice")["options"] in (["yes", "no"], ["no", "yes"]) and asked(YES, "open")["answer"] == "yes"
-    for form, row, words in (("choice", TEXT, "answer_type=text"), ("open", SEVERAL, "is not one of the row's options"),
-                             ("yes_no", {**CHOICE, "options": None}, "is not one of the row's options")):
+    for form, row, words in (("choice", TEXT, "answer_type=text"), ("open", SEVERAL, "is not exactly one of"),
+                             ("yes_no", {**CHOICE, "options": None}, "is not exactly one of")):
         with pytest.raises(DataError, match=f"row 'r0': .*{words}"):
             asked(row, form)
 

@@ -43,7 +43,7 @@ def test_pixels_of_the_processed_picture():
     seen = replace(placed, row={**placed.row, "processed_size": [308, 420]})
     assert task.score(seen, parse_answer("x"))["success"] == 0
     seen = replace(placed, row={**placed.row, "processed_size": [224, 280]})
-    with pytest.raises(DataError, match=r"as \[224, 280\] pixels.*max_pixels"):
+    with pytest.raises(DataError, match=r"at \[224, 280\] pixels.*max_pixels"):
         task.score(seen, parse_answer("x"))
     task.coordinates = coordinates.make("norm1000")
     assert task.score(seen, parse_answer("x"))["success"] == 0
