@@ -242,8 +242,7 @@ class Task:
         return [*system, *turns, {"role": "user", "content": content_of(sample, text, kinds)}]
 
     def parse(self, sample: Sample, answer: Answer) -> Any:
-        """The content of an answer as JSON-able data, for the viewer and the logs; None if the answer cannot be parsed.
-        """
+        """The content of an answer as JSON-able data, for the viewer and the logs; None if it cannot be parsed."""
         return answer.final
 
     def target(self, sample: Sample) -> Any:
@@ -366,8 +365,7 @@ class Task:
 
 
 def usual_outcome(rewards: Mapping[str, Weight]) -> dict[str, float]:
-    """The criterion for a correct answer in a task that does not define one: reward part -> minimum; see Task.outcome.
-    """
+    """The criterion for a correct answer if a task defines none: reward part -> minimum; see Task.outcome."""
     weights = {part: weight_at(w, 0) for part, w in rewards.items()}
     named = next((part for part in _OUTCOMES if part in weights), None)
     return {named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {}

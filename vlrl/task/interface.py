@@ -78,8 +78,8 @@ def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
 
 
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """The chat messages of a sample. The first observation of its environment, if any, is appended to the last message.
-    Raises TaskError if `messages` fails or returns something of the wrong format."""
+    """The chat messages of a sample. If the sample has an environment, the first observation is appended to the last
+    message. Raises TaskError if `messages` fails or returns something of the wrong format."""
     task = task.of(sample)
     messages = _call(task, "messages", sample)
     wrong = [m for m in messages if not _is_message(m)] if isinstance(messages, (list, tuple)) else [messages]
@@ -90,8 +90,8 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
 
 
 def tool_schemas(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """The schemas of a sample's tools, in the format of chat templates; [] if it has none. Raises TaskError if `tools`
-    fails, returns something of the wrong type, or repeats a name."""
+    """The schemas of a sample's tools, in the format of chat templates; [] if the sample has no tools. Raises TaskError
+    if `tools` fails, returns something of the wrong type, or repeats a name."""
     task = task.of(sample)
     none = task.outside is None and getattr(task.tools, "__func__", None) is Task.tools
     return [] if none else _TOOLS["schemas"](task, sample)

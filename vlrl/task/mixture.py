@@ -25,8 +25,8 @@ from vlrl.types import Answer, Sample
 
 
 class Interleaved(SampleSequence):
-    """Several labelled sequences of samples as one sequence, which takes one sample from each in turn: a, b, a, b, ...
-    When the shorter ones are exhausted, the longer ones continue.
+    """Sequences of samples, one for each task label, as one sequence. It takes one sample from each in turn: a, b, a,
+    b, ... When the shorter sequences are exhausted, the longer ones continue.
 
     Nothing is copied; indices are computed. Each sample gets the label as its `task`, and the id `label/id`."""
 
@@ -68,7 +68,7 @@ class Interleaved(SampleSequence):
         return with_label(self._samples[self.labels.index(label)][own], label)
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Converts an index of this sequence to a label and an index in the sequence with this label."""
+        """Converts an index of this sequence to (label, index in the sequence with this label)."""
         first, round, going = self._stretches[bisect_right(self._firsts, index) - 1]
         further, turn = divmod(index - first, len(going))
         return self.labels[going[turn]], round + further

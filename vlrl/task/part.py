@@ -13,8 +13,7 @@ ATTRIBUTE = "vlrl_part"
 
 @dataclass(frozen=True)
 class PartSpec:
-    """The declaration of a function for `task.parts`: the reward parts that it returns, and the services that it needs.
-    """
+    """The declaration of a function for `task.parts`: its reward parts, and the services that it needs."""
 
     weights: Mapping[str, float]
     """Reward part -> its weight unless `task.rewards` sets another one. A part of weight 0 is only a metric."""
@@ -22,8 +21,8 @@ class PartSpec:
     readings: Callable[..., Sequence[Any]] | None = None
     """The argument `readings` of the decorator `part`; None = the answers."""
     replaces_outcome: bool = False
-    """Whether the function's first part decides if an answer is correct, instead of the task's outcome parts. It also
-    takes over the weight of those parts."""
+    """Whether the function's first part decides if an answer is correct, instead of the task's outcome parts. The
+    function's part also takes over the weight of the outcome parts."""
 
 
 def part(weights: Mapping[str, float], needs: Collection[str] = (),

@@ -169,7 +169,7 @@ def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key
 
 
 class GroupServices(Protocol):
-    """The services of `services.*` for one group."""
+    """The services (settings `services.*`) for scoring one group."""
 
     @property
     def turn(self) -> AbstractContextManager[Any]:
@@ -188,7 +188,8 @@ class GroupServices(Protocol):
 
 
 class RunServices(Protocol):
-    """The services of `services.*` that the run has and the task needs, in one process (vlrl/services/provided.py)."""
+    """The services (settings `services.*`) that the run has and the task needs, in one process. See
+    vlrl/services/provided.py."""
 
     @property
     def threads(self) -> int:

@@ -68,8 +68,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The settings of the run, including all defaults. Raises RunError if config.yaml is missing or cannot be read.
-        """
+        """The settings of the run, with all defaults. Raises RunError if config.yaml is missing or cannot be read."""
         path = self.path / "config.yaml"
         try:
             return validate(yaml.safe_load(read_small(path)) or {})

@@ -133,7 +133,7 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
 
 
 def _means(seeds: Sequence[Sequence[_Sample]], values_of: Callable[[_Sample], dict[str, float]]) -> dict[str, Metric]:
-    """Every metric that `values_of` returns for a sample, as its mean over the samples of a seed, then over seeds."""
+    """Each metric that `values_of` returns for samples, as its mean over samples and then over seeds."""
     columns: dict[str, list[dict[int, float]]] = {}
     clusters = {s.number: s.cluster for seed in seeds for s in seed}
     for place, seed in enumerate(seeds):

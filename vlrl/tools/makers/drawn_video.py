@@ -1,9 +1,9 @@
 """Short clips of drawn shapes that move, flash, appear and disappear, with questions whose answers are exact by
 construction.
 
-Each kind of clip is made by a function (rng, turn, clock) -> LabelledClip. `turn` is the number of earlier clips of
-this kind; the function uses it to cycle through directions, letters and counts. So all answers are equally frequent,
-and no constant answer is correct more often than another."""
+Each kind of clip is made by a function (rng, turn, clock) -> LabelledClip. `clock` is a ClipTiming, and `turn` the
+number of earlier clips of this kind. The function uses `turn` to cycle through directions, letters and counts. So all
+answers are equally frequent, and no constant answer is correct more often than another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class ClipTiming:
-    """Frames per second of a clip, and its `size`: the clip is square, and `size` is its side in pixels."""
+    """Frames per second of a clip, and its size: the side of the square image in pixels."""
 
     fps: int
     size: int

@@ -113,8 +113,7 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
 
 
 def quotas(count: int) -> dict[tuple[str, str], int]:
-    """Plan -> number of rows, out of `count`. Each number differs by less than one row from the plan's share in SHARES.
-    """
+    """Plan -> number of rows, out of `count`. Each number differs from the plan's share in SHARES by less than one."""
     wanted = {plan: int(count * share) for plan, share in SHARES.items()}
     rest = sorted(SHARES, key=lambda plan: wanted[plan] - count * SHARES[plan])
     for plan in rest[:count - sum(wanted.values())]:

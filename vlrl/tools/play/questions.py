@@ -108,8 +108,7 @@ def judge(task: Task, question: Question, text: str, step: int = 0) -> ScoredAns
 
 @prints_aside()
 def judge_answer(task: Task, question: Question, answer: Answer, error: str | None = None) -> ScoredAnswer:
-    """Scores an answer to a question. `error` is the error of the environment if the answer is an episode that failed.
-    """
+    """Scores an answer to a question. `error` is the environment's error if the answer is an episode that failed."""
     reduced, skipped = without_absent_parts(task, question.sample, [answer], Services())
     (scored,) = score_group(reduced, question.sample, [answer], answer.step)
     faults = [] if answer.turns else complaints(question.text, answer.text)
