@@ -73,8 +73,8 @@ def k3_score(x: LossInputs, clamp: Rate = 20.0, from_sampler: bool = False) -> t
 
 
 def clamped(kl: Bound, x: LossInputs) -> torch.Tensor | None:
-    """[N] bool: whether a token's exponential is clamped, or its KL value exceeds the option `limit`. None if the
-    estimator has no option `clamp`."""
+    """[N] bool: whether a token's exponential is clamped, or its KL value exceeds the option `limit`, in the estimator
+    `kl`. None if the estimator has no option `clamp`."""
     options = {**{name: default for name, (_, default) in parameters(kl.function).items()}, **kl.options}
     if "clamp" not in options:
         return None

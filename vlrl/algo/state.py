@@ -23,14 +23,15 @@ class Saved:
 
 
 def state_of(owner: object, names: Iterable[str]) -> dict[str, Any]:
-    """The named attributes of an object as a dictionary; dictionaries are copied, deques become lists."""
+    """Returns the attributes `names` of an object as a dictionary. Dictionaries are copied, and deques become lists."""
     values = {name: getattr(owner, name) for name in names}
     return {name: list(value) if isinstance(value, deque) else dict(value) if isinstance(value, dict) else value
             for name, value in values.items()}
 
 
 def restore(owner: object, state: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Sets attributes of `owner` from a state. Each value is converted to the type that the attribute has now."""
+    """Sets the attributes `names` of `owner` from a state. Each value is converted to the type that the attribute has
+    now."""
     for name in names:
         before, value = getattr(owner, name), state[name]
         if isinstance(before, np.ndarray):

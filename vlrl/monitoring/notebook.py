@@ -38,7 +38,8 @@ class Cell:
 
 
 def page(done: int, total: int | None, line: str, points: Sequence[tuple[float, float]]) -> str:
-    """The HTML for a run with `done` of `total` steps. `points` are (step, reward). All strings are escaped."""
+    """The HTML for a run with `done` of `total` steps: a progress bar, the text `line`, and a curve through `points`,
+    each (step, reward). All strings are escaped."""
     bar = f'<progress value="{done}" max="{max(total or done, 1)}" style="width:{_WIDTH // 2}px"></progress>'
     steps = f"{done}" if total is None else f"{done}/{total}"
     return f"<div>{bar} {steps} {escape(line)}</div>{curve(points)}"

@@ -72,7 +72,7 @@ class Progress:
             self.print(f"step {done}/{self.total}  {line}")
 
     def busy(self, what: str, done: float, total: int) -> None:
-        """Shows the progress of work inside a step, such as an evaluation, in the bar."""
+        """Shows the progress of work inside a step in the bar. what: name of the work, such as an evaluation."""
         self._bar.update(self._task, line=f"{what} {done}/{total}")
 
     def print(self, message: Any) -> None:

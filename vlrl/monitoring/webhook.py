@@ -50,7 +50,7 @@ class Webhook:
         self._thread.start()
 
     def send(self, record: dict[str, Any]) -> None:
-        """Queues an alert and returns at once."""
+        """Queues the alert `record` for posting and returns at once."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(record)
 

@@ -316,7 +316,8 @@ def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
 
 def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
                             completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
-    """Makes unscored groups without variants from (number, sample, prompt) and their completions."""
+    """Makes one unscored group, without variants, from each (number, sample, prompt) in `numbered` and its list of
+    completions."""
     return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 

@@ -141,9 +141,9 @@ class GroupSource:
         return draws
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
-        """Generates and scores a batch. Returns ({group number: group} of this process, {group number: outcome} of all
-        processes). tokens: maximum number of new tokens per completion. A group with an unfinished completion is in
-        neither result."""
+        """Generates and scores the batch `drawn`. Returns ({group number: group} of this process, {group number:
+        outcome} of all processes). tokens: maximum number of new tokens per completion. A group with an unfinished
+        completion is in neither result."""
         if not drawn.draws:
             return {}, {}
         self._encode(drawn)

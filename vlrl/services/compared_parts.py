@@ -32,7 +32,8 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
 
     `pairwise` is +1 if the judge prefers the answer to the anchor in both orders, else -1. The anchor gets 0. If the
     absolute sum over the G answers of the group exceeds `most` * G, no answer has a value, so the group is dropped.
-    `order_disagreement` is 1 if the judge's preference depends on the order."""
+    `order_disagreement` is 1 if the judge's preference depends on the order. reasoning: whether the judge sees whole
+    completions instead of final answers."""
     if len(answers) < 2:
         return [{"pairwise": 0.0, "order_disagreement": 0.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
@@ -63,7 +64,8 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
     First the judge compares the first answer with each other answer; the scores determine the seeds. A single
     elimination follows, in which the best seed plays against the last. Answers eliminated in the same round are ranked
-    by their mean score so far. Ties share a rank."""
+    by their mean score so far. Ties share a rank. reasoning: whether the judge sees whole completions instead of final
+    answers."""
     count = len(answers)
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
@@ -132,9 +134,10 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
                samples: Annotated[int, Field(ge=1)] = 4, media: bool = True, reasoning: bool = False) -> list[Parts]:
     """The mean grade of an answer, from 1 to 10 (DeepSeek-GRM, arXiv 2504.02495, which sums the grades).
 
-    A judge writes principles for the question, criticizes all answers of the group by them, and grades the answers.
-    This is repeated for up to `samples` random orders of the answers. Orders without a reply are ignored. If no order
-    has a reply, the answers have no value. With services.judge.json_schema=false the judge can write text first."""
+    A judge writes principles for the question, criticizes all answers of the group by these principles, and grades the
+    answers. This is repeated for up to `samples` random orders of the answers. Orders without a reply are ignored. If
+    no order has a reply, the answers have no value. With services.judge.json_schema=false the judge can write text
+    first. reasoning: whether the judge sees whole completions instead of final answers."""
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
     right = prompts.reference(task, sample)
 

@@ -72,14 +72,15 @@ def reasoning_prompt(reasoning: str, answer: str) -> str:
 
 
 def better_prompt(question: str, right: str, first: str, second: str) -> str:
-    """A prompt that asks which of two answers is better (reply fields BETTER). right: the reference answer."""
+    """A prompt that asks which of two answers, `first` or `second`, is better (reply fields BETTER). right: the
+    reference answer."""
     return _pair("Decide which of two answers to a question is better. A tie is not permitted. Their order and length "
                  "mean nothing.", question, right, first, second, BETTER)
 
 
 def scores_prompt(question: str, right: str, first: str, second: str) -> str:
-    """A prompt that asks for scores of two answers compared with each other (reply fields SCORES). right: the reference
-    answer."""
+    """A prompt that asks for scores of two answers, `first` and `second`, compared with each other (reply fields
+    SCORES). right: the reference answer."""
     return _pair("Score two answers to a question in comparison with each other, from 0 to 10. Their order and length "
                  "mean nothing.", question, right, first, second, SCORES)
 

@@ -132,7 +132,8 @@ class Likelihoods:
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
     """Token range (start, end) of the content of the last <answer> tag in `tokens` [T]; (0, 0) without such a tag.
-    Without </answer> the content extends to the end. A token that also contains a part of a tag is included."""
+    Without </answer> the content extends to the end. A token that also contains a part of a tag is included. decode:
+    tokens -> text."""
     text = decode(tokens)
     begin = text.rfind(_OPEN) + len(_OPEN)
     if begin < len(_OPEN):

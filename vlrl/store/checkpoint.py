@@ -101,8 +101,8 @@ def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> N
 
 
 def _swap_in(temporary: Path, target: Path) -> None:
-    """Renames a finished checkpoint to its final name. An older checkpoint of the same step is renamed first, and
-    remains valid until the new checkpoint has its name."""
+    """Renames a finished checkpoint from `temporary` to its final name `target`. An older checkpoint of the same step
+    is renamed first, and remains valid until the new checkpoint has its name."""
     old = target.with_name(f".old-{target.name}")
     if target.exists():
         os.rename(target, old)

@@ -78,12 +78,13 @@ class RunFolder:
             self._lock = NoLock()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Appends a line to metrics.jsonl, which is on the disk afterwards. NaN and infinities become null."""
+        """Appends `record`, the metrics of a step, as a line to metrics.jsonl, and waits until it is on the disk. NaN
+        and infinities become null."""
         self._lock.check()
         append_line(self.path / "metrics.jsonl", json_text(record))
 
     def append_eval(self, record: Mapping[str, Any]) -> None:
-        """Appends a line to eval.jsonl, for one evaluation of one split."""
+        """Appends `record`, the results of one evaluation of one split, as a line to eval.jsonl."""
         self._lock.check()
         append_line(self.path / "eval.jsonl", json_text(record))
 

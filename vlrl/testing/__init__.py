@@ -54,12 +54,13 @@ class Report:
 
 
 def check(task: Task, samples: int = 20, processes: int = 2) -> list[Finding]:
-    """Checks a task and returns its findings; an empty list if the task keeps the contract. See `examine`."""
+    """Checks a task and returns its findings; an empty list if the task keeps the contract. Parameters: see `examine`.
+    """
     return list(examine(task, samples, processes).findings)
 
 
 def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
-    """Checks a task. Raises an AssertionError that lists the findings if there are any."""
+    """Checks a task. Raises an AssertionError that lists the findings, if there are any. Parameters: see `examine`."""
     findings = check(task, samples, processes)
     if findings:
         raise AssertionError(f"task '{task.name}' breaks the contract:\n" + "\n".join(map(str, findings)))

@@ -288,7 +288,8 @@ def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> 
 
 
 def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The services configured under `services.*` that the task needs; None if the task needs no services."""
+    """The services that are configured under `services.*` and needed by the task; None if the task needs none. `ready`
+    is not used."""
     return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
 
 

@@ -20,7 +20,8 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     stopped.
 
     The same seed gives the same weights (on a CPU bit for bit), even if the run was killed and resumed: every random
-    generator is seeded by the seed and its purpose."""
+    generator is seeded by the seed and its purpose. make_source and make_session: classes of the source of groups and
+    of the session."""
     config = resolve_sharding(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)

@@ -46,7 +46,8 @@ class RunLog:
                               _paid_parts(parts.task)) if comm.is_main() else None
 
     def append(self, line: Mapping[str, float]) -> None:
-        """Writes the metrics of a step and the reasons for rejected prompts to files; prints the first reasons."""
+        """Writes `line`, the metrics of a step, to metrics.jsonl, and the reasons for rejected prompts to
+        rejected.jsonl. Also prints the first reasons."""
         for reason in self.parts.source.rejected.take():
             self._append_rejected(int(line["step"]), reason)
             self._rejections += 1

@@ -12,9 +12,9 @@ from vlrl.models.policy import Policy
 
 
 def accumulate_separately(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
-    """Runs the pass `one` and adds its gradients to those accumulated before. Both gradients are first summed over
-    ranks, and `one.end` is called with their two norms. Returns how many micro-batches were halved for lack of
-    memory. Called on every rank."""
+    """Runs the pass `one` and adds its gradients to the gradients of `weights` accumulated before. Both gradients are
+    first summed over ranks, and `one.end` is called with their two norms. Returns how many micro-batches were halved
+    for lack of memory. Called on every rank."""
     comm.sum_gradients(weights)
     objective = [p.grad for p in weights]
 

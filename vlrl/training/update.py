@@ -268,7 +268,8 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
 
 
 def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
-    """Explains why the optimizer step must not be taken; "" if it may be taken, or if a lower loss scale may help."""
+    """Explains why the optimizer step must not be taken; "" if it may be taken, or if a lower loss scale may help.
+    finite_loss: whether the loss is finite. norm: the gradient norm."""
     outcome, remedy = "the weights were not changed", "Set model.dtype=bfloat16, or float32 on a GPU without it."
     if finite_loss and math.isfinite(norm):
         return ""
