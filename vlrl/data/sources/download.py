@@ -224,7 +224,7 @@ def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) 
             permitted = False
         if not permitted:
             raise DataError(f"media URL {redacted(url)}: {target.host} has the address {text[:60]}, which is not a "
-                            "public internet address, so it is not contacted")
+                            "public internet address; it is not contacted")
     return result[0]
 
 
