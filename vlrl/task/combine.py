@@ -104,8 +104,8 @@ def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
 COMBINE: dict[str, tuple[Callable[..., float], int, int | None]] = {
     "sum": (total, 0, 0), "product": (product, 0, 0), "gate": (gate, 1, 1), "max": (largest, 2, None),
     "tool_star": (tool_star, 3, 3)}
-"""Name -> the function that combines the parts, and the minimum and maximum number of parts that may be named after the
-colon."""
+"""Name -> (function that combines the parts, least and largest number of parts that the value names after the colon).
+"""
 GATES = {"gate": 1, "tool_star": 2}
 """Name of a combination that is a gate -> how many of the parts named after the colon are conditions."""
 _EXAMPLES = {"gate": "gate:format", "max": "max:rule,judge", "tool_star": "tool_star:format,accuracy,tools"}

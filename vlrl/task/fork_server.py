@@ -108,8 +108,7 @@ def _die_with(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def _end(*_: Any) -> None:
-    """Kills all descendants of this process and exits. Orphaned descendants have become its children, so they are
-    killed too."""
+    """Kills all descendants of this process, also orphaned ones (which have become its children), and exits."""
     me, until = psutil.Process(), time.monotonic() + _END_S / 2
     while (below := me.children(recursive=True)) and time.monotonic() < until:
         for process in below:

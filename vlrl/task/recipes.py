@@ -25,8 +25,7 @@ Box = Sequence[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A prompt together with the functions that parse and score its answers. The first argument of each function is the
-    task."""
+    """A prompt with the functions that parse and score its answers. Their first argument is the task."""
 
     prompt: str
     rewards: Mapping[str, Weight]

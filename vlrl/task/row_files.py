@@ -56,8 +56,7 @@ def reset_reads(task: Any, split: str) -> None:
 
 
 def refuse_unread_file(task: Any, split: str) -> None:
-    """Raises ConfigError if a task makes its own samples of a split and ignores a file of rows that was set for this
-    task alone."""
+    """Raises ConfigError if a task makes its own samples of a split although a file was set for this task alone."""
     file = unread_file(task, split)
     if file and split in task.data._own:
         raise unread_file_error(f"task '{task.name}' makes", split, file)

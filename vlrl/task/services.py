@@ -143,8 +143,7 @@ class Services:
 
 
 def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
-    """The key of a reading in `group`, the answers of a group. Raises TaskError if the reading's answer is not one of
-    them."""
+    """The key of a reading in the answers `group`. Raises TaskError if the reading's answer is not among them."""
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:
@@ -154,8 +153,7 @@ def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
 
 
 def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
-    """The log-probability service `name` of a group. It only looks up `values`, which were computed before the group is
-    scored."""
+    """The log-probability service `name` of a group. It looks up `values`, which were computed before scoring."""
 
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         keys = [reading_key(one, group) for one in readings]

@@ -1,5 +1,4 @@
-"""Variants of a sample with other media, which the model answers as well, as requested by `Task.variants`. Imports no
-torch."""
+"""Variants of a sample with other media, which the model answers as well; see `Task.variants`. Imports no torch."""
 
 from __future__ import annotations
 

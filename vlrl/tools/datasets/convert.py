@@ -176,8 +176,7 @@ def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
 
 
 def holds_media(row: Mapping[str, Any]) -> bool:
-    """Whether a row has embedded images or videos. Raises DataError for a value that is neither embedded media nor a
-    path."""
+    """Whether a row has embedded images or videos. Raises DataError for a value that is neither media nor a path."""
     return any(isinstance(one, EmbeddedMedia) for items in media_items(row).values() for item in items
                for one in (item if isinstance(item, list) else [item]))
 

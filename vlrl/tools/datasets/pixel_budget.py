@@ -34,8 +34,7 @@ class PixelBudget:
     median: float
     few: int  # number of targets that have fewer than FEW pixels
     needed: int
-    """The smallest model.max_pixels with which every target has a size of at least FEW pixels; 0 if all targets have it
-    already."""
+    """The smallest model.max_pixels with which every target has at least FEW pixels; 0 if all have that already."""
 
 
 def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> PixelBudget | None:
@@ -98,8 +97,7 @@ def _processor_scale(config: Config) -> Scale:
 
 
 def _of_limits(config: Config, size: Size) -> float | None:
-    """The factor by which each side of an image is resized to meet model.max_pixels and model.min_pixels; None if
-    neither is set."""
+    """The factor by which an image is resized to meet model.max_pixels and model.min_pixels; None if neither is set."""
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is None and high is None:
         return None

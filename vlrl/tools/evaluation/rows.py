@@ -73,8 +73,8 @@ def key_of(row: Mapping[str, Any]) -> Key:
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of an answers.jsonl (answers and samples that were left out), sorted and without duplicates.
 
-    An incomplete last line is skipped; of duplicate rows the later one counts. Raises ConfigError if the file cannot be
-    read."""
+    An incomplete last line is skipped; of duplicate rows the later one counts. Raises ConfigError for an unreadable
+    file."""
     return sorted(_latest(_objects(Path(path))).values(), key=_order)
 
 

@@ -54,7 +54,7 @@ class ObservationStats:
     failed: str = ""  # why an episode failed; "" if none failed
 
     def length(self, limits: EpisodeSettings, action: int) -> EpisodeLength:
-        """Size of the longest episode within `limits`, if each action has `action` tokens and each observation the mean
+        """Size of the longest episode within `limits`, if an action has `action` tokens and an observation the mean
         size."""
         tokens = visual = written = pictures = turns = 0
         while True:
@@ -142,7 +142,6 @@ def estimated(config: Config, side: int) -> Count:
 
 
 def as_answers(config: Config, length: EpisodeLength) -> Config:
-    """The config with rollout.max_new_tokens set to the length of an episode, for functions that compute the size of
-    answers."""
+    """The config with rollout.max_new_tokens set to the length of an episode, to compute sizes of answers."""
     rollout = config.rollout.model_copy(update={"max_new_tokens": length.tokens})
     return config.model_copy(update={"rollout": rollout})

@@ -60,8 +60,7 @@ class PlayedEpisode:
         self.question: Question = ask(task, sample, config.limits, folder)
         self.turns: list[PlayedTurn] = []
         self.ended = ""
-        """Why the episode has ended: stop (the environment ended it), a limit (turns, media), or error; "" while it
-        continues."""
+        """Why the episode has ended: stop (by the environment), a limit (turns, media), or error; "" before its end."""
         self._episode = host.open(sample, sample.environment_seed)
         error = sample.reset_error
         if error is None:

@@ -52,8 +52,8 @@ class Chat:
         return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "vlrl"}]}
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Generates the reply to a chat completion request. Raises RequestError for unsupported fields and invalid
-        messages."""
+        """Generates the reply to a chat completion request. Raises RequestError for an unsupported or invalid request.
+        """
         sampling, seed = self._sampling(body), body.get("seed")
         messages = read(body.get("messages"), self._access, Path(self.config.run.dir))
         with self._lock:

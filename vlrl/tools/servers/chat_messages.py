@@ -1,5 +1,5 @@
-"""Chat completion requests and replies in OpenAI's format: parsing of messages and sampling fields, and comparison of
-conversations."""
+"""Chat completion requests and replies in OpenAI's format: parses messages and sampling fields, compares conversations.
+"""
 
 from __future__ import annotations
 
@@ -143,8 +143,7 @@ def same(messages: Sequence[Message], recorded: Sequence[Message]) -> bool:
 
 
 def contradiction(given: Message, own: Message) -> str | None:
-    """Where the message `given` first differs from the recorded message `own`, such as ".content[0]"; None if they are
-    equal."""
+    """Where the message `given` first differs from the recorded message `own`, e.g. ".content[0]"; None if equal."""
     if given.role != own.role:
         return ".role"
     if given.parts == own.parts or (given.role == "assistant" and given.text == own.text):

@@ -1,5 +1,4 @@
-"""Finds near duplicates among candidates for new prompts, and between candidates and held-out rows. This module imports
-no torch."""
+"""Finds near duplicates among candidates for new prompts, and of held-out rows. This module imports no torch."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ VARIATIONS = {"similar": "of the same kind that asks something else",
 PER_PARENT = 4  # number of new prompts per parent in the recipe eva
 DRAWN = 0.25  # share of the prompts that the recipe eva samples as parents
 WEAK = 0.5
-"""A weak prompt is one whose pass rate always stays below this value. A prompt with a pass rate above this value counts
-as solved."""
+"""A prompt is weak if its pass rate always stays below this value. A prompt with a higher pass rate counts as solved.
+"""
 _WINDOWS = 4  # parts of a run with a pass rate per category, where no prompt was drawn twice
 _EVEN = 1e-9  # largest magnitude of a slope that counts as 0
 _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "variant", "sample")
@@ -52,7 +52,7 @@ class GroupOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """An existing prompt that new prompts are made from: its id, and in which way they differ from it (a key of
+    """An existing prompt that new prompts are made from, and how they differ from it (`variation`, a key of
     VARIATIONS)."""
 
     id: str

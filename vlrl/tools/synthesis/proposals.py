@@ -37,8 +37,7 @@ class Search:
 
     candidates: int = 64
     least: float = 0.0
-    """Smallest pass rate of a prompt that is kept; `most` is the largest pass rate. Prompts with a pass rate of 0 or 1
-    are never kept."""
+    """Smallest pass rate of a prompt that is kept; `most` is the largest. Rates of 0 and 1 are never kept."""
     most: float = 1.0
     parents: tuple[Mapping[str, Any], ...] = ()
     """Rows that candidates are variations of, used in turn. () = the task proposes prompts by exploring."""

@@ -25,8 +25,7 @@ from vlrl.tools.datasets.prompt_table import COLUMNS
 from vlrl.types import Media, Row, Sample
 
 _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta", "original_id", "group_key", "refused"}
-"""Fields of a row that are not copied to a new prompt made from it, because they describe the old prompt or its
-answers."""
+"""Fields of a row that describe the prompt or its answers; they are not copied to a new prompt made from the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +93,7 @@ def _written(image: Any, location: MediaLocation) -> Path:
 
 
 def child(parent: Mapping[str, Any], changes: Mapping[str, Any], number: int, generator: str) -> Row:
-    """The row of a new prompt: a copy of `parent` with `changes`. `number` makes its id unique. The field `verifier` is
-    added later."""
+    """The row of a new prompt: `parent` with `changes`. `number` makes the id unique; `verifier` is set later."""
     inherited = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
     return {**inherited, **changes, "id": f"{parent['id']}~{number}", "generator": generator,
             "parent": str(parent["id"])}

@@ -35,8 +35,7 @@ _STREAM = 29  # second number in the key of the random stream from which parents
 
 @dataclass(frozen=True, kw_only=True)
 class SeedSettings:
-    """Which rows are varied, and which new prompts are kept. For a setting that is None, the recipe or a default is
-    used."""
+    """Which rows are varied, and which new prompts are kept. None = the recipe or a default decides."""
 
     candidates: int | None = None
     failed: Path | None = None  # A file or a run; its prompts with a pass rate of 0 are varied

@@ -89,8 +89,7 @@ class SynthesisFiles:
 
 
 def facts(config: Config, search: Search) -> dict[str, Any]:
-    """Everything that the candidates depend on, as JSON. A search that was interrupted resumes only if these facts are
-    unchanged."""
+    """Everything that the candidates depend on, as JSON. A search resumes only if these facts are unchanged."""
     parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.variations))
     return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
 
@@ -132,8 +131,7 @@ def propose_all(explore: Explore, search: Search, part: Path, known: Mapping[str
 
 
 def verdict(measured: MeasuredPrompt, search: Search) -> str:
-    """Why a measured prompt is not kept: "never right", "always right", "outside the range" or "not measured"; "" if it
-    is kept."""
+    """Why a prompt is not kept: "never right", "always right", "outside the range" or "not measured"; "" if kept."""
     right, scored = measured.counts
     if measured.reason is not None:
         return "not measured"
@@ -235,8 +233,7 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
 def _candidates(config: Config, search: Search, files: SynthesisFiles, location: MediaLocation,
                 known: Mapping[str, Any], progress: Progress, settings: WriterSettings | None
                 ) -> tuple[list[Row], Counter[str], dict[str, Any]]:
-    """Returns (rows to measure, reason -> number of removed candidates, {"unanswered", "cost"} of the requests to
-    servers or {})."""
+    """Returns (rows to measure, reason -> number of removed candidates, "unanswered" and "cost" of requests or {})."""
     task = make_task(config)
     writing = settings and PromptWriter(config=config, task=task, search=search, settings=settings, files=files.replies,
                                         location=location, known=known, progress=progress)

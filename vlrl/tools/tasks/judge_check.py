@@ -77,8 +77,8 @@ class Agreement:
 
 @dataclass(kw_only=True)
 class Audit:
-    """The result of `vlrl judge check`: agreement of the judge and of the task's rule with the labels, and biases of
-    the judge."""
+    """The result of `vlrl judge check`: how the judge and the task's rule agree with the labels, and the judge's
+    biases."""
 
     judge: Agreement | None = None
     rule: Agreement | None = None

@@ -93,8 +93,7 @@ class RewardComparison:
     flat: list[int] = field(default_factory=lambda: [0, 0])
     """Number of groups in which all answers have the same reward: (under the old reward, under the new reward)."""
     taus: _Mean = field(default_factory=_Mean)
-    """Mean of Kendall's tau-b over groups. Groups whose answers all have the same old or the same new reward are left
-    out."""
+    """Mean of Kendall's tau-b over groups, without groups whose answers all have the same old or new reward."""
     means: dict[str, tuple[_Mean, _Mean]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     unknown_templates: int = 0

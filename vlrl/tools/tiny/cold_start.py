@@ -69,8 +69,7 @@ class Stage:
     jitter: int = 0
     """Each side of a box is moved randomly by up to this many thousandths of the image, as careless annotators do."""
     loose: int = 0
-    """Each side of a box is moved outwards by this many thousandths of the image, to imitate annotators who draw large
-    boxes."""
+    """Each side of a box is moved outwards by this many thousandths of the image, as if annotators drew large boxes."""
     misread: float = 0.0  # share of the digits in ``LOOKALIKE`` that are labelled as the digit they resemble
     hasty: float = 0.0
     """Share of examples with careless answers.
@@ -158,8 +157,7 @@ def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
 
 
 def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """An example with a drawn clip and a question about it. A hasty answer is the first option, or a span that is too
-    long."""
+    """An example with a drawn clip and a question about it. A hasty answer is the first option or a too long span."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers import drawn_video
@@ -189,8 +187,7 @@ def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 @functools.cache
 def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
-    """Returns PLANS pairs (row, image), each a moment of a simulated drive. Raises ConfigError if highway-env is not
-    installed."""
+    """Returns PLANS pairs (row, image): moments of simulated drives. Raises ConfigError if highway-env is missing."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers.driving import driving_rows

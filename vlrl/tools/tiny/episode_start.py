@@ -54,8 +54,7 @@ _Recall: Any = load_class("recall")
 
 
 class _Start(Task):
-    """Base class of the tasks of this training. Its scenes occur in no training or held-out split of the tasks zoom and
-    recall."""
+    """Base class of the tasks of this training. Its scenes occur in no split of the tasks zoom and recall."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         task: Any = self
@@ -125,8 +124,8 @@ def misplaced(rng: random.Random, box: Sequence[float], share: float) -> tuple[f
 # --- the model --------------------------------------------------------------------------------------------------------
 
 TOKENS = ("<tool_call>", "</tool_call>", '{"name": "', '", "arguments": {"', '": ', "}}", "zoom", "box")
-"""Tokens added for tool calls. The brackets of a box remain separate tokens, so that the model still predicts boxes as
-before."""
+"""Tokens added for tool calls. The brackets of a box stay separate tokens, so the model still predicts boxes as before.
+"""
 _TEMPLATE = """{% if tools %}<|im_start|>system
 Tools:{% for tool in tools %} {{ tool['function']['name'] }}({{ tool['function']['parameters']['properties'] | \
 join(', ') }}){% endfor %}<|im_end|>
@@ -136,7 +135,7 @@ _CALLS = """{% for call in message['tool_calls'] or () %}<tool_call>{"name": "{{
 
 
 def base(out: Path, seed: int) -> None:
-    """Writes the embedded model with TOKENS added to `out`. Its chat template lists the name and arguments of each
+    """Writes the embedded model with TOKENS added to `out`. The chat template lists the name and arguments of each
     tool."""
     import torch
     from tokenizers import AddedToken
@@ -156,8 +155,8 @@ def base(out: Path, seed: int) -> None:
 
 
 def run(out: Path, seed: int) -> None:
-    """Adds the tokens for tool calls to the embedded model, trains the model, and writes it to `out`. All data is drawn
-    by code."""
+    """Adds the tokens for tool calls to the embedded model, trains it, and writes it to `out`. All data is drawn by
+    code."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "base"

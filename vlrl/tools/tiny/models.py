@@ -45,8 +45,7 @@ THOUGHTS = (("closed ring", "round and empty", "oval, nothing inside"),
 
 
 def corpus() -> Iterator[str]:
-    """Yields the texts on which the tokenizer is trained, similar to the project's own prompts and answers. No file is
-    read."""
+    """Yields the texts on which the tokenizer is trained, similar to the project's prompts and answers."""
     colours = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
     shapes = ("circle", "square", "triangle", "box", "button", "car", "person", "dog", "sign", "line", "object")
     for colour, shape in itertools.product(colours, shapes):
