@@ -72,8 +72,7 @@ class Observation:
     text: str = ""
     media: Sequence[Media] = ()
     results: Sequence[Observation] = ()
-    """One observation for each result of a tool call. `text` and `media` then combine these results; see `of_results`.
-    """
+    """One observation per result of a tool call; `text` and `media` then combine these results (`of_results`)."""
 
     @classmethod
     def of_results(cls, results: Sequence[Observation]) -> Observation:

@@ -58,8 +58,7 @@ class Sample:
     environment_seed: int | None = None
     """Seed with which the environment is reset, the same for all episodes of a group."""
     reset_error: str | None = None
-    """Why the environment could not be reset ("reset: ..."). The sample's episodes then have no actions and no reward.
-    """
+    """Why the environment could not be reset ("reset: ..."). Then the episodes have no actions and no reward."""
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -133,8 +132,7 @@ class Prompt:
     """Values of the `aligned` arrays on completion tokens, by name; default 0."""
     media: tuple[LoadedMedia, ...] = ()
     processed_sizes: tuple[tuple[int, int], ...] = ()
-    """Width and height in pixels of each image or video frame after the processor; empty if the processor makes tiles.
-    """
+    """Width and height in pixels of each processed image or video frame; empty if the processor makes tiles."""
     visual_tokens: tuple[int, ...] = ()
     """Number of visual tokens of each image or video; empty if unknown."""
     visuals: tuple[Any, ...] = ()

@@ -15,8 +15,8 @@ from vlrl.config.base import Positive
 
 
 def token_mean(per_token: torch.Tensor, x: LossInputs) -> torch.Tensor:
-    """The sum of the token losses divided by the number of tokens, so all tokens have equal weight (DAPO, arXiv
-    2503.14476, eq. 8)."""
+    """The sum of the token losses divided by the number of tokens: all tokens have equal weight (DAPO, 2503.14476, eq.
+    8)."""
     return _sum(per_token, x) / max(x.total_tokens, 1.0)
 
 
@@ -33,8 +33,7 @@ def constant(per_token: torch.Tensor, x: LossInputs, length: Positive | None = N
 
 
 def sequence_sum(per_token: torch.Tensor, x: LossInputs) -> torch.Tensor:
-    """The mean over rollouts of each rollout's summed token loss. With algo.loss=gspo this is LUSPO (arXiv 2602.05261).
-    """
+    """The mean over rollouts of each rollout's summed token loss. With algo.loss=gspo: LUSPO (arXiv 2602.05261)."""
     return _sum(per_token, x) / max(x.total_sequences, 1.0)
 
 

@@ -30,8 +30,7 @@ class KLCoefficient:
         self.value, self.target, self.horizon = start, target, horizon
 
     def observe(self, kl: float, answers: float) -> None:
-        """Updates the coefficient after a step. kl: mean KL per token. answers: number of completions on all processes.
-        """
+        """Updates the coefficient after a step. kl: mean KL per token. answers: number of all completions."""
         if self.target is not None:
             error = min(max(kl / self.target - 1, -0.2), 0.2)
             self.value *= 1 + error * answers / self.horizon
@@ -74,8 +73,7 @@ class Algorithm:
 
     @property
     def requires(self) -> frozenset[str]:
-        """Names of the inputs that the functions and methods require (see inputs.requires), with "kl" if
-        algo.kl_in=reward."""
+        """Names of the inputs that functions and methods require (see inputs.requires); "kl" with algo.kl_in=reward."""
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
         beside = frozenset[str]().union(*(method.requires for method in self.methods))

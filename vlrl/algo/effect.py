@@ -52,8 +52,7 @@ class FunctionUse:
 
     @cached_property
     def function(self) -> Any:
-        """The function's entry in the table. None for user code, and for an unknown name, which is reported elsewhere.
-        """
+        """The function's entry in the table. None for user code and unknown names (these are reported elsewhere)."""
         return self.table.get(self.named.name)
 
     @cached_property
@@ -64,8 +63,7 @@ class FunctionUse:
 
     @property
     def by_reward(self) -> bool:
-        """Whether the option `correct` is set without the option `part`: then an answer is correct if its reward
-        exceeds `correct`."""
+        """Whether `correct` is set without `part`: then an answer is correct if its reward exceeds `correct`."""
         return self.named.options.get("correct") is not None and not self.named.options.get("part")
 
     @property

@@ -65,8 +65,7 @@ class Scores:
     masks: Sequence[np.ndarray] = ()
     """[R, T] bool: the trained tokens, for functions that require "tokens", "turns" or data of a method."""
     turns: Sequence[Sequence[ActionCredit]] = ()
-    """The actions of each rollout in order, for functions that require "turns". A single-turn completion has one
-    action."""
+    """The actions of each rollout in order, for functions that require "turns"; one for a single-turn completion."""
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
     """The reasoning steps of each completion as (start token, end token, value) (types.StepValues), for functions that
     require "steps"."""
@@ -242,8 +241,7 @@ class Estimates:
 
 
 def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
-    """The reward of each turn. The reward of the last turn is adjusted so that the sum equals `reward`, the reward of
-    the episode."""
+    """The reward of each turn; the last is adjusted so that the sum equals `reward`, the reward of the episode."""
     paid = [turn.reward for turn in turns]
     if paid:
         paid[-1] += reward - sum(paid)

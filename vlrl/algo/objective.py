@@ -111,8 +111,7 @@ class Objective:
 
 
 def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound | None:
-    """Binds the function that a setting names (see named.bind). Returns None for the name "none", which has no options.
-    """
+    """Binds the function that a setting names (see named.bind). Returns None for "none", which has no options."""
     if named.name != "none":
         return bind(setting, named, Table({"none": None}) | table)
     for option, value in named.options.items():

@@ -22,18 +22,15 @@ _FARTHEST = {"clip_low": 1.0, "clip_high": MOST - 1, "delta": MOST, "dual_clip":
 
 @dataclass(frozen=True)
 class Ratio:
-    """Declares how a policy term depends on the ratio p / p(old), and which of its options act only through this ratio.
-    """
+    """Declares how a policy term depends on the ratio p / p(old), and which options act only through the ratio."""
 
     options: tuple[str, ...]  # options that act only through the ratio
     alone: bool
-    """Whether at a ratio of 1 the term's gradient equals that of algo.loss=reinforce, possibly times a factor (see
-    `like`)."""
+    """Whether at a ratio of 1 the term's gradient is that of algo.loss=reinforce, possibly times a factor (`like`)."""
     like: str  # how a message relates the gradient at a ratio of 1 to that of reinforce: "that", "a multiple of that"
     farthest: Mapping[str, float]  # option -> the smallest value that no ratio can reach, if it differs from _FARTHEST
     hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
-    """Function of the options that are set. It yields (option, reason) for each option that another option overrides.
-    """
+    """Function of the options that are set, which yields (option, reason) for each option that another overrides."""
 
 
 def acts_through_ratio(

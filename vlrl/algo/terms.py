@@ -60,8 +60,7 @@ def ppo_clip(x: LossInputs, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.
 
 
 def reinforce(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """The loss -log p * advantage per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv
-    2504.02546)."""
+    """The loss -log p * advantage per token, without a ratio (REINFORCE, Williams 1992; GPG, arXiv 2504.02546)."""
     return -x.logprobs * x.advantages, {}
 
 

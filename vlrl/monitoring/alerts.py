@@ -228,8 +228,7 @@ _LAST_VALUE = {
     "unreadable_above": ("unreadable_frac", "the task gives {:.0%} of the rollouts no score (None), more than {:.0%}: "
                          "nothing is learned from them"),
 }
-"""For each setting in `alerts` that limits the last value of a metric: (metric, message to format with value and
-limit)."""
+"""For each setting in `alerts` that limits a metric's last value: (metric, message to format with value and limit)."""
 
 
 def _skipped_above(columns: Columns, settings: AlertSettings) -> Breach | None:

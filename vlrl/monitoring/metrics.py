@@ -40,8 +40,7 @@ def phase(name: str) -> Any:
 
 @contextlib.contextmanager
 def watching(watch: Callable[[str], Any]) -> Iterator[None]:
-    """Context manager: during the block, every phase (also of a Clock) runs inside the context manager `watch(name)`.
-    """
+    """Context manager: in the block, every phase (also of a Clock) runs inside the context manager `watch(name)`."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -92,8 +91,7 @@ class Clock:
         self._inner[-1] += seconds
 
     def take(self) -> dict[str, float]:
-        """Returns the metrics `time/<phase>_s` and `time/total_s` for the time since the last call, and restarts the
-        clock."""
+        """Returns the metrics `time/<phase>_s` and `time/total_s` since the last call, and restarts the clock."""
         now = time.perf_counter()
         names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
         phases = {k: self.seconds.get(k, 0.0) for k in names}

@@ -1,5 +1,4 @@
-"""Shows the progress of a run: as a bar with the reward, in a notebook also the reward curve, on other outputs as lines
-of text."""
+"""Shows the progress of a run: a bar with the reward, in a notebook also the reward curve, elsewhere lines of text."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ class Progress:
             self.console.print(self._text(message) if plain else message, soft_wrap=plain)
 
     def sample_answer(self, group: Group, index: int = 0) -> None:
-        """Prints the rollout `index` of a group: prompt, completion, parsed answer and target, reward and reward parts.
-        """
+        """Prints rollout `index` of a group: prompt, completion, parsed answer and target, reward and reward parts."""
         rollout = group.rollouts[index]
         parts = "  ".join(f"{name} {_figure(value)}" for name, value in rollout.parts.items())
         reward = f"{_figure(rollout.reward)}  ({parts})"

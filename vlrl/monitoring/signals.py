@@ -89,8 +89,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """Context manager: in the block, the first stop signal raises KeyboardInterrupt. Later, only Ctrl-C does so. Main
-    thread only."""
+    """Context manager: the first stop signal raises KeyboardInterrupt, later only Ctrl-C does. Main thread only."""
     begun: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -44,8 +44,7 @@ def note_mlflow_run(folder: Path, mlflow_run: str) -> None:
 
 
 def direction(metric: str) -> int:
-    """Returns 1 if higher values of a metric in eval.jsonl are better, or -1 if lower values are better, as for `loss`.
-    """
+    """Returns 1 if higher values of a metric in eval.jsonl are better, -1 if lower values are better, as for `loss`."""
     return -1 if metric == "loss" else 1
 
 

@@ -72,8 +72,8 @@ class DrawEncoder:
         self.task, self.engine = generator.task, generator.engine
         self.varies = generates and has_variants(self.task)
         self._opened: dict[Draw, Sample] = {}
-        """Samples of this step and the next, by draw; cached, because making a sample may run code, and variants reuse
-        the sample."""
+        """Samples of this step and the next, by draw. Cached, as making a sample may run code, and variants reuse it.
+        """
 
     def encode(self, drawn: DrawBatch, step: int) -> None:
         """Encodes this process's share of a batch. Adds usable draws to `drawn.accepted`, and for each unusable draw

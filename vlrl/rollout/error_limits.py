@@ -28,8 +28,8 @@ _KINDS: dict[str, tuple[Callable[[Rollout], Any], str, str]] = {
     "service_errors": (_service_failed, "a service did not respond for {} of {} rollouts",
                        " Check that the service runs (services.*); the same command resumes from the last checkpoint."),
 }
-"""Setting in limits.* -> (function that tells whether a rollout has this kind of error, text of the problem, text of
-the remedy)."""
+"""Setting in limits.* -> (function: whether a rollout has this kind of error, text of the problem, text of the remedy).
+"""
 
 
 def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, stored: Path | None = None,

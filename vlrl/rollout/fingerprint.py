@@ -77,8 +77,7 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
 
 
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
-    """Returns id and CRC-32 of a row. For a row that is read on demand, the CRC-32 is that of the record in the file.
-    """
+    """Returns id and CRC-32 of a row. For a row that is read on demand, the CRC-32 of its record in the file."""
     try:
         raw = samples.raw_record(index) if isinstance(samples, SampleSequence) else None
     except DataError:

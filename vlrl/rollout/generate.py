@@ -1,5 +1,5 @@
-"""From prompts to scored groups: generates the completions of each prompt and its variants, and scores complete groups
-meanwhile."""
+"""From prompts to scored groups: generates the completions of prompts and their variants, and meanwhile scores groups.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ class AcceptedDraw:
     carried_over: PartialGroup | None = None  # the unfinished group from the previous step; None for a new group
 
     def answered(self, completions: Sequence[Completion], most: int, step: int) -> PartialGroup:
-        """The partial group after step `step`, in which `completions` were generated. most: token limit of a
-        completion."""
+        """The partial group after `step`, which generated `completions`. most: token limit of a completion."""
         if self.carried_over is None:
             return PartialGroup(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
         return self.carried_over.after(completions, step)
@@ -316,8 +315,7 @@ def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
 
 def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
                             completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
-    """Makes one unscored group, without variants, from each (number, sample, prompt) in `numbered` and its list of
-    completions."""
+    """Makes an unscored group without variants from each (number, sample, prompt) and its completions."""
     return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 
@@ -360,6 +358,5 @@ def _acted(completion: Completion) -> tuple[PastAction, ...]:
 
 
 def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
-    """Key of the random stream for a variant's completions. It begins with 4; keys of groups begin with 0, of
-    evaluations with 1."""
+    """Key of the random stream for a variant's completions: begins with 4 (groups: 0, evaluations: 1)."""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

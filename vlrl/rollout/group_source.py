@@ -114,8 +114,7 @@ class GroupSource:
         return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Gives the policy's weights to the engine. Does nothing if neither training nor an evaluation (`now`) samples
-        with the engine."""
+        """Gives the policy's weights to the engine if training, or (`now`) an evaluation, samples with the engine."""
         if self.generates or now:
             self.engine.sync(policy, step)
 

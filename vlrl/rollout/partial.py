@@ -49,8 +49,7 @@ class PartialGroup:
                        steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
 
     def with_policy_steps(self, group: Group) -> Group:
-        """Returns the scored group `group`; each rollout's policy_step is set to the step that generated its last part.
-        """
+        """Returns the scored group; each rollout's policy_step becomes the step that generated its last part."""
         return replace(group, rollouts=tuple(replace(r, policy_step=step)
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
 
@@ -106,8 +105,7 @@ def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int
 
 
 def last_part(completion: Completion) -> Completion:
-    """A copy of the completion in which only the last turn is trained on, because older weights sampled the earlier
-    turns."""
+    """A copy of the completion in which only the last turn is trained on; older weights sampled earlier turns."""
     start = completion.turns[-1].start if completion.turns else 0
     if not start:
         return completion

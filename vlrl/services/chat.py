@@ -227,8 +227,7 @@ def _count(usage: Any, name: str) -> int:
 
 
 def data_urls(loaded: LoadedMedia) -> list[str]:
-    """The frames of an image or video as data URLs. Each frame is a PNG or, if the PNG exceeds MOST_PNG bytes, a JPEG.
-    """
+    """The frames of an image or video as data URLs: each a PNG or, if the PNG exceeds MOST_PNG bytes, a JPEG."""
     urls = []
     for frame in loaded.frames:
         file, kind = io.BytesIO(), "png"

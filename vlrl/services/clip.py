@@ -50,8 +50,7 @@ class Clip:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
-        """The service for one group, as a callable that counts the compared images under the split and step of `place`.
-        """
+        """The service for one group: a callable that counts the compared images under split and step of `place`."""
         return partial(self._counted, (place.split, place.step))
 
     def _counted(self, key: tuple[str, int], images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
@@ -62,8 +61,7 @@ class Clip:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Returns the number of images compared for a split since the last call, in steps up to `step`, over all
-        processes."""
+        """The number of images compared for a split since the last call, in steps up to `step`, over all processes."""
         done = [place for place in self._pictures if place[0] == split and place[1] <= step]
         return {"clip/images": float(comm.total(sum(self._pictures.pop(place) for place in done))[0])}
 

@@ -34,8 +34,7 @@ from vlrl.task.services import Question, ServiceContext
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)  # which frames of a video are shown to the judge
 COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
-"""Names of the counts in the metrics: requests, cached replies, missing replies, retries, tokens sent, tokens received.
-"""
+"""Counts in the metrics: requests, cached replies, missing replies, retries, tokens sent, tokens received."""
 
 
 @dataclass
@@ -54,8 +53,7 @@ class JudgeCounts:
 
 
 class GroupJudge:
-    """The judge for one group, as a callable: questions -> replies. `failures` collects the reasons for missing
-    replies."""
+    """The judge for one group: a callable, questions -> replies. `failures` has the reasons for missing replies."""
 
     def __init__(self, judge: Judge, place: ServiceContext):
         self._judge, self._place = judge, place
@@ -99,8 +97,7 @@ class Judge:
         self.replies.sync()
 
     def at(self, place: ServiceContext) -> GroupJudge:
-        """The judge for one group, as a callable that counts questions under `place`, the split and step of the group.
-        """
+        """The judge for one group: a callable that counts questions under split and step of `place`."""
         return GroupJudge(self, place)
 
     def problem(self) -> str:
@@ -114,8 +111,8 @@ class Judge:
         return ""
 
     def take(self, split: str, step: int) -> JudgeCounts:
-        """Returns the statistics of a split, summed over its steps up to `step`, and removes them. Called after the
-        step is completed."""
+        """Returns and removes a split's statistics, summed over steps up to `step`. Called after the step is completed.
+        """
         self.replies.settle(split, step)
         with self._lock:
             done = [place for place in self._tallies if place[0] == split and place[1] <= step]
@@ -239,8 +236,8 @@ def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
 
 
 def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
-    """Returns (the first reply that gives the most frequent verdict, ""), or (None, reason) if no vote has a reply or
-    verdicts are tied."""
+    """Returns (the first reply with the most frequent verdict, ""), or (None, reason) if no vote has a reply or there
+    is a tie."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
         return None, next((vote.failed for vote in votes if vote.failed), "no reply")

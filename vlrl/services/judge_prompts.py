@@ -32,8 +32,7 @@ _TASKS = ("Decide whether an answer to a question is right. It is right if it sa
           "Compare an answer with the reference answer to the same question. Say yes where both mean the same thing "
           "and no where they do not, where nothing is said or where more than one thing is.")
 WORDINGS = len(_TASKS)
-"""Number of wordings of the instruction in the verdict prompt. The first wording is used; `vlrl judge check` tests all.
-"""
+"""Number of wordings of the verdict prompt's instruction. The first wording is used; `vlrl judge check` tests all."""
 
 
 def question_text(task: Task, sample: Sample) -> str:
@@ -72,8 +71,8 @@ def reasoning_prompt(reasoning: str, answer: str) -> str:
 
 
 def better_prompt(question: str, right: str, first: str, second: str) -> str:
-    """A prompt that asks which of two answers, `first` or `second`, is better (reply fields BETTER). right: the
-    reference answer."""
+    """A prompt that asks which of two answers, `first` or `second`, is better (fields BETTER). right: reference answer.
+    """
     return _pair("Decide which of two answers to a question is better. A tie is not permitted. Their order and length "
                  "mean nothing.", question, right, first, second, BETTER)
 

@@ -1,5 +1,4 @@
-"""Starts a vLLM server for `services.judge` (`vlrl serve --judge`). The server has its own model, whose weights never
-change."""
+"""Starts a vLLM server for `services.judge` (`vlrl serve --judge`), with its own model, whose weights never change."""
 
 from __future__ import annotations
 

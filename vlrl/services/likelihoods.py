@@ -42,8 +42,7 @@ class _Row:
 
 
 class Likelihoods:
-    """Computes the log-probabilities of the texts that a task requests (`Task.readings`) for the services in this
-    module."""
+    """Computes the log-probabilities of texts that a task requests (`Task.readings`) for this module's services."""
 
     def __init__(self, reference: Reference, encode: Encoder, task: Task):
         self.reader, self.encode, self.task = reference, encode, task

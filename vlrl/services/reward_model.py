@@ -75,8 +75,7 @@ class RewardModel:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> GroupRewardModel:
-        """The reward model for one group, as a callable that counts answers under `place`, the split and step of the
-        group."""
+        """The reward model for one group: a callable that counts answers under split and step of `place`."""
         self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]
 
@@ -84,7 +83,7 @@ class RewardModel:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Numbers of answers with and without a score for a split since the last call, in steps up to `step`, over all
+        """Numbers of scored and unscored answers of a split since the last call, in steps up to `step`, over all
         processes."""
         done = [s for s in self._asked if s.place.split == split and s.place.step <= step]
         self._asked = [s for s in self._asked if s not in done]

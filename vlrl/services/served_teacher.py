@@ -43,8 +43,7 @@ def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temper
 
 
 class ServedTeacher:
-    """A teacher on a server, with weights from `folder`. vocabulary: number of token ids. banned: token ids with
-    probability 0."""
+    """A teacher on a server, with weights from `folder` and `vocabulary` token ids; `banned` ids have probability 0."""
 
     def __init__(self, settings: Any, folder: Path, vocabulary: int, banned: tuple[int, ...], temperature: float):
         self.settings, self.folder, self.vocabulary, self.banned = settings, folder.resolve(), vocabulary, banned

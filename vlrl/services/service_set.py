@@ -27,8 +27,7 @@ class Service(Protocol):
     """The interface of a service: a model other than the policy that computes reward parts, in one process."""
 
     concurrency: int
-    """Number of groups that may use the service at once. 1 = the service computes in this process, for one group at a
-    time."""
+    """Number of groups that may use the service at once; 1 = it computes in this process, for one group at a time."""
 
     def at(self, place: ServiceContext) -> Callable[..., Any]:
         """The service for one group, as a callable. Requests are counted under `place`, the split and step of the
@@ -82,8 +81,8 @@ class GroupServiceSet:
 
     @property
     def problem(self) -> str | None:
-        """The first reason why a service did not reply, as the `error` of the group's rollouts; None if no service
-        failed."""
+        """The first reason why a service did not reply, as the `error` of the group's rollouts; None without failures.
+        """
         failures = [f"{name}: {reason}" for name, asked in self._asked.items()
                     for reason in getattr(asked, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""

@@ -14,8 +14,7 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a CPU tensor in newly allocated memory, with the same strides. A tensor on another device is
-    returned itself."""
+    """Returns a copy of a CPU tensor in newly allocated memory, with the same strides; other tensors unchanged."""
     return tensor.detach().clone() if tensor.device.type == "cpu" else tensor
 
 

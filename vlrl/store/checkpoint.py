@@ -47,8 +47,7 @@ class NewestCheckpoint(NamedTuple):
 
 
 def step_of(path: Path) -> int:
-    """Returns the number of completed steps in the name of a checkpoint folder. Raises RunError if the name is not that
-    of a checkpoint."""
+    """Returns the number of completed steps in a checkpoint folder's name. Raises RunError for any other name."""
     match = _NAME.fullmatch(path.name.removeprefix(".old-"))
     if not match:
         raise RunError(f"{path} is not a checkpoint: its name should be like step-000050")
@@ -172,8 +171,7 @@ def best_record(folder: Path) -> dict[str, Any]:
 
 
 def write_speed(folder: Path) -> tuple[int, float] | None:
-    """Returns (size of the newest checkpoint in bytes, bytes per second when it was written); None without a
-    checkpoint."""
+    """Returns (size of the newest checkpoint in bytes, bytes per second of its save); None without a checkpoint."""
     for path in all_checkpoints(folder):
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")

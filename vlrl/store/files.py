@@ -44,8 +44,7 @@ _PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Context manager that turns a disk error in its block into a RunError, which names the path and says what to do.
-    """
+    """Context manager that turns disk errors in its block into a RunError that names the path and says what to do."""
     try:
         yield
     except OSError as error:
@@ -136,7 +135,7 @@ def _refuse_special(descriptor: int, path: Path) -> None:
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
-    """Returns the content of a settings or status file. Raises OSError if the file has more than `most` bytes, and like
+    """Returns the content of a settings or status file. Raises OSError for more than `most` bytes, and like
     `open_regular`."""
     with open_regular(path) as file:
         content = file.read(most + 1)
@@ -173,8 +172,8 @@ def file_sha256(path: Path) -> str:
 
 
 def suffix_of(head: bytes) -> str:
-    """Returns the usual suffix of media files that begin with the bytes `head`; ".bin" if unknown. Decoders ignore the
-    suffix."""
+    """Returns the usual suffix of media files that begin with the bytes `head`; ".bin" if unknown. Decoders ignore it.
+    """
     if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
         return ".mp4"
     return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")
@@ -192,8 +191,7 @@ def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float =
 
 
 def cache_folder(name: str = "") -> Path:
-    """Returns `name` as an absolute path, or if it is empty, this user's cache folder for vlrl. The folder need not
-    exist."""
+    """Returns `name` as an absolute path; if empty, this user's cache folder for vlrl. The folder need not exist."""
     if name:
         return Path(name).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -201,8 +199,8 @@ def cache_folder(name: str = "") -> Path:
 
 
 def move_to_backup(path: Path) -> None:
-    """Moves the files of an earlier run from `path` into a new folder next to it, NAME.before-1, -2 ... Deletes
-    nothing."""
+    """Moves the files of an earlier run in `path` into a new folder next to it, NAME.before-1, 2 ... Deletes nothing.
+    """
     left = [p for p in path.iterdir() if p.name != "run.lock"]
     if not left:
         return
@@ -249,8 +247,7 @@ def _output(*command: str) -> str | None:
 
 
 def utf8(text: str) -> str:
-    """Returns a string as valid UTF-8. A lone surrogate becomes its escape sequence, which JSON reads as the same
-    character."""
+    """Returns a string as valid UTF-8. A lone surrogate becomes its escape sequence, the same character in JSON."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -49,8 +49,7 @@ class Lock:
         return read_json(self.path) == self.owner
 
     def check(self) -> None:
-        """Raises RunError if the folder has vanished or the lock belongs to another process. In both cases nothing may
-        be written."""
+        """Raises RunError if the folder has vanished or another process has the lock. Nothing may be written then."""
         if self.owned:
             return
         other, folder = read_json(self.path), self.path.parent
@@ -233,8 +232,7 @@ def _system() -> str:
 
 
 def _started(pid: Any) -> str | None:
-    """Returns the start time of a process of this host, unaffected by clock changes; None if there is no such process.
-    """
+    """Returns the start time of a process of this host, unaffected by clock changes; None without such a process."""
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

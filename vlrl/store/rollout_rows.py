@@ -181,8 +181,8 @@ def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = Non
 
 
 def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
-    """Returns the columns `fields` of a table of rollouts; columns that the table lacks are null. Raises ValueError for
-    a newer schema."""
+    """Returns the columns `fields` of a table of rollouts, null if missing in the table. Raises ValueError for a newer
+    schema."""
     names = table.column_names
     newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
     if newest > SCHEMA_VERSION:

@@ -61,8 +61,8 @@ class RunFolder:
         write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
 
     def write_tokenizer(self, text: str) -> None:
-        """Writes tokenizer.json, which converts token ids to text without the model, unless the file has this text
-        already."""
+        """Writes tokenizer.json, which converts token ids to text without the model. Skipped if the file has this text.
+        """
         path = self.path / "tokenizer.json"
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
@@ -89,8 +89,7 @@ class RunFolder:
         append_line(self.path / "eval.jsonl", json_text(record))
 
     def append_timeline(self, step: int, spans: Sequence[tuple[str, float, float]]) -> None:
-        """Appends a line to timeline.jsonl for each phase of a step. spans: (phase, start, end), in seconds since 1970.
-        """
+        """Appends a line to timeline.jsonl for each phase of a step. spans: (phase, start, end), seconds since 1970."""
         if spans:
             append_line(self.path / "timeline.jsonl", "\n".join(
                 json_text({"step": step, "phase": name, "start": start, "end": end}) for name, start, end in spans))

@@ -17,8 +17,8 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 class State(NamedTuple):
-    """A trainer's state as a checkpoint stores it. `tree` is JSON with everything except tensors; `tensors` has the
-    tensors by name."""
+    """A trainer's state as a checkpoint stores it: `tree` is JSON with everything but tensors; `tensors` has these by
+    name."""
 
     tree: Any
     tensors: dict[str, Any]

@@ -54,8 +54,7 @@ class Report:
 
 
 def check(task: Task, samples: int = 20, processes: int = 2) -> list[Finding]:
-    """Checks a task and returns its findings; an empty list if the task keeps the contract. Parameters: see `examine`.
-    """
+    """Checks a task and returns its findings: [] if the task keeps the contract. Parameters: see `examine`."""
     return list(examine(task, samples, processes).findings)
 
 

@@ -25,8 +25,7 @@ SLOW = 1.0
 
 
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Scores unusual texts (texts.py) as answers to the first sample and, except for very long texts, to the last
-    sample."""
+    """Scores unusual texts (texts.py) as answers to the first sample and, if not very long, to the last sample."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
         with findings.guard("messages", "messages", sample.id):
@@ -75,8 +74,8 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
 
 
 def quick_reward(task: Task, sample: Sample, text: str, findings: Findings) -> float:
-    """Returns the reward of a text, without the checks of `try_answer`. If scoring raises an exception, returns 0 and
-    adds a finding."""
+    """Returns the reward of a text, without the checks of `try_answer`; 0, with a finding, if scoring raises an error.
+    """
     findings.scoring()
     answer = answer_of(text)
     with findings.guard("raises", "score", sample.id, text):

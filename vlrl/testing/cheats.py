@@ -114,8 +114,7 @@ def _hidden(case: CheatCase) -> list[Text]:
 
 
 def _two_answers(case: CheatCase) -> list[Text]:
-    """Answers that contain both the right and a wrong answer, in both orders. At most one of the orders may be
-    rewarded."""
+    """Answers that contain both the right and a wrong answer, in both orders. At most one order may be rewarded."""
     pairs = [(case.right, case.wrong), (case.wrong, case.right)]
     joins: list[Callable[[str, str], str]] = [
         "{}, {}".format, "{} or {}".format, "<answer>{}, {}</answer>".format, "<answer>{}</answer><answer>{}</answer>"
@@ -132,8 +131,7 @@ CONSTANT: dict[str, Callable[[CheatCase], list[Text]]] = {
     "all answers in one": _everything, "every digit": lambda case: _joined("0123456789", " ", ", ", ""),
     "every letter": _each("A, B, C, D, E", "A B C D", "ABCD", "yes, no", "yes no", "no yes"),
     "whole image": _whole_image, "many boxes": _many_boxes}
-"""Name -> function that writes a cheat that ignores the image. Such a cheat must not earn more than the best constant
-answer."""
+"""Name -> function that writes a cheat that ignores the image, which must not beat the best constant answer."""
 KNOWING: dict[str, Callable[[CheatCase], list[Text]]] = {
     "hidden in the reasoning": _hidden, "two answers": _two_answers}
 """Name -> function that writes a cheat: answers that contain the right answer without committing to it."""

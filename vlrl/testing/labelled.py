@@ -110,8 +110,8 @@ def _part(task: Task, row: Mapping[str, Any]) -> str:
 
 
 def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], root: Path) -> Sample:
-    """The sample that a row contains (`sample`) or names (`id`). `root`: folder of the media. Raises DataError if there
-    is no such sample."""
+    """The sample that a row contains (`sample`) or names (`id`). `root`: media folder. Raises DataError if there is
+    none."""
     if "sample" in row:
         if not isinstance(row["sample"], dict):
             raise DataError("sample must be a row of the task, as a JSON object")

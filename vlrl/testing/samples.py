@@ -140,8 +140,8 @@ def _sized(sample: Sample) -> Sample:
 
 def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
                  count: int, findings: Findings) -> None:
-    """Applies the rules of vlrl.checks to the `chosen` rows. Rules that compare the rows of a file also see further
-    rows."""
+    """Applies the rules of vlrl.checks to the `chosen` rows. Rules that compare rows of a file also see further rows.
+    """
     rows: list[CheckedRow] = []
     for split, looked in chosen.items():
         for row in looked:

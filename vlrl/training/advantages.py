@@ -48,8 +48,7 @@ class Credit:
             _check_parts(algorithm, task)
 
     def __call__(self, groups: Sequence[Group], step: int) -> list[Group]:
-        """Returns the groups of this rank with an advantage for every rollout. Called on every rank at the same time.
-        """
+        """Returns the groups of this rank with an advantage for every rollout. Called on all ranks at the same time."""
         functions = [*self.algorithm.shaping, self.algorithm.advantage, self.algorithm.batch]
         needs = frozenset[str]().union(*(f.requires for f in functions))
         kl = self._kl(groups) if self.reference else None
@@ -92,8 +91,7 @@ class Credit:
 
     def _credits(self, all_groups: Sequence[_GroupValues], step: int
                  ) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
-        """Returns {(group id, index of the rollout): (advantage, value targets, whether the rollout is trained on,
-        shaped reward)}."""
+        """Returns {(group id, index of the rollout): (advantage, value targets, whether trained on, shaped reward)}."""
         if not all_groups:
             return {}
         most = self.config.rollout.max_new_tokens

@@ -1,5 +1,4 @@
-"""Builds the objects of a run from its config: those that the config selects by name, and those that are read from
-disk."""
+"""Builds the objects of a run from its config: those selected by name, and those read from disk."""
 
 import contextlib
 import importlib.util
@@ -180,8 +179,7 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
 
 
 def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
-    """Returns the task, its samples and the sampler of prompts. Raises ConfigError if the run cannot train on the
-    samples."""
+    """Returns the task, its samples and the sampler of prompts. Raises ConfigError if the run cannot train on them."""
     task = make_task(config)
     samples = task_samples(task, "train")
     if len(samples) == 0:
@@ -259,8 +257,7 @@ _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",
     "engine": "vlrl.environments.episodes:EpisodeEngine",
 })
-"""Classes for a task with environments: the host of environments in separate processes, and the engine that runs
-episodes."""
+"""Classes for a task with environments: the host of environments (in processes), and the engine that runs episodes."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
 """Name of a measurement that a sampler may need -> class (policy, config, task, prefetch) whose instances measure
 prompts with the policy."""
@@ -288,8 +285,8 @@ def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> 
 
 
 def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The services that are configured under `services.*` and needed by the task; None if the task needs none. `ready`
-    is not used."""
+    """The services that are configured under `services.*` and needed by the task; None if none is. `ready` is not used.
+    """
     return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
 
 

@@ -262,8 +262,7 @@ class RunCheckpoints:
             comm.on_main(lambda: self.saver.begin(done, parts.policy, state, weights), f"saving step-{done:06d}")
 
     def save_best(self, done: int) -> None:
-        """Saves the checkpoint of `done` completed steps and marks it as best if their evaluation is the best so far.
-        """
+        """Saves the checkpoint of `done` completed steps, marked as best, if their evaluation is the best so far."""
         metric, measured = self.parts.config.save.best, self.parts.config.eval
         if not (metric and measured.samples and measured.splits):
             return

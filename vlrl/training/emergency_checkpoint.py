@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 _AHEAD_S = 600.0
 """When an error ends the run: seconds to wait for completions that are being generated ahead."""
 _ROLLOUTS_S = 60.0
-"""When an error ends the run: seconds to wait until other ranks have written the rollouts of the last completed step.
-"""
+"""When an error ends the run: seconds to wait until other ranks have written the last completed step's rollouts."""
 
 
 class NotSaved(Exception):
@@ -71,8 +70,8 @@ class EmergencyCheckpoint:
                                         partial(self._written, _ROLLOUTS_S))
 
     def end(self, error: BaseException) -> None:
-        """Saves the completed steps, unless a checkpoint of them exists. Adds a note to the error that says whether
-        they are saved."""
+        """Saves the completed steps, unless a checkpoint of them exists, and adds the outcome to the error as a note.
+        """
         if not self.done or error is self.saver.failed:
             return
         try:
@@ -94,8 +93,7 @@ class EmergencyCheckpoint:
                            f"same command {where}.")
 
     def problem(self) -> str:
-        """The reason why weights and optimizer do not belong to the completed steps; "" if they belong to these steps.
-        """
+        """The reason why weights and optimizer do not belong to the completed steps; "" if they do belong to them."""
         if self.parts.policy.updating:
             return "the next update had already changed the weights"
         if self.parts.policy.swapped:
@@ -144,8 +142,7 @@ class EmergencyCheckpoint:
         return {"optimizer": parts.optimizer.state_dict(), **moving}
 
     def _written(self, seconds: float) -> bool:
-        """Waits until every rank has written the rollouts of the last completed step. Returns whether this happened
-        within `seconds`."""
+        """Waits until all ranks have written the last completed step's rollouts. Returns False after `seconds`."""
         ranks = range(comm.world() if self.config.store.rollouts else 0)
         paths = [self.path / "rollouts" / f"step-{self.done - 1:06d}-rank-{rank:05d}.parquet" for rank in ranks]
         end = time.monotonic() + seconds

@@ -122,8 +122,7 @@ class Minibatch:
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
-        """Replaces micro-batch `b` and its token values by two halves. Returns the number of tokens of the larger half.
-        """
+        """Replaces micro-batch `b` and its token values by two halves. Returns the tokens of the larger half."""
         whole, fresh, end = self.batches[b], [], 0
         for pieces in halves(whole.pieces):
             batch = self.pack(pieces)
@@ -150,8 +149,7 @@ NumberedRollout = tuple[int, Group, Rollout]
 
 
 def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
-    """Divides the rollouts of an update into `count` optimizer steps. On a rank with few groups, some steps may be
-    empty."""
+    """Divides the rollouts of an update into `count` optimizer steps. On a rank with few groups, some are empty."""
     steps = optimizer_steps([g.id for g in groups], count)
     rollouts = [(step, g, r) for step, g in zip(steps, groups, strict=True) for r in g.rollouts]
     return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]
@@ -261,8 +259,7 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
 
 def loss_inputs(part: Minibatch, micro: MicroBatch, stats: TokenStats, config: Config, algorithm: Algorithm,
                 step: int) -> LossInputs:
-    """The inputs of the objective for one micro-batch. stats: log-probabilities and statistics of the micro-batch's
-    tokens."""
+    """The inputs of the objective for one micro-batch. stats: its tokens' log-probabilities and statistics."""
     ids = micro.batch.rollout_id.to(stats.logprobs.device)
     x = _inputs(part, micro.order, ids, stats, micro.old, micro.reference, config, algorithm, step)
     return replace(x, prepared=part.prepared_of(micro), old_stats=micro.old_stats)
@@ -322,7 +319,6 @@ def _places(row: TrainingRow) -> np.ndarray:
 
 
 def _identity(rollout: Rollout) -> int:
-    """A 63-bit number that identifies the rollout, computed from its group id and index, so that all ranks have the
-    same number."""
+    """A 63-bit number that identifies the rollout on every rank, computed from its group id and index."""
     name = f"{rollout.group_id}/{rollout.index}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1

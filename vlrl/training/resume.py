@@ -54,8 +54,7 @@ def _never_saved(folder: RunFolder) -> bool:
 
 
 def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
-    """Returns the settings stored in the run folder. Raises RunError if they differ from `settings` where a resume must
-    not change them."""
+    """Returns the settings stored in the run folder. Raises RunError if a resume must not change them to `settings`."""
     path = folder.path / "config.yaml"
     try:
         before = config.validate(yaml.safe_load(files.read_small(path)) or {})

@@ -1,5 +1,5 @@
-"""Runs a method's additional loss (Pass) so that the norm of its gradients is known before they are added to those of
-the objective."""
+"""Runs a method's additional loss (Pass) so that its gradient norm is known before its gradients are added to others.
+"""
 
 from collections.abc import Sequence
 

@@ -206,8 +206,8 @@ class Session:
         return done == 0 or (every > 0 and done % every == 0)
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the rollouts of a step in the background. The last `groups`, which were not trained on, have no arrays
-        in `per_token`."""
+        """Writes the rollouts of a step in the background. The last `groups`, not trained on, are not in `per_token`.
+        """
         if self.config.store.rollouts:
             count = sum(len(g.rollouts) for g in groups)
             padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}
@@ -229,8 +229,7 @@ class Session:
             self._log.track_groups(groups, step)
 
     def save_if_due(self, done: int) -> None:
-        """Saves a checkpoint if `done` completed steps are a multiple of save.every. Raises the error of a background
-        save."""
+        """Saves if `done` completed steps are a multiple of save.every. Raises the error of a background save."""
         self._signals.completed()
         comm.on_main(self._saver.check)
         if self.config.save.every and done % self.config.save.every == 0:
@@ -295,8 +294,7 @@ class Session:
         self._checkpoints.save_best(done)
 
     def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
-        """Evaluates a split. Returns (record for eval.jsonl, evaluated groups of this rank; [] if the evaluation has no
-        rewards)."""
+        """Evaluates a split. Returns (record for eval.jsonl, this rank's evaluated groups: [] without rewards)."""
         parts, generator = self.parts, self.parts.source.generator
         if own := _MEASURED.get(self.config.algo.loss.name):
             record, groups = own(parts, split, done)
@@ -319,8 +317,7 @@ class Session:
             write_to_terminal(text)
 
     def _interrupt(self, number: int) -> None:
-        """Handles the first signal to stop the run. Takes no lock, because the main thread may hold any lock at this
-        moment."""
+        """Handles the first signal to stop the run. Takes no lock, as the main thread may hold any lock right now."""
         self._stop.set()
         if not comm.is_main() or not hasattr(self, "parts"):
             return

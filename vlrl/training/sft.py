@@ -28,8 +28,7 @@ from vlrl.types import Group
 
 
 class SupervisedSource(GroupSource):
-    """A GroupSource whose groups have a single completion: the answer of the data set instead of a sampled completion.
-    """
+    """A GroupSource whose groups have a single completion: the data set's answer instead of a sampled completion."""
 
     generates = False
 
