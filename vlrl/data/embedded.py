@@ -64,8 +64,7 @@ class StoredBytes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedMedia:
-    """An image or video embedded in a row, used as the `source` of a Media. Two objects with the same bytes compare
-    equal."""
+    """An image or video embedded in a row, used as the `source` of a Media. Objects with the same bytes are equal."""
 
     content: bytes | StoredBytes = field(repr=False)
     """The bytes of the image or video, or their position in a SpillFile."""

@@ -68,8 +68,7 @@ def hull(points: Iterable[Sequence[float]]) -> list[float]:
 
 
 def are_shares(values: Sequence[float]) -> bool:
-    """Whether coordinates must be fractions of the image size: all are at most 1, which no meaningful box in pixels
-    has."""
+    """Whether coordinates must be fractions of the image size: all are at most 1, unlike any real box in pixels."""
     return all(-_NEARLY <= v <= 1 + _NEARLY for v in values)
 
 

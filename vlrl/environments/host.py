@@ -86,8 +86,7 @@ class Environments:
         self._convention = convention
 
     def open(self, sample: Sample, seed: int | None = None) -> HostedEpisode:
-        """Creates a new episode, but does not run code of the task yet. `seed` defaults to the sample's
-        environment_seed."""
+        """Creates a new episode, without running code of the task. `seed` defaults to the sample's environment_seed."""
         with self._lock:
             self._next += 1
             seed = sample.environment_seed if seed is None else seed

@@ -61,8 +61,7 @@ class LiveEpisode:
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
         """Compares `observation`, the result of the reset, with the first observation, which is part of the prompt. A
-        difference becomes the error of the episode. Returns False if the reset failed, so that the episode cannot
-        begin."""
+        difference becomes the error of the episode. Returns False if the reset failed."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None

@@ -200,8 +200,7 @@ def _box_fields(record: Record) -> tuple[str, ...] | None:
 
 
 def _half_empty(record: Record) -> tuple[str, ...] | None:
-    """Returns the names of the four columns of a box of which some are empty and some filled, which is an error; else
-    None."""
+    """Returns the names of a box's four columns if some are empty and some filled, which is an error; else None."""
     return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
                  and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 

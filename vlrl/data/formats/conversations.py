@@ -184,8 +184,7 @@ def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
-    """Returns role, content and tool calls of a turn; appends the paths of its images and videos to the lists in
-    `named`."""
+    """Returns role, content and tool calls of a turn; appends the paths of its media to the lists in `named`."""
     if not isinstance(turn, Mapping):
         raise DataError(f"the turn {short(turn)} of its conversation must be an object")
     who = turn.get("from") or turn.get("role")

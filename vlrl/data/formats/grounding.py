@@ -287,8 +287,7 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _rows_by_text(row: dict[str, Any]) -> list[Row]:
-    """Splits the row of an image into one row per text of its boxes. If the boxes have no texts, returns the unchanged
-    row."""
+    """Splits the row of an image into one row per text of its boxes. Without texts, returns the unchanged row."""
     texts = {name: [b for b in row["boxes"] if name in b.get("texts", ())]
             for b in row["boxes"] for name in b.get("texts", ())}
     if not texts:

@@ -107,8 +107,7 @@ def is_unlabelled(record: Record) -> bool:
 
 def unlabelled(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO). The record's
-    other fields are kept. Raises DataError if one of them seems to hold the answer, because the answer would be
-    lost."""
+    other fields are kept. Raises DataError if one of them seems to hold the answer, because it would be lost."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
         raise DataError(f"it has an instruction, but no box or action in a field with a known name. {field}="
                         f"{short(record[field])} seems to be the answer: map this field with --columns (data.columns) "

@@ -30,8 +30,7 @@ class GroundingMarks:
     """What `fill_marks` has found out about the boxes of an answer: their unit, and which of them are points."""
 
     full: float
-    """Coordinate of the image's right and lower edges: 1000 for norm1000; 1 for norm1 and for pixels, which are not
-    scaled."""
+    """Coordinate of the image's right and lower edges: 1000 for norm1000; 1 for norm1 and pixels (not scaled)."""
     shares: bool
     points: tuple[list[float], ...] = ()
 

@@ -31,8 +31,7 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
 
 def _question_rows(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any
                    ) -> list[Row]:
-    """Converts each question about one image to a row. A question without an id gets the record's id followed by a
-    number."""
+    """Converts each question about one image to a row. A question without an id gets the record's id and a number."""
     id = record_id(record, source)
     return [row for n, asks in enumerate(questions, 1)
             for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]
@@ -66,8 +65,7 @@ def statement(record: Record, source: RecordSource) -> list[Row]:
 def hallusion(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of HallusionBench (2310.14566); `gt_answer` is 1 for yes and 0 for no.
 
-    The row's id joins the category, subcategory, set, figure and question, because none of these numbers is unique in
-    the file."""
+    The row's id joins the category, subcategory, set, figure and question, because none of these numbers is unique."""
     parts = ("category", "subcategory", "set_id", "figure_id", "question_id")
     id = "-".join(str(record[name]) for name in parts if has(record, name))
     image = record.get("filename")

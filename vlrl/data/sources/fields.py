@@ -73,8 +73,7 @@ class RecordSource:
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
 
     def video(self, value: Any) -> Any:
-        """Returns the path of a video. `value` is a path or an id; an id gets the suffix of the existing file, else
-        .mp4."""
+        """Returns the path of a video. `value` is a path or an id; an id gets the existing file's suffix, else .mp4."""
         path = self.path(value)
         if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
             return path

@@ -205,8 +205,7 @@ def _failures(name: HubName) -> Iterator[None]:
 
 
 _ROWS = (".parquet", ".arrow", ".jsonl", ".ndjson", ".jsonl.gz", ".csv", ".tsv", ".json", ".tar")
-"""Suffixes of row files. Of a split with several of these suffixes, only files with the first one in this list are
-read."""
+"""Suffixes of row files. Of a split with several of these suffixes, only files with the first one are read."""
 _OWN_MEDIA = (".parquet", ".arrow", ".tar")
 """Suffixes of row files that contain their media."""
 _MEDIA = IMAGE_SUFFIXES + VIDEO_SUFFIXES

@@ -31,8 +31,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """Returns a row as one line of JSON. Raises DataError for NaN, infinity, text that is not Unicode, and too long
-    rows."""
+    """Returns a row as one line of JSON. Raises DataError for NaN, infinity, invalid Unicode, and too long rows."""
     try:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False)
         line.encode()
