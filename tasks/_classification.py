@@ -48,8 +48,7 @@ class AnswerFormat:
     find: Callable[[Answer], str | None]
     """Returns the part of an answer that names the class; None if there is no such part."""
     same: Callable[[str, str, Sequence[str]], bool]
-    """(text of the answer, class name, other class names in the row) -> whether the text names this class.
-    """
+    """(text of the answer, class name, other class names of the row) -> whether the text names the class."""
     say: Callable[[str], str]
     """Writes a text as an answer in this format."""
     format: Callable[[Record, Answer], float] | None = None
@@ -307,8 +306,7 @@ def halves(all_classes: Sequence[str]) -> dict[str, list[str]]:
 
 
 def validated(row: Record) -> dict[str, Any]:
-    """The row with its label, class names and synonyms converted to strings. Raises DataError if one of these is
-    unusable."""
+    """The row with its label, class names and synonyms as strings. Raises DataError if one of these is unusable."""
     label = row.get("label")
     several = isinstance(label, list) or row.get("multi") is True
     given = label if isinstance(label, list) else [label]

@@ -36,8 +36,7 @@ def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: 
 
 
 def choose(world: World, ways: bool) -> Decision:
-    """The most preferred decision among the safe ones; to stop if none is safe. With `ways` it consists of waypoints,
-    else of words."""
+    """The most preferred safe decision, or to stop if none is safe. With `ways` as waypoints, else as words."""
     liked = (as_waypoints(world, words) if ways else words for words in _liked(world))
     stop = Decision("STOP")
     return next((decision for decision in liked if _safe(world, decision)), as_waypoints(world, stop) if ways else stop)

@@ -16,8 +16,7 @@ class Scene:
 
     road: Road
     lane: Lane
-    """The lane in which the driven vehicle starts; `at` is the vehicle's distance from the start of that lane in
-    metres."""
+    """The lane in which the driven vehicle starts, `at` metres from the start of the lane."""
     at: float
     nodes: tuple[str, ...]
     """The rest of the route after the starting lane, as nodes of the road network."""

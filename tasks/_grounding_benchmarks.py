@@ -84,8 +84,7 @@ def _visual_rft(row: Mapping[str, Any], text: str, label: str) -> Detections:
     """The detections of an answer on COCO and LVIS as parsed by Visual-RFT (2503.01785, Qwen2_VL_coco_infere.py), with
     boxes in 0..1000. All get the label `label`. The list is taken from the first <answer>, or from the full text if
     there is none. Line breaks, `, ...` and double brackets are repaired, and a truncated list is closed. Of equal
-    boxes only the first counts. The first entry without a box or confidence is dropped together with all entries
-    after it."""
+    boxes only the first counts. The first entry without a box or confidence and all later entries are dropped."""
     for wrong, right in (("[[", "["), ("]]", "]"), ("\n", ""), (", ...", "")):
         text = text.replace(wrong, right)
     body, closed, _ = text.partition("<answer>")[2].partition("</answer>")
@@ -125,8 +124,7 @@ READINGS: Mapping[str, Callable[[Mapping[str, Any], str, str], Detections]] = {"
 
 
 def check(name: str, one_box: bool) -> None:
-    """Raises ConfigError if the benchmark `name` does not fit the recipe, which answers with one box (`one_box`) or
-    with all boxes."""
+    """Raises ConfigError if the benchmark `name` does not fit a recipe with one box (`one_box`) or with all boxes."""
     known, other = (RULES, READINGS) if one_box else (READINGS, RULES)
     if name and name not in known:
         why = ("needs a recipe with all boxes." if one_box else "needs a recipe with one box.") if name in other else \
@@ -139,8 +137,7 @@ def maps(records: Sequence[Mapping[str, Any]], labelled: Callable[[Any], Detecti
     """COCO's mAP of the answers as the task parses them and, as `<benchmark>_map`, as the benchmark parses them.
     `labelled` converts boxes of a row to detections; `name_of` returns what a row asks for. Crowds and boxes of zero
     area, which COCO's rows have in `meta`, are handled as in COCO's evaluation. If all samples have a number as id,
-    they are sorted by it as in COCO's evaluation, because the order of images decides between detections with equal
-    confidence."""
+    they are sorted by it as in COCO's evaluation, because the order of images decides between equal confidences."""
     if all(str(r["sample"].get("id", "")).isdecimal() for r in records):
         records = sorted(records, key=lambda r: int(r["sample"]["id"]))
     metas = [meta if isinstance(meta := r["sample"].get("meta"), Mapping) else {} for r in records]

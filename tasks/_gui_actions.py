@@ -217,8 +217,7 @@ GUI_R1 = Recipe(
 
 
 def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
-    """The parsed answer: for a row with an action, an action; for a row with only an element, a box or a point in
-    pixels."""
+    """The parsed answer: an action if the row has an action; a box or point in pixels if it has only an element."""
     text = answer_text(answer.text)
     call = between(text, "<tool_call>", "</tool_call>")
     value = read_literal(text if call is None else call)

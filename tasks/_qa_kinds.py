@@ -80,9 +80,8 @@ def read(text: str, row: Record, negations: bool = True) -> Any:
 
 
 def kind_of(row: Record) -> AnswerKind:
-    """The AnswerKind by which a row's answers are parsed, usually that of the row's answer_type. If the type is a
-    number or a formula but a right answer is neither (a phone number, a score of 3-2), answers are compared as
-    written."""
+    """The AnswerKind by which a row's answers are parsed, usually that of its answer_type. If the type is a number or a
+    formula but a right answer is neither (a phone number, a score of 3-2), answers are compared as written."""
     name = row["answer_type"]
     asked = row["question"] if name == "math" else ""
     if name in _WORKED_OUT and not _RATIO.search(asked) and any(

@@ -151,8 +151,7 @@ def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _diversity(_task: Any, _sample: Sample, answers: Sequence[Answer], *_services: Any) -> list[Parts]:
-    """The part `diversity` of each answer in a group: the mean of 1 - ROUGE-L between this answer and each other
-    answer."""
+    """The part `diversity` of each answer in a group: the mean of 1 - ROUGE-L to the other answers."""
     words = [rouge_tokens(answer.text[:20_000]) for answer in answers]
     apart = [[1 - (2 * LCSseq.similarity(a, b) / (len(a) + len(b)) if a and b else 0.0)
               for j, b in enumerate(words) if j != i] for i, a in enumerate(words)]

@@ -60,8 +60,7 @@ def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
 
 def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[float] | None], text: str) -> Action:
     """Builds the action `verb` with its points converted to CSS pixels. `points` are in the coordinate convention of
-    the model, the second one only for a drag. Raises UnreadableAction if the action does not exist or its arguments
-    do not fit."""
+    the model, the second one only for a drag. Raises UnreadableAction for an unknown action or unfit arguments."""
     name = verb.strip().lower()
     text = "Enter" if name in _ENTERS else text
     name = _SAME.get(name, name)
@@ -92,7 +91,8 @@ def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[A
 
 
 def _key(text: str) -> str:
-    """A key in the browser's notation: "ctrl+a" becomes Control+a. Raises UnreadableAction for an unknown key."""
+    """The name of a key as the browser writes it: "ctrl+a" becomes Control+a. Raises UnreadableAction for an unknown
+    key."""
     *before, last = [part for part in re.split(r"[+ ]", text.strip()[:100]) if part] or [""]
     modifiers = [_MODIFIERS.get(part.lower(), "") for part in before]
     key = _KEYS.get(last.lower(), last if len(last) == 1 and last.isascii() and last.isprintable() else "")

@@ -117,8 +117,7 @@ class Tab:
 
 
 class PagePool:
-    """Opens pages in one browser. If the browser has ended, it is started again. Public methods may be called from any
-    thread."""
+    """Opens pages in one browser. A browser that has ended is started again. Public methods work in any thread."""
 
     def __init__(self, settings: BrowserSettings):
         self.settings, self.owner = settings, os.getpid()

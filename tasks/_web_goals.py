@@ -131,8 +131,7 @@ def episode_goals(sample: Sample) -> tuple[Goal, ...]:
 
 
 class GoalPage(Page):
-    """A page with sub-goals that replace the page's own goal. A view of the page says whether all sub-goals are
-    reached."""
+    """A page with sub-goals in place of its own goal. A view of the page says whether all sub-goals are reached."""
 
     def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
         super().__init__(pages, path, seed, settle_ms)

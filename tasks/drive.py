@@ -112,8 +112,7 @@ class Drive(Task):
     traffic: Annotated[float, Field(ge=0, le=1.4)] = 1.0
     """Density of the traffic: 0 = almost none."""
     solvable: bool = False
-    """Whether to use only scenes in which the expert reaches the goal in time. The test takes a moment for each scene.
-    """
+    """Whether to use only scenes in which the expert reaches the goal in time. Testing a scene takes a moment."""
     width: Annotated[int, Field(ge=64, le=1024, multiple_of=32)] = 128
     """Width of an image in pixels; the height is half of it."""
     count: Positive = 4096
@@ -161,8 +160,7 @@ class Drive(Task):
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         """The part `contrast` of each episode in a group: VLM-RL's reward, averaged over the maximum number of seconds.
         For each second it is the speed, scaled by how clear the road looks, multiplied by lane keeping; it is -1 for
-        a second with a collision or in which the vehicle leaves the road. None for a stored episode, which has no
-        images."""
+        a second with a collision or in which the vehicle leaves the road. None without images (stored episodes)."""
         clip = services.clip  # looked up first, so that no image is read if the service is absent
         return [{"contrast": self._contrast(clip, answer)} for answer in answers]
 

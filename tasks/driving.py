@@ -46,7 +46,7 @@ class Driving(RecipeTask):
     """Recipes with plans: how a text that says what not to do ("do not STOP") is parsed. read: it has no word; ignored:
     it has the words that it contains, as in AlphaDrive."""
     benchmark: str = ""
-    """Benchmark whose own scoring rules give additional metrics of the answers: alphadrive, for recipes with plans
+    """Benchmark whose own scoring rules give additional metrics: alphadrive, for recipes with plans
     (docs/evaluation.md)."""
     l2_scale: _Positive = 2.0
     """Recipe trajectory: mean distance in metres at which the part `l2` has decreased to 1/e."""

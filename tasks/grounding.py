@@ -70,8 +70,8 @@ class Grounding(RecipeTask):
     """Recipes with all boxes: how labels are compared. ignored: without regard to case and spaces; kept: exactly, as in
     VLM-R1."""
     benchmark: str = ""
-    """Benchmark whose own scoring rules give additional metrics of the answers: qwen_vl or vlm_r1 (RefCOCO) for recipes
-    with one box, visual_rft (COCO, LVIS) for recipes with all boxes (docs/evaluation.md)."""
+    """Benchmark whose own scoring rules give additional metrics: qwen_vl or vlm_r1 (RefCOCO) for recipes with one box,
+    visual_rft (COCO, LVIS) for recipes with all boxes (docs/evaluation.md)."""
     reach: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Recipe pointing: largest distance from a point of the row at which an answer's point counts as a hit, as a share
     of the image's longer side."""

@@ -41,8 +41,7 @@ class Gui(RecipeTask):
     """Prompt and reward: element, click, gui_g1, gui_g2, se_gui, gui_rcpo, region_vote, ui_r1, gui_r1, infigui_r1,
     glm_v_androidworld, or your own module:function that returns a Recipe."""
     point_reach: Rate = 50.0
-    """Recipes gui_rcpo and region_vote: a point votes for a square around it, which extends by this many pixels to each
-    side."""
+    """Recipes gui_rcpo and region_vote: a point votes for the square that extends this many pixels to each side."""
     word_rule: Literal["alike", "contained"] = "alike"
     """Recipe gui_r1: when a typed word matches a different word that contains it. alike: if the F1 score of their
     letters is at least .5; contained: always, as in the paper, so that a single letter matches a long word."""
@@ -50,9 +49,8 @@ class Gui(RecipeTask):
     """Recipe infigui_r1: the IoU from which a box gets the full reward."""
 
     benchmark: str = ""
-    """Benchmark whose own scoring rules give additional metrics of the answers: screenspot, os_atlas (AndroidControl),
-    gui_r1 (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or your own module:function
-    (docs/evaluation.md)."""
+    """Benchmark whose own scoring rules give additional metrics: screenspot, os_atlas (AndroidControl), gui_r1
+    (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or your own module:function (docs/evaluation.md)."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

@@ -51,8 +51,8 @@ class Video(RecipeTask):
     right answers."""
 
     benchmark: str = ""
-    """Benchmark whose own scoring rules give additional metrics of the answers: video_mme, mvbench, time_r1
-    (Charades-STA, ActivityNet), activitynet_qa, or your own module:function (docs/evaluation.md)."""
+    """Benchmark whose own scoring rules give additional metrics: video_mme, mvbench, time_r1 (Charades-STA,
+    ActivityNet), activitynet_qa, or your own module:function (docs/evaluation.md)."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -63,8 +63,7 @@ class Video(RecipeTask):
                               "smaller one first")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """The sample of a row. A video comes before the images, as in SEED-Bench-R1, where the video shows the past and
-        the image the present."""
+        """The sample of a row. A video comes before the images, as in SEED-Bench-R1, where the video shows the past."""
         sample = super().sample_from_row(times.with_spans(row), root)
         return replace(sample, media=tuple(sorted(sample.media, key=lambda media: media.kind != "video")))
 

@@ -72,8 +72,7 @@ class Web(Task):
     """Seconds that a page may take for one action; after that, the episode ends with an error."""
     open_pages: Annotated[int, Field(ge=1, le=1000)] = 32
     """Largest number of pages that each process of `environment.workers` keeps open. With more episodes, some pages are
-    closed. A closed page is opened again, and all actions on it are repeated, when the next action of its episode
-    comes."""
+    closed. A closed page is opened again at the next action of its episode, and all earlier actions are repeated."""
     walk: Annotated[int, Field(ge=1, le=MOST_GOALS)] = 3
     """Maximum number of sub-goals of a goal that `vlrl data synthesize` finds by exploring."""
     browser: str = ""

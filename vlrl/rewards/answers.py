@@ -150,8 +150,7 @@ def mvbench(answer: str, truth: str) -> float:
 
 
 def one_number(text: str) -> float | None:
-    """The number in a text that contains exactly one distinct number ("3 cars", "about 2.5 m."); None for any other
-    text."""
+    """The number in a text with exactly one distinct number ("3 cars", "about 2.5 m."); None for any other text."""
     values = islice(numbers(text), MOST_WORDS)
     first = next(values, math.inf)
     return first if math.isfinite(first) and all(value == first for value in values) else None

@@ -108,8 +108,7 @@ def _has_area(box: Sequence[float]) -> bool:
 
 
 def _areas(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """The areas of the intersection, the union and the enclosing box of two boxes; inf or NaN if a value exceeds the
-    range of floats."""
+    """The areas of the intersection, union and enclosing box of two boxes; inf or NaN beyond the range of floats."""
     ax1, ay1, ax2, ay2 = map(float, a)
     bx1, by1, bx2, by2 = map(float, b)
     inter = max(0.0, min(ax2, bx2) - max(ax1, bx1)) * max(0.0, min(ay2, by2) - max(ay1, by1))

@@ -42,11 +42,9 @@ def linear_falloff(value: float, most: float) -> float:
 
 
 def vlm_rl_reward(base: float, speed: float, clear: float, target: float, *terms: float) -> float:
-    """VLM-RL's reward of a state: the product of the speed term (see `speed_term`) and `terms`, which are values of
-    `linear_falloff`.
+    """VLM-RL's reward of a state: the product of `speed_term` and `terms`, which are values of `linear_falloff`.
 
-    A negative `base` is the environment's penalty for a collision or for leaving the road. The penalty is returned
-    instead."""
+    A negative `base`, the environment's penalty for a collision or for leaving the road, is returned instead."""
     if base < 0:
         return base
     reward = speed_term(speed, clear, target)

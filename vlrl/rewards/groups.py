@@ -1,5 +1,4 @@
-"""Rewards of an answer relative to the other answers of its group. The rewards do not depend on the order of the
-answers."""
+"""Rewards of an answer relative to the other answers of its group. The order of the answers does not matter."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ _ROUNDING = 1e-12
 def temporal_bonus(ordered: Sequence[float], shuffled: Sequence[float], ratio: float = 0.8) -> list[float]:
     """T-GRPO's temporal bonus (2503.21776) for each answer of a group: 1 for a correct answer if the group's mean
     accuracy exceeds `ratio` times the mean accuracy with shuffled frames, else 0. `ordered` are the group's
-    accuracies in [0, 1], `shuffled` those of answers to the same clip with shuffled frames. Without the latter, all
-    bonuses are 0."""
+    accuracies in [0, 1], `shuffled` those of answers to the same clip with shuffled frames. All are 0 if `shuffled`
+    is empty."""
     earned = bool(ordered) and bool(shuffled) and _mean(ordered) > ratio * _mean(shuffled) + _ROUNDING
     return [float(earned and accuracy > CORRECT) for accuracy in ordered]
 

@@ -153,8 +153,7 @@ def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = T
 @functools.lru_cache(maxsize=50_000)
 def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool) -> bool | str:
     """The verdict of math-verify, cached; the reason as a string if there is no verdict. With answer=None, the verdict
-    says whether the gold answer can be parsed. Failures are cached too, so that a comparison that hangs does so only
-    once."""
+    says whether the gold answer can be parsed. Failures are cached too, so that a comparison hangs only once."""
     question = {"gold": gold, "seconds": seconds, "worked_out": worked_out}
     try:
         return _VERIFIER.ask(question | ({} if answer is None else {"answer": answer}))
