@@ -301,7 +301,7 @@ class Rollout:
     error: str | None = None
     """Why the completion could not be scored."""
     advantage: float | np.ndarray = 0.0
-    """One advantage for all tokens, or one for each token [T]."""
+    """The advantage: one number for all tokens, or an array [T] with a value for each token."""
     per_token: Mapping[str, np.ndarray] = field(default_factory=dict)
     """[T] arrays of one method by name, stored until the update; other methods do not read them."""
     old_logprobs: np.ndarray | None = None

@@ -121,7 +121,7 @@ def idle(why: str, **options: Any) -> Callable[[Any], Any]:
 
 
 def short(value: Any) -> Any:
-    """The value as a config file writes it. A Named is shortened to its name, without options."""
+    """The value as a config file writes it. Of a Named (the name of a function, with options) only the name."""
     if isinstance(value, tuple):
         return f"[{', '.join(str(short(one)) for one in value)}]"
     return value.name if isinstance(value, Named) else value

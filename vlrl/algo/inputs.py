@@ -70,13 +70,13 @@ class Scores:
     """The reasoning steps of each completion as (start token, end token, value) (types.StepValues), for functions that
     require "steps"."""
     extra: Sequence[Mapping[str, Any]] = ()
-    """The data that a method attached to each completion (Completion.extra), for functions that require a name in
-    config.sections.GIVEN."""
+    """The data that a method attached to each completion (Completion.extra), for functions that require this data by a
+    name in config.sections.GIVEN."""
     texts: Sequence[str] = ()
     """The text of each completion, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()
     """[R, T] log p(sampler) - log p(reference) of each token, for functions that require "token_kl" with
-    algo.kl_in=reward; else empty. For all other functions, its sum over a completion's trained tokens is already
+    algo.kl_in=reward; else empty. For all other functions, the sum over a completion's trained tokens is already
     subtracted from the reward."""
     kl_coef: float = 0.0
     """Coefficient of the KL in the reward."""

@@ -70,7 +70,7 @@ def draw_state(draw: Draw) -> dict[str, Any]:
 
 
 def draw_of(state: Mapping[str, Any]) -> Draw:
-    """Inverse of `draw_state`."""
+    """Restores a draw from the result of `draw_state`."""
     return Draw(**{**state, **{name: tuple((key, value) for key, value in state.get(name, ())) for name in _PAIRS}})
 
 

@@ -128,8 +128,8 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
 
 
 def _turn_advantages(rollout: Rollout) -> list[float] | None:
-    """Returns for each action of an episode the mean advantage over its trained tokens. A completion without actions
-    has the parts that a method stores in `extra["turns"]` instead. None if all tokens have the same advantage."""
+    """Returns the mean advantage over the trained tokens of each action of an episode. For a completion without
+    actions: of each part that a method stores in `extra["turns"]`. None if all tokens have the same advantage."""
     done = rollout.completion
     actions, mask = done.actions or _kept_turns(done), np.asarray(done.loss_mask, bool)
     if not actions or np.ndim(rollout.advantage) == 0:

@@ -50,7 +50,7 @@ from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Sample
 
 OFFERED = LOGPROBS
-"""Services that every run has; settings in `services.*` add more."""
+"""Names of the services that every run has; settings in `services.*` add more."""
 
 
 @dataclass

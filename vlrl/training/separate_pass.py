@@ -1,4 +1,4 @@
-"""Runs a method's additional loss (Pass) so that its gradient norm is known before its gradients are added to others.
+"""Runs a method's additional loss (Pass), and measures its gradient norm before adding its gradient to the objective's.
 """
 
 from collections.abc import Sequence

@@ -214,7 +214,7 @@ class Session:
             self._writer.submit(partial(self.folder.write_rollouts, step, comm.rank(), groups, padded))
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-        """Writes a line of metrics.jsonl, and updates progress, heartbeat and trackers."""
+        """Writes the metrics of a step to metrics.jsonl, and updates progress, heartbeat and trackers."""
         line, spans = step_line(step, metrics, self.parts)
         self._step_s = line["time/total_s"]
         if comm.is_main():
