@@ -230,7 +230,7 @@ def test_the_command_writes_rows_that_train(tmp_path, capsys):
     assert rows and all(0 < row["pass_at_k"] < 1 and row["answers_scored"] == 8 for row in rows)
     about = json.loads((tmp_path / "run.goals.about.json").read_text())["candidates"]
     assert about["near-duplicate"] == 3 and about["kept"] == len(rows) and sum(about.values()) == 6
-    assert main(command) == 1 and "exists already: --force" in capsys.readouterr().err
+    assert main(command) == 1 and "exists already: replace it with --force" in capsys.readouterr().err
     assert main([*command, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kept"] == len(rows) and read_rows(out) == rows
     assert main([*command, "--force", "--least", "0.9", "--most", "0.1"]) == 1
