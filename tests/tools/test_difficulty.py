@@ -185,7 +185,7 @@ def test_the_command_writes_rows_that_train(words, tmp_path, capsys):
     Image.new("RGB", (9, 9)).save(tmp_path / "mine.png")
     assert [{k: v for k, v in row.items() if k in before[0]} | {"difficulty": 0.5} for row in rows] == before
     assert all(row["difficulty"] == 1 - row["pass_at_k"] and row["difficulty_given"] == 0.5 for row in rows)
-    for more, says in (((), "exists already: replace it with --force"), (("--out", tmp_path / "rows.jsonl", "--force"), "is never"),
+    for more, says in (((), "exists already: replace"), (("--out", tmp_path / "rows.jsonl", "--force"), "is never"),
                        (("--out", tmp_path / "rows.csv"), "rows are written as"),
                        (("--out", tmp_path / "b.jsonl", "--temperature", "0"), "rollout.temperature"),
                        (("--out", tmp_path / "b.jsonl", "curriculum.part=iuo"), "is not a reward part of grounding"),

@@ -58,8 +58,7 @@ def standard_input() -> TextIO:
 
 
 def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
-    """Returns say(doing), which prints `what`, `doing` and the elapsed time to stderr, at most every `every` seconds.
-    """
+    """Returns say(doing), which prints `what`, `doing` and the elapsed time to stderr, once in `every` seconds."""
     begun = said = time.monotonic()
 
     def say(doing: str) -> None:

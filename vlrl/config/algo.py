@@ -89,8 +89,7 @@ class AlgoSettings(Settings):
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields the KL settings without effect, because no KL is used or algo.kl_in=reward fixes the form of the KL.
-        """
+        """Yields the KL settings that have no effect: there is no KL, or algo.kl_in=reward fixes the form of the KL."""
         if not self.kl_coef:
             why = "algo.kl_coef=0: there is no KL" + (", so algo.kl_target does nothing" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")

@@ -1,7 +1,7 @@
 """Sections of the config that belong to methods: the only list of methods. No torch.
 
 A method is a folder with `settings.py`, which defines a MethodSettings and imports no torch, and the method itself
-(algo/method.py). This table names both as strings. The settings are imported if the config sets the section or its
+(algo/method.py). SECTIONS names both as strings. The settings are imported if the config sets the section or its
 default is not null, the method if its section is active.
 
     forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(default_factory=...)

@@ -108,8 +108,8 @@ class RankMonitor:
     # --- the others -----------------------------------------------------------------------------------------------
 
     def error(self, waited: float, cause: str) -> RankError:
-        """Returns a RankError with the ranks for which this rank has waited (`waited` seconds) and with `cause`. Takes
-        seconds, because the other ranks are checked for signs of life."""
+        """Returns a RankError that names the ranks for which this rank has waited `waited` seconds, and the `cause`.
+        Takes seconds, because the other ranks are checked for signs of life."""
         return RankError(f"{self.describe_wait(waited)}. The last checkpoint is intact: start the same command again "
                          f"on every host. If a rank is only slow, raise limits.collective_s={self.limit:g}. ({cause})")
 
@@ -174,7 +174,8 @@ class RankMonitor:
 
     def await_left(self) -> None:
         """On ranks other than 0, after `end`: if rank 0 ends with an error too, waits until rank 0 calls `leave`.
-        Otherwise the launcher would kill rank 0, since it kills all processes soon after the first one ends."""
+        Otherwise the launcher would kill rank 0, since the launcher kills all processes soon after the first one
+        ends."""
         began = heard = time.monotonic()
         beat = 0
         while time.monotonic() - heard < 3 * BEAT:

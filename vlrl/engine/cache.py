@@ -72,8 +72,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def roomy_cache(config: Any) -> DynamicCache:
-    """Creates an empty cache for a text config. Special layers (such as sliding windows) keep transformers' layer
-    types."""
+    """Creates an empty cache for a text config. Special layers, such as sliding windows, keep transformers' types."""
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache

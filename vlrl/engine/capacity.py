@@ -81,7 +81,7 @@ def logit_bytes(text: Any, size: int) -> int:
 
 
 def head_width(text: Any) -> int:
-    """Dimension of an attention head. If layers differ, the largest."""
+    """Dimension of an attention head: the largest if layers differ."""
     return largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
@@ -94,9 +94,9 @@ def largest(text: Any, name: str) -> int | None:
 
 
 def device_bytes(device: torch.device) -> int:
-    """Total memory in bytes of a device that this process may use, rounded down to whole GiB. It is the same at every
-    call. For a CPU this is the memory of the machine or the limit of its container (Linux cgroup v2), divided by the
-    number of processes that torchrun started on the machine."""
+    """Total memory in bytes of a device that this process may use, rounded down to whole GiB. The result is the same at
+    every call. For a CPU this is the memory of the machine or the limit of its container (Linux cgroup v2), divided
+    by the number of processes that torchrun started on the machine."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     else:

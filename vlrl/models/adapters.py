@@ -37,8 +37,8 @@ def refuse_second(settings: ModelSettings) -> None:
 
 
 def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
-    """The model wrapped by PEFT, with a new adapter or the one saved in the folder `checkpoint`. The adapter's weights
-    are float32."""
+    """The model wrapped by PEFT, with a new adapter or with the adapter saved in the folder `checkpoint`. The adapter's
+    weights are float32."""
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if checkpoint:

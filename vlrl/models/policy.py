@@ -201,7 +201,7 @@ class Policy:
         return self.logprobs(batch, temperature, self._reference).logprobs
 
     def keep_reference(self, source: str | Path | None = None) -> None:
-        """Makes the reference of the KL term: a frozen copy of the model at `source`, or of the current weights if
+        """Makes the reference of the KL term: a frozen copy of the model at `source`, or of the policy if `source` is
         None. Each weight has the same type as in the policy, so that rounding is equal. Does nothing under LoRA."""
         if self.lora:
             return
@@ -365,7 +365,7 @@ def _unwrapped(model: Any) -> Any:
 
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
     """Loads the policy of a config, with the weights of the folder `checkpoint` if it is given. `model.name` may also
-    be a LoRA adapter. Then full fine-tuning starts from its base model with the adapter merged."""
+    be a LoRA adapter. Then full fine-tuning starts from the adapter's base model with the adapter merged."""
     settings = config.model
     dtype = compute_dtype(settings)
     attention.check(config.train.attention, accelerator.device.type, dtype)

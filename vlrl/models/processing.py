@@ -62,7 +62,7 @@ class Encoder:
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
         """The Prompt of a sample. The text `guidance`, if any, follows the question. Raises DataError for unreadable
-        media, and PromptTooLong above the limit."""
+        media, and PromptTooLong above limits.prompt_tokens."""
         messages = task_messages(task, sample)
         return self.prompt(sample, with_guidance(messages, guidance) if guidance else messages,
                            tool_schemas(task, sample))
@@ -103,8 +103,8 @@ class Encoder:
 
         Positions start from 0. The template renders a conversation with a placeholder for the action, so sampled text
         is never rendered. Tool results become turns of role tool if the template has such turns and shows their images.
-        Otherwise they become one user turn. Raises DataError for unreadable media, and ConfigError for a template that
-        does not end turns with the model's end token."""
+        Otherwise all tool results become one user turn. Raises DataError for unreadable media, and ConfigError for a
+        template that does not end turns with the model's end token."""
         loaded = self._observed(observation.media, sample_id)
         content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
         turns = (_TOOLS["results"](observation, self._keeps_results, self._reads_order) if observation.results

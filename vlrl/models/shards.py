@@ -28,9 +28,9 @@ _LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE
 
 
 class Shards(ABC):
-    """The sharded models of a policy: the trained model and its reference. Each process holds a part of their weights.
-    For a checkpoint, tensors are gathered one at a time into main memory on the main process; other processes get None.
-    `gather`, `whole`, `state` and `weights` must be called on all processes."""
+    """The sharded models of a policy: the trained model and its reference. Each process holds a part of the weights.
+    For a checkpoint, tensors are gathered one at a time into main memory on the main process; other processes get
+    None. `gather`, `whole`, `state` and `weights` must be called on all processes."""
 
     gathered: bool  # whether this process holds the full model, for passes without gradient
     steps: bool = False

@@ -68,8 +68,8 @@ class ServerClient:
 
 
 def http_client(key: str, timeout_s: float, connections: int, idle_s: float = 5.0) -> httpx.Client:
-    """Creates an HTTP client that sends a bearer token, uses no proxy and follows no redirects. connections: number of
-    idle connections that are kept open, each for at most `idle_s` seconds."""
+    """Creates an HTTP client that sends `key` as bearer token, uses no proxy and follows no redirects. connections:
+    number of idle connections that are kept open, each for at most `idle_s` seconds."""
     return httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, trust_env=False,
                         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
                         limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections,

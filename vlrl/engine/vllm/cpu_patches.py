@@ -38,7 +38,7 @@ def widen_heads() -> None:
 
 
 def supported_size(size: int) -> int:
-    """The smallest supported head size that is at least `size`; `size` itself if there is none."""
+    """The smallest supported head size that is at least `size`; `size` itself if every supported size is smaller."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     return min((known for known in CPUAttentionBackend.get_supported_head_sizes() if known >= size), default=size)

@@ -184,7 +184,7 @@ class Generation:
 
 def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> Any:
     """Starts vLLM with the config and processor, which are written to `folder`. With tensor parallelism the weights are
-    written to `folder` too. Otherwise vLLM reads them from the policy in memory."""
+    written to `folder` too. Otherwise vLLM reads the weights from the policy in memory."""
     on_gpu = policy.device.type == "cuda"
     for name, value in (_ENVIRONMENT | ({} if on_gpu else _ON_CPU)).items():
         os.environ.setdefault(name, value)

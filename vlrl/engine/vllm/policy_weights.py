@@ -82,7 +82,7 @@ def gathered(tensor: Any) -> torch.Tensor:
 
 def write_model(policy: Policy, folder: Path, merge: bool = True) -> None:
     """Writes config, processor and weights to a folder that vLLM or from_pretrained can load. Files of an earlier call
-    are replaced. With merge=False, these are the weights of the base model, without the adapter."""
+    are replaced. With merge=False, the weights are those of the base model, without the adapter."""
     write_config(policy, folder)
     if policy.base.can_generate():
         policy.base.generation_config.save_pretrained(folder)
@@ -102,7 +102,8 @@ def write_config(policy: Policy, folder: Path) -> None:
 
 def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch.dtype | None = None) -> list[Path]:
     """Writes the weights as safetensors files of at most SHARD bytes, with an index. Returns the paths of the files.
-    dtype: dtype of floating-point weights; None = trainable weights stay float32, the others get the policy's dtype."""
+    dtype: dtype of floating-point weights; None = float32 for trainable weights, the policy's dtype for frozen
+    weights."""
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}

@@ -97,7 +97,8 @@ class ReplicaPool:
         self._abandoned = error
 
     def invalidate(self) -> None:
-        """Marks all servers as not ready, as the weights have changed. Each must be admitted before requests."""
+        """Marks all servers as not ready, as the weights have changed. No request is sent until `admit` accepts a
+        server."""
         self._invalidations += 1
         for replica in self.replicas:
             replica.awaited = replica.ready

@@ -61,7 +61,7 @@ class Zero(Shards):
         return TokenStats(*self.engine(plain))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Runs the backward pass, and adds the gradients of all ranks. They become NaN if the loss is not finite."""
+        """Runs the backward pass and adds the gradients of all ranks. A loss that is not finite gives NaN gradients."""
         factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed averages over ranks
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
