@@ -79,7 +79,7 @@ def test_data_files(config, tmp_path, capsys):
 
 
 def test_long_prompts_are_rejected_and_help_teaches(config, tmp_path, capsys):
-    fails(capsys, r"drawn prompts were rejected.*sample 'train-\d+': prompt of \d+ tokens is longer than "
+    fails(capsys, r"drawn prompts were rejected.*sample 'train-\d+': the prompt has \d+ tokens, .*"
           r"limits.prompt_tokens=5", config, f"run.dir={tmp_path}/run", "limits.prompt_tokens=5", "eval.samples=0")
     assert train_script(["--help"]) == 0 and "resume=never" in capsys.readouterr().out
     assert train_script(["--settings"]) == 0

@@ -212,6 +212,6 @@ def test_failures_are_counted_and_never_paid(saved, tmp_path):
                             Services(given=given.services))
         assert [s.reward is None for s in found] == [bool(failed)] * 2
         assert len(given._asked["reward_model"].failures) == failed
-        assert (given.problem or "").startswith("service: reward_model: sample 'asked': prompt of" if failed else "")
+        assert (given.problem or "").startswith("service: reward_model: sample 'asked': the prompt" if failed else "")
     assert provided.metrics("train", 3) == {"reward_model/scored": 4, "reward_model/failed": 2}
     assert provided.metrics("train", 3) == {"reward_model/scored": 0, "reward_model/failed": 0}

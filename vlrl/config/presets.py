@@ -71,7 +71,7 @@ class Header(Settings):
                 raise ValueError(f"the need {word!r} takes {'no argument' if which else 'an argument'}: "
                                  f"{NEEDS[word]}")
             if word in ("parts", "tokens") and not which.isdecimal():
-                raise ValueError(f"the need {need!r} takes a number")
+                raise ValueError(f"the need {need!r} takes a number, e.g. '{word} 2'")
         return needs
 
 

@@ -97,7 +97,8 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
                           f"{did_you_mean(attribute, vars(own))}")
     function = getattr(own, attribute)
     if not callable(function):
-        raise ConfigError(f"{setting}={name!r} is of type {type(function).__name__}, not a function or class")
+        raise ConfigError(f"{setting}={name!r} is of type {type(function).__name__}, not a function or class. "
+                          "Name a function or class")
     return function
 
 

@@ -161,7 +161,7 @@ class Config(Settings):
         low = self.model.min_pixels
         if low and low > self.limits.image_pixels:
             raise ValueError(f"model.min_pixels={low} enlarges every image beyond limits.image_pixels="
-                             f"{self.limits.image_pixels}: lower model.min_pixels")
+                             f"{self.limits.image_pixels}: lower model.min_pixels or raise limits.image_pixels")
         most = self.engine.max_model_len
         if most is not None and most <= self.rollout.max_new_tokens:
             raise ValueError(f"engine.max_model_len={most} leaves no room for a prompt in addition to "

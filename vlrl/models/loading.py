@@ -116,7 +116,7 @@ def adapter_base(name: str) -> str | None:
     base = (read_json(Path(path)) or {}).get("base_model_name_or_path")
     if not base:
         raise ConfigError(f"model.name={name!r} is an adapter, but {path} names no base model. Set "
-                          "base_model_name_or_path in that file.")
+                          "base_model_name_or_path in this file.")
     return base
 
 

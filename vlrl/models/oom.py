@@ -56,7 +56,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
                                 "run their micro-batches together, so no process can restart alone: lower "
                                 "train.tokens_per_batch, or set model.gradient_checkpointing=true.")
         policy.most_tokens, cuts = halve(b), cuts + 1
-        _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from now on", reason,
+        _log.warning("out of memory in the update (%s): from now on micro-batches have at most %d tokens", reason,
                      policy.most_tokens)
         if restart:
             restart()

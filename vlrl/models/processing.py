@@ -94,7 +94,7 @@ class Encoder:
 
     def _check_length(self, tokens: int, sample_id: str, more: str = "") -> None:
         if tokens > self.config.limits.prompt_tokens:
-            raise PromptTooLong(f"sample '{sample_id}': prompt of {more}{tokens} tokens is longer than "
+            raise PromptTooLong(f"sample '{sample_id}': the prompt has {more}{tokens} tokens, and the maximum is "
                                 f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
 
     def observation(self, observation: Observation, sample_id: str) -> Prompt:

@@ -100,7 +100,7 @@ class ServerGroup:
                 return True
             if time.monotonic() > deadline:
                 slow = ", ".join(s.address for s in self.servers if not s.healthy)
-                raise TrainingError(f"no response from {slow} after {timeout_s:g} s: see {self.servers[0].log}")
+                raise TrainingError(f"{slow} did not respond within {timeout_s:g} s: see {self.servers[0].log}")
             time.sleep(_POLL_S)
         return False
 

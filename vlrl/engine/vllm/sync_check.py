@@ -116,8 +116,8 @@ def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, flo
     weights are equal, and the remedy. differences: (name, largest difference, largest absolute value) per tensor."""
     if differences:
         return f"{describe_differences(differences)}. {ADVICE}"
-    return (f"All {compared} weights that could be compared are equal. So the engine computes differently with them "
-            "(another type by engine.dtype, attention or image size), or a weight that could not be compared differs. "
+    return (f"All {compared} weights that could be compared are equal. So the engine computes differently with these "
+            "weights (in engine.dtype, attention or image size), or a weight that could not be compared differs. "
             f"{TOLERATE}")
 
 
