@@ -295,7 +295,7 @@ def test_a_command_sees_few_variables_and_no_shell(monkeypatch, tmp_path):
 
 def test_addresses_and_variables():
     for addresses, why in (
-            (["'open"], "No closing quotation"), ([""], "it is empty"), (["a", "b"], "must all be URLs"),
+            (["'open"], "No closing quotation"), ([""], "it is empty"), (["a", "b"], "must all be given as URLs"),
             (["ws://a"], "must look like"), (["HTTP://me:x@a"], "has a user name or password")):
         with pytest.raises(ConfigError, match=why):
             checked_addresses(addresses)

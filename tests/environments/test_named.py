@@ -51,7 +51,7 @@ def test_names_that_cannot_act_and_passwords_that_are_never_told():
             {"feild": "x"}, "options.feild='x' is not known. Did you mean 'field'"),
             ("openenv:http://127.0.0.1:8000", {"step_s": 5}, "environment.options.step_s=5 is not known"),
             ("mcp:'open", {}, "No closing quotation"), ("mcp:a b", {"tool": []}, "Did you mean 'tools'"),
-            (("mcp:a", "mcp:b"), {}, "must all be URLs"),
+            (("mcp:a", "mcp:b"), {}, "must all be given as URLs"),
             ("gym:FrozenLake-v1", {"actions": "left"}, "environment.options.actions='left' must be a list: "),
             ("gym:FrozenLake-v1", {"actions": [False]}, "environment.options.actions: False is not a name"),
             ("gym:FrozenLake-v1", {"parts": ["return"]}, "options.parts=['return'] is not an option: the parts"),

@@ -128,5 +128,5 @@ def test_errors_name_the_way_out(two, capsys):
         assert code in (1, 2) and said in " ".join(out.err.replace("│", " ").split())
     (file,) = (RunFolder(two[0]).path / "eval-rollouts").iterdir()
     file.write_bytes(b"PAR1 no")
-    with pytest.raises(RunError, match="would cover other samples"):
+    with pytest.raises(RunError, match="would cover fewer samples"):
         compare([parse_side(two[0])], [parse_side(two[1])])
