@@ -249,7 +249,7 @@ def test_4_bits_need_an_adapter_and_its_note_is_readable(tmp_path):
 
 def test_bitsandbytes_is_missing(tiny_models, monkeypatch):
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"model\.lora\.quantize=nf4.*not installed; pip install 'vlrl\[qlora\]'"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.quantize=nf4.*installed\. Run: pip install 'vlrl\[qlora\]'"):
         make(tiny_models["qwen3_vl"], lora=NF4)
 
 

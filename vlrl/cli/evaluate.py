@@ -53,8 +53,8 @@ def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, a
     words = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     loaded = load(config, [*(settings or ()), *words])
     if loaded.eval.samples == 0 or not loaded.eval.splits:
-        raise ConfigError("eval.samples or eval.splits is empty, so there is nothing to measure: set eval.samples or "
-                          "eval.splits, e.g. --samples 256")
+        raise ConfigError("eval.samples is 0 or eval.splits is empty, so there is nothing to measure: set them, "
+                          "e.g. --samples 256")
     if request.is_grid:
         _evaluate_grid(loaded, request, as_json)
     else:

@@ -196,7 +196,7 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
 def _chat(config: Config, folder: Path | None, port: int) -> None:
     from vlrl.tools.servers.chat import chat
     if config.engine.name == "vllm_server":
-        raise ConfigError("--chat with engine.name=vllm_server: with --chat the model answers in this process. Set "
+        raise ConfigError("--chat: the model answers in this process, so engine.name=vllm_server cannot be used. Set "
                           "engine=hf or engine=vllm")
     with chat(config) as chat_model:
         _serve(chat_model, (folder or Path(f"{config.run.dir}-chat")).absolute(), port, f"model {chat_model.name}")

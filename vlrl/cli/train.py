@@ -114,8 +114,8 @@ def sft(
     Takes the config of an RL run; its sampling settings are ignored."""
     loaded = load(config, settings)
     if loaded.stages:
-        raise ConfigError("this config has stages, which vlrl train runs; for supervised fine-tuning alone remove "
-                          "them with stages=[]")
+        raise ConfigError("this config has stages, and only vlrl train runs stages. Use vlrl train, or remove the "
+                          "stages with stages=[]")
     if dry_run:
         from vlrl.cli import dryrun
         from vlrl.training.sft import supervised_config

@@ -71,8 +71,8 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _streams(self) -> DataSettings:
         if self.stream and self.index == "memory":
-            raise ValueError("data.stream=true reads rows when they are drawn, and data.index=memory reads all at "
-                             "the start: remove one of the two")
+            raise ValueError("data.stream=true reads rows when they are drawn, and data.index=memory reads all "
+                             "rows at the start: remove one of the two")
         return self
 
     @field_validator("media_roots", "urls", mode="before")

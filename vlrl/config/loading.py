@@ -148,8 +148,8 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
             raise ConfigError(f"{where}: merge.other={other!r} is neither an earlier stage nor a folder."
                               f"{did_you_mean(other, ['start', *before])} Earlier stages: {', '.join(before)}")
         if other == before[-1]:
-            raise ConfigError(f"{where}: merge.other={other!r} is the previous stage, which is merged anyway: name "
-                              "another stage, or set merge.other=start")
+            raise ConfigError(f"{where}: merge.other={other!r} is the previous stage, which is merged anyway: set "
+                              "merge.other to another stage, or to start")
     if stage.kind == "rounds" and config.tasks:
         raise ConfigError(f"{where}: kind=rounds supports a single task, but this config has several: select one of "
                           f"them ({', '.join(entry.label for entry in config.tasks)}) by setting tasks=null and "

@@ -151,7 +151,7 @@ def dequantized(model: Any, dtype: torch.dtype) -> Any:
 
 def _check(device: torch.device) -> None:
     if find_spec("bitsandbytes") is None:
-        raise ConfigError("model.lora.quantize=nf4: the package bitsandbytes is not installed; "
+        raise ConfigError("model.lora.quantize=nf4: the package bitsandbytes is not installed. Run: "
                           "pip install 'vlrl[qlora]', or set model.lora.quantize=none")
     import bitsandbytes.functional as bnb
 

@@ -180,7 +180,7 @@ class ServerEngine:
             if differences:
                 raise TrainingError("the weight files for the servers differ from the policy: "
                                     f"{sync_check.describe_differences(differences)}. Check the disk of "
-                                    "engine.scratch (or of run.dir if it is not set).")
+                                    "engine.scratch (of run.dir if engine.scratch is empty).")
         return target
 
     def _written(self, policy: Policy, target: TargetWeights) -> sync_check.Pairs:
