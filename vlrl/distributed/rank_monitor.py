@@ -156,8 +156,7 @@ class RankMonitor:
             pause = min(1.5 * pause, 1.0)
 
     def all_ended(self, place: str) -> bool:
-        """Whether all ranks have ended with an error and the same value of `place`. Called after `end`. Waits some
-        seconds."""
+        """Whether all ranks have ended with an error and the same `place`. Called after `end`. Waits some seconds."""
         assert self._ended is not None
         self._ended["at"] = place
         self.publish()

@@ -86,8 +86,8 @@ def head_width(text: Any) -> int:
 
 
 def largest(text: Any, name: str) -> int | None:
-    """The value of the field `name` of a text config: the maximum if layers differ (Gemma 4), None if there is no such
-    field."""
+    """The value of the field `name` of a text config: the maximum if layers differ (Gemma 4), None without the field.
+    """
     if name not in (getattr(text, "per_layer_attributes", None) or ()):
         return getattr(text, name, None)
     return max(getattr(text.per_layer_config[i], name, None) or 0 for i in range(text.num_hidden_layers))

@@ -25,7 +25,7 @@ class Abandoned(VlrlError, RuntimeError):
 
 class CopiedEngine(HFEngine):
     """An HFEngine with its own copy of the model, processor and feature cache. `sync` copies the trainable parameters.
-    Its completions equal those of an HFEngine up to the last bits of the logits, and are bitwise reproducible. One
+    The completions equal those of an HFEngine up to the last bits of the logits, and are bitwise reproducible. One
     thread may generate while another trains the policy, except during `sync`."""
 
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",

@@ -146,8 +146,8 @@ class ServerGroup:
         self.say(f"{server.address} {what}; the server is started again" + (f" in {pause:g} s" if pause else ""))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Makes `start` and `watch` return. `close` then forwards the signal `number` to the servers. It may be called
-        in a signal handler."""
+        """Makes `start` and `watch` return. `close` then forwards the signal `number` to the servers. `stop` may be
+        called in a signal handler."""
         self._signal, self._stopped = number, True
 
     def close(self) -> None:
@@ -320,8 +320,7 @@ def describe(servers: ServerGroup, path: Path) -> None:
 
 
 def _reached(host: str, here: bool = False) -> str:
-    """The host name in the URL of a server that listens on `host`, for use on other hosts or, with `here`, on this
-    host."""
+    """The host name in the URL of a server that listens on `host`: for other hosts or, with `here`, for this host."""
     if host in ("0.0.0.0", "::"):
         return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host

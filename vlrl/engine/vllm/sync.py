@@ -182,9 +182,9 @@ class WeightSync:
                         dtype=np.float64)
 
     def compare(self, policy: Policy) -> Pairs:
-        """Yields (name, the policy's tensor, vLLM's tensor) for all weights that can be found in vLLM. vLLM's tensors
-        are those that it computes with: slices of fused layers, and the unpacked contents of packed copies. With
-        several workers nothing is yielded."""
+        """Yields (name, the policy's tensor, vLLM's tensor) for all weights that can be found in vLLM. The tensors of
+        vLLM are those with which it computes: slices of fused layers, and the unpacked contents of packed copies.
+        With several workers nothing is yielded."""
         if not self.inside:
             return
         engine = EngineWeights(self.llm.apply_model(lambda model: model)[0])

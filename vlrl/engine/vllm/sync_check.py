@@ -73,7 +73,7 @@ class SyncCheck:
 
     def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
         """Returns the largest difference of a log-probability. A collective call under FSDP. `parameters()` yields the
-        weights of trainer and engine; without it the error cannot name a parameter. Raises TrainingError if a
+        weights of trainer and engine; without `parameters` the error cannot name a weight. Raises TrainingError if a
         log-probability differs too much or, in the first checks, if any weight differs."""
         self.checks += 1
         difference = self._difference(policy, read, self.prompt)
