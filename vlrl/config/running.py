@@ -10,7 +10,7 @@ from vlrl.config.base import Count, Fraction, NonNegative, Positive, Settings
 
 
 class RunSettings(Settings):
-    """The run folder, and checks before the run starts."""
+    """The run folder, and the checks that are made before the run starts."""
 
     dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
     steal_lock: bool = Field(default=False, description="Take over a run folder that is locked by a run on another "
@@ -40,7 +40,7 @@ class EvalSettings(Settings):
 
 
 class SaveSettings(Settings):
-    """Checkpoints (docs/long-runs.md)."""
+    """When checkpoints are written, and which are kept (docs/long-runs.md)."""
 
     every: Count = Field(default=50, description="Steps between checkpoints; the last step is always saved.")
     keep: Positive = Field(default=2, description="Number of checkpoints to keep; the newest are kept.")

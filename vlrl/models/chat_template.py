@@ -3,8 +3,7 @@ supports.
 
 Some templates expect content as a list of parts. Others print the content as it is, or read only the first part for
 some roles. For each role a test turn is rendered in up to three forms: as parts, as parts with adjacent texts joined,
-and as one string. The first form that is rendered as the full text, without list or dictionary syntax, is
-used."""
+and as one string. The first form whose full text is rendered, without list or dictionary syntax, is used."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def tokens(prompt: Prompt, answers: Sequence[int]) -> float:
 
 
 def group_cost(group: Group, cost: Cost) -> float:
-    """Cost of training on a group, in the unit of `cost`. Completions with the same prompt share its cost."""
+    """Cost of training on a group, in the unit of `cost`. A prompt is counted once for all its completions."""
     by_prompt: dict[int, tuple[Prompt, list[int]]] = {}
     for rollout in (*group.rollouts, *group.beside):
         prompt = rollout.train_prompt or group.prompt

@@ -263,7 +263,7 @@ def unknown_family_notice(family: Family) -> str:
 
 def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
     """Describes how many trainable parameters each part of the model has, e.g. "language 1,200 and merger 30". `named`
-    are (name, parameter). With an adapter, the adapter's parameters are counted."""
+    yields (name, parameter). With an adapter, the adapter's parameters are counted."""
     counts: dict[str, int] = {}
     for name, parameter in named:
         part = family.part_of(name)

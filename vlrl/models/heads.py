@@ -17,7 +17,7 @@ HEAD = "reward_head.safetensors"  # file in the model's folder with the head of 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """Training settings of a head."""
+    """Training settings of a head (value head or head of a reward model)."""
 
     lr: float
     coef: float = 1.0  # factor for the gradient that the head's loss sends into the policy
@@ -25,8 +25,8 @@ class HeadSettings:
 
 
 class Head(torch.nn.Module):
-    """A linear layer that predicts a scalar per completion token from the hidden state before it. Float32, initially
-    zero."""
+    """A linear layer, float32 and initially zero, that predicts a scalar for each completion token from the hidden
+    state before the token."""
 
     key: ClassVar[str]  # key of the head's state in checkpoints, and prefix of the names of its metrics
     file: ClassVar[str] = ""  # file of the head in the model's folder; "" if the head is stored only in checkpoints

@@ -187,7 +187,7 @@ def _first_line(error: Exception) -> str:
 
 
 def compute_dtype(settings: ModelSettings) -> torch.dtype:
-    """The compute type of the model: `model.dtype`, or the device's default if that is "auto"."""
+    """The compute type of the model: `model.dtype`, or the device's default if `model.dtype` is "auto"."""
     if settings.dtype == "auto":
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
     return getattr(torch, settings.dtype)

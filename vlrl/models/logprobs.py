@@ -115,7 +115,7 @@ def _capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 def chunk_rows(vocabulary: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Number of tokens per chunk."""
+    """Number of tokens in a chunk, such that their logits take about `chunk_bytes`."""
     return max(1, chunk_bytes // (4 * vocabulary))
 
 

@@ -9,7 +9,7 @@ import torch
 
 def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Prepares inputs for a model whose forward only takes videos of equal length. If the videos have different lengths
-    (a tuple of tensors), they and the images of the batch are replaced by their features."""
+    (a tuple of tensors), all videos and images of the batch are replaced by their features."""
     clips = inputs.get("pixel_values_videos")
     if not isinstance(clips, tuple):
         return inputs

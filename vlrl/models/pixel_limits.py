@@ -54,7 +54,8 @@ def _limit_area(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
-    """GLM-4V images: sets the area of two frames, because the processor counts an image as two equal frames."""
+    """Sets the limits for GLM-4V images: the area of two frames, as the processor counts an image as two equal frames.
+    """
     frames = unit.temporal_patch_size
     low, high = (value and value * frames for value in (settings.min_pixels, settings.max_pixels))
     _set_area(unit, low, high, "max_pixels", frames)
@@ -69,9 +70,9 @@ def _limit_frames(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
-    """Qwen3-VL videos: the processor only limits the total area of all frames. So a lower limit applies to the video.
-    The processor divides the upper limit among the frames, so the limit is set for the largest number of frames. A
-    cap per frame keeps the few frames of a short video from becoming larger than the limit."""
+    """Sets the limits for Qwen3-VL videos. The processor only limits the total area of all frames, so a lower limit
+    applies to the video. The processor divides the upper limit among the frames, so the limit is set for the largest
+    number of frames. A cap per frame keeps the few frames of a short video from becoming larger than the limit."""
     _set_frame_area(unit, settings)
     high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:

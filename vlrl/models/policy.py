@@ -95,8 +95,8 @@ class Policy:
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """Cost of training on a prompt with completions of these lengths, in operations; in tokens for unknown
-        families."""
+        """Cost of training on a prompt with completions of these lengths: operations, or tokens for unknown families.
+        """
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
@@ -263,7 +263,7 @@ class Policy:
             self.shards.scatter()
 
     def close(self) -> None:
-        """Frees the weights that DeepSpeed gathered. Call it before the process group ends; later it is impossible."""
+        """Frees the weights that DeepSpeed gathered, which is no longer possible once the process group has ended."""
         if engine := shards.engine_of(self.shards):
             engine.scatter()
 

@@ -50,7 +50,7 @@ class Tree:
 def tree_of(answers: Sequence[np.ndarray], shown: Sequence[Prompt | None] = (), shortest: int | None = None) -> Tree:
     """The prefix tree of completions, each given as token ids [T]. For `shown` see packing.Piece. Completions share
     tokens that have the same ids, rotary positions and media. A completion shares nothing if its media cannot be
-    assigned to observations (`Prompt.inserted`)."""
+    assigned to observations (`Prompt.inserted`). shortest: least tokens of a shared node; None = SHORTEST."""
     grower = _Grower(answers, shown or (None,) * len(answers), shortest or SHORTEST)
     grower.grow([*range(len(answers))], 0, 0)
     return Tree(tuple(node for node in grower.nodes if node), tuple(grower.places))

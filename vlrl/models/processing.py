@@ -36,7 +36,7 @@ _BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 
 
 class PromptTooLong(DataError):
-    """Raised for a prompt with more tokens than limits.prompt_tokens, which is rejected and never truncated."""
+    """Raised for a prompt with more tokens than limits.prompt_tokens. Such a prompt is rejected, never truncated."""
 
 
 class Encoder:
@@ -162,8 +162,8 @@ class Encoder:
 
     def answer_ids(self, text: str) -> np.ndarray:
         """[T] token ids of a reference answer and the end token, as supervised fine-tuning trains them. `text` is the
-        part of the answer that follows the prompt. Vision tokens in it are broken up by a space, because a model cannot
-        generate them."""
+        part of the answer that follows the prompt. Vision tokens in the text are broken up by a space, because a
+        model cannot generate them."""
         ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end], dtype=np.int64)
 

@@ -135,7 +135,7 @@ class ShardedMoment:
 
 
 class ZeroOptimizer:
-    """Gives AdamW inside a DeepSpeed engine the interface of an optimizer. `Zero.step` runs its steps."""
+    """Gives AdamW inside a DeepSpeed engine the interface of an optimizer. `Zero.step` runs the steps of AdamW."""
 
     def __init__(self, zero: Zero, inner: torch.optim.Optimizer, groups: list[list[Any]]):
         self.zero, self.inner, self.groups = zero, inner, groups
