@@ -1,6 +1,7 @@
 """Cheats: answers that must not be rewarded. Every task is tried with them, and their rewards are compared with the
 rewards of perfect answers and of constant answers."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,7 +48,7 @@ class CheatCase:
     right: str
     """The final part of the perfect answer to this sample."""
     wrong: str
-    """The final part of the perfect answer to another sample, used as a wrong answer to this sample."""
+    """The final part of the perfect answer to another sample, of the same form if there is one: a wrong answer here."""
     candidates: Sequence[str]
     """The final parts of the perfect answers to all samples, without repetitions."""
 
@@ -146,7 +147,7 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
     for each sample."""
     finals = [answer_of(text).final for text, _ in oracles]
     candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
-    cases = [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
+    cases = [CheatCase(task, sample, right, _wrong(right, candidates), candidates)
              for sample, right in zip(samples, finals, strict=True)]
     best = [reward for _, reward in oracles]
     texts = list(dict.fromkeys(text for text, _ in oracles))[:_CANDIDATES]
@@ -174,6 +175,15 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
     for row in rows:
         _judge(row, _mean(best), limits, findings, samples[0].id)
     return [_row("perfect answer", best, best, oracles[0][0], template), *rows]
+
+
+def _wrong(right: str, candidates: Sequence[str]) -> str:
+    """Another candidate than `right`, of the same form (numbers and words replaced by placeholders) if there is one."""
+    def form(text: str) -> str:
+        return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+(\.\d+)?", "0", text))
+
+    others = [c for c in candidates if c != right]
+    return next((c for c in others if form(c) == form(right)), others[0] if others else "unknown")
 
 
 def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable[[CheatCase], list[Text]],
