@@ -165,7 +165,8 @@ class Tasks:
             return
         way = "Start the app with --trust-tasks if you trust this run."
         if code := own_code(task):
-            raise AppError(f"Run {run!r} names its own code ({code[:200]}), which the inspector does not run. {way}")
+            raise AppError(f"Run {run!r} refers to code of its user ({code[:200]}), which the inspector does not run. "
+                           f"{way}")
         homes = (self.library.root, Path.cwd().resolve())
         for key in ("train", "heldout", "root"):
             given = str(data.get(key) or "")

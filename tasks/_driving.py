@@ -94,7 +94,8 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def one_plan(target: Any) -> dict[str, str] | None:
-    """Returns {head: word} of a plan with exactly one word per head; None for any other plan."""
+    """Returns {head: word} for a plan with exactly one word per head, where a head is a decision of the plan (HEADS:
+    speed and path); None for any other target."""
     single = isinstance(target, Mapping) and all(len(target[head]) == 1 for head in HEADS)
     return {head: target[head][0] for head in HEADS} if single else None
 

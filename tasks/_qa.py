@@ -111,8 +111,9 @@ EASY_R1 = _recipe(
 
 
 def glm_answer(text: str) -> str | None:
-    r"""The boxed answer of a text that passes GLM-4.1V's format check (2507.01006), else None. The check requires
-    thinking and answer in tags and nothing else, exactly one box, no nested tags, no \boxed and no mix of languages."""
+    r"""The answer between <|begin_of_box|> and <|end_of_box|> in a text that passes GLM-4.1V's format check
+    (2507.01006), else None. The check requires thinking and answer in tags with nothing around them, exactly one such
+    box, no LaTeX \boxed{}, no nested tags, and no mix of languages in the thinking."""
     lowered, text = text.lower(), text.strip()
     framed = _GATE.fullmatch(text) if all(lowered.count(tag) == 1 for tag in _FOUR_TAGS) else None
     if not framed:

@@ -93,8 +93,8 @@ def _accuracy(task: Any, sample: Sample, parsed: Any) -> float:
 
 
 def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
-    """The part `structure`: .5 for an answer in the right format, else 0. For a track it is .25, plus .25 times the
-    share of the frames with the object for which the answer has a box."""
+    """The part `structure`: 0 for an answer in a wrong format. Otherwise it is .5, or for a track .25 plus .25 times a
+    share: of the frames that show the object, those with a box in the answer."""
     if parsed is None:
         return 0.0
     if _kind(sample.row) != "track":

@@ -59,8 +59,8 @@ def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
 
 
 def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[float] | None], text: str) -> Action:
-    """Builds the action `verb` with its points converted to CSS pixels. `points` are in the coordinate convention of
-    the model, the second one only for a drag. Raises UnreadableAction for an unknown action or unfit arguments."""
+    """Builds the action `verb`, with its points converted from the model's coordinate convention to CSS pixels. Only a
+    drag has a second point. Raises UnreadableAction for an unknown action or invalid arguments."""
     name = verb.strip().lower()
     text = "Enter" if name in _ENTERS else text
     name = _SAME.get(name, name)

@@ -187,9 +187,9 @@ class Web(Task):
         if known and list(known) != taken and isinstance(self.coordinates, Convention) and \
                 self.coordinates.used(sample) == "processed":
             raise DataError(f"sample '{sample.id}': the model sees the screenshot at {known} pixels, but its points "
-                            f"were parsed as coordinates in an image of {taken} pixels. Do not change "
-                            "model.max_pixels, model.min_pixels or episode.max_pixels after the task is built, or "
-                            "set another task.scale")
+                            f"were parsed as coordinates in an image of {taken} pixels. Set model.max_pixels, "
+                            "model.min_pixels and episode.max_pixels before the task is built, and do not change "
+                            "them later. Alternatively, set another task.scale")
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         """The part `efficiency` of each episode in a group: MobGRPO's success * decay^(extra turns) (MobileGUI-RL,

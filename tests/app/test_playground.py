@@ -121,10 +121,10 @@ def test_code_of_a_run_is_not_run(tmp_path):
                  {"name": "qa", "anything": {"deep": ["evil:f"]}}):
         (run / "config.yaml").write_text(json.dumps({"task": task}))
         play = Playground(Library(tmp_path))
-        with pytest.raises(AppError, match=r"names its own code.*--trust-tasks"):
+        with pytest.raises(AppError, match=r"refers to code of its user.*--trust-tasks"):
             play.sample(ask(task="run:a"))
         said = end(play, ask(task="run:a")).remark
-        assert "names its own code" in said and "--trust-tasks" in said
+        assert "refers to code of its user" in said and "--trust-tasks" in said
 
 
 def test_settings_that_only_look_like_code_and_a_task_from_a_file(play):

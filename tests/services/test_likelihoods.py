@@ -196,7 +196,7 @@ def test_readings_that_fail_name_the_task(reader):
     read = Likelihoods(other.reader, encode, task)
     visits = groups_without_variants([(0, SEVEN, encode(Number(), replace(SEVEN, row={"n": 7})))],
                                      [[completion(encode, "7")]])
-    with pytest.raises(TaskError, match="readings failed for sample '7': IndexError"):
+    with pytest.raises(TaskError, match=r"readings\(\) failed for sample '7': IndexError"):
         read(visits, "train", 0)
     task.text = "x"
     episode = replace(visits[0].members[0][1], episode_id="e")

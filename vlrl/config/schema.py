@@ -85,8 +85,8 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, values: Any) -> Any:
-        """Expands `engine: hf`, `task: grounding` and `curriculum: sec` to mappings with `name`. `task: null` removes
-        the task of an extended file."""
+        """Expands short forms such as `engine: hf` and `task: grounding` to mappings with `name`. `task: null` removes
+        the task that this config inherits from the file that it extends."""
         if isinstance(values, Mapping):
             values = {k: v for k, v in values.items() if v is not None or k not in ("task", "tasks")}
             named = {k: {"name": values[k]} for k in SHORT if isinstance(values.get(k), str)}

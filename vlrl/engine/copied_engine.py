@@ -20,7 +20,7 @@ GIVEN_UP = "the run is ending, so the generation was stopped"
 
 
 class Abandoned(VlrlError, RuntimeError):
-    """Raised in the thread that generates when the run is ending."""
+    """Raised in the generating thread, to stop it, when the run is ending."""
 
 
 class CopiedEngine(HFEngine):

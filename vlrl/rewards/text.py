@@ -232,9 +232,9 @@ def choice_letters(text: str, letters: str = "ABCDE") -> str:
 def token_f1(a: str, b: str, contained: bool = False) -> float:
     """The F1 score of the sets of words of two texts, in [0, 1], ignoring case; 1 if both texts are empty.
 
-    There is an exception if both texts are single words and one contains the other. With `contained`, they count as
-    equal, even if one is a single letter (GUI-R1, 2504.10458). Otherwise the result is the F1 score of their letters,
-    or 0 if one is a single letter."""
+    Two single words of which one contains the other are a special case. With `contained` they score 1, even if one is
+    a single letter (GUI-R1, 2504.10458). Without `contained` they score the F1 of their letters, or 0 if one is a
+    single letter."""
     first, second = set(a.casefold().split()), set(b.casefold().split())
     if not first or not second:
         return float(first == second)

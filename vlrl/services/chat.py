@@ -77,7 +77,8 @@ def key_of(variable: str | None, option: str) -> str:
     environment variable has no valid key. `option`: the option or setting to name in the message."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
-        raise ConfigError(f"{option} {variable}: this environment variable is empty or not set: export the key in it")
+        raise ConfigError(f"{option} {variable}: this environment variable is empty or not set. Set it to the "
+                          "API key of the server")
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(f"{option} {variable}: the value of this environment variable is not a key: it must be "
                           "printable ASCII without spaces. Export the key in it")

@@ -93,7 +93,7 @@ class Likelihoods:
         except (TaskError, TrainingError):
             raise
         except Exception as error:
-            raise TaskError(f"task '{task.name}': readings failed for sample '{sample.id}': {type(error).__name__}: "
+            raise TaskError(f"task '{task.name}': readings() failed for sample '{sample.id}': {type(error).__name__}: "
                             f"{error}") from error
 
     def _row(self, i: int, key: Key, group: UnscoredGroup) -> _Row:

@@ -43,7 +43,8 @@ def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temper
 
 
 class ServedTeacher:
-    """A teacher on a server, with weights from `folder` and `vocabulary` token ids; `banned` ids have probability 0."""
+    """A teacher model on a server. Its weights are those in `folder`, `vocabulary` is its number of token ids, and the
+    token ids `banned` have probability 0."""
 
     def __init__(self, settings: Any, folder: Path, vocabulary: int, banned: tuple[int, ...], temperature: float):
         self.settings, self.folder, self.vocabulary, self.banned = settings, folder.resolve(), vocabulary, banned

@@ -44,8 +44,9 @@ def screenspot_pro(record: Record, source: RecordSource) -> list[Row]:
 def screenspot(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of ScreenSpot (2401.10935) or ScreenSpot-v2 (2410.23218).
 
-    `bbox` is [x, y, width, height] in pixels. If no number is above 1 it is [x1, y1, x2, y2] as fractions of the image
-    (GUI-RCPO and the copies on the Hub). A bbox in pixels is also copied to `meta`, for `corners_or_sides`."""
+    The record's `bbox` is read as [x, y, width, height] in pixels, or as [x1, y1, x2, y2] in fractions of the image if
+    no number is above 1 (GUI-RCPO and the copies on the Hub). A bbox in pixels is also copied to the row's `meta`, so
+    that `corners_or_sides` can correct a whole file with [x1, y1, x2, y2] in pixels."""
     return _element(record, source, corners=False)
 
 

@@ -69,8 +69,8 @@ def _files(path: Path) -> Iterator[str]:
 
 
 def shards_of(path: Path) -> list[str]:
-    """Returns the sorted paths of the shards in a folder of `datasets`, relative to the folder; [] for other folders.
-    """
+    """Returns the sorted paths of a folder's shards (its row files with the first suffix of _SHARDS that occurs),
+    relative to the folder; [] if the folder has a metadata file for images."""
     files = sorted(_files(path))
     beside = any(os.path.basename(f) in _METADATA for f in files)
     return [] if beside else _shards(files)

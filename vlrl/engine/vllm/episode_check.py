@@ -22,7 +22,8 @@ from vlrl.types import Completion, Observation, Prompt, Turn
 
 @dataclass(frozen=True)
 class EpisodeMismatch:
-    """The first difference between engine and trainer, or between the trainer's inputs and the turns of the episode."""
+    """The first position of an episode where engine and trainer compute different log-probabilities, or where the
+    trainer's inputs differ from the turns of the episode."""
 
     turn: int  # index of the turn in Completion.turns
     token: int  # index of the token in Completion.tokens

@@ -204,9 +204,9 @@ class Routes:
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Compares the loaded weights with the files in the folders of {"version": of the loaded weights, "base":
-        folder, "adapter": folder or None}. Returns {"compared": number of compared tensors, "differing": a list of
-        [name, largest absolute difference, largest absolute value] of each tensor that differs, worst first}."""
+        """Compares the loaded weights with files. The request body is {"version": the version that must be loaded,
+        "base": folder, "adapter": folder or None}. Returns {"compared": number of compared tensors, "differing": for
+        each tensor that differs, worst first, [name, largest absolute difference, largest absolute value]}."""
         request = _object(json.loads(body))
         base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:

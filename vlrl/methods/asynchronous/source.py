@@ -232,8 +232,8 @@ class RecordingEngine:
 
 
 class ReplayEngine:
-    """An engine that returns recorded completions. If the attribute `engine` can play episodes, it replays the actions
-    of recorded episodes in new environments."""
+    """An engine that returns recorded completions. For episodes, the wrapped engine (attribute `engine`) replays the
+    recorded actions in new environments."""
 
     def __init__(self, completions: CompletionsByKey, engine: Engine | None = None):
         self.completions, self.engine = completions, engine

@@ -30,9 +30,9 @@ def _group(task: Task, encode: Encoder, accepted: AcceptedDraw, step: int, split
     pair = own.pair(accepted.sample)
     if pair is None or pair[0] == pair[1]:
         what = "no pair of answers" if pair is None else "two equal answers"
-        raise DataError(f"sample '{accepted.sample.id}' has {what} to learn from (algo.loss=bradley_terry). Set "
-                        "task.name=preference and task.recipe=respond, give the sample's row the fields 'chosen' and "
-                        "'rejected', or define pair() in the task")
+        raise DataError(f"sample '{accepted.sample.id}' has {what} to learn from (algo.loss=bradley_terry). "
+                        "Either give its row the fields 'chosen' and 'rejected', and set task.name=preference and "
+                        "task.recipe=respond; or define pair() in the task")
     rollouts = [_rollout(encode, accepted, place, text, step) for place, text in enumerate(pair)]
     return Group(id=f"{accepted.number:08d}", task=own.name, split=split, sample=accepted.sample,
                  prompt=accepted.prompt, rollouts=tuple(rollouts))

@@ -231,8 +231,9 @@ def _mapped(path: Path) -> Iterator[pa.RecordBatch]:
         source = pa.memory_map(str(path))
         batch = pa.ipc.open_file(source).get_batch(0)
     except (pa.ArrowException, OSError) as error:
-        raise RunError(f"{path} is missing or damaged ({str(error).splitlines()[0]}), but the run has trained on it: "
-                       "restore the file, or start over with resume=never (the old run is kept in a folder next to it)."
+        raise RunError(f"{path} is missing or damaged ({str(error).splitlines()[0]}), but the run has trained on "
+                       "its rollouts: restore the file, or start over with resume=never (the old run is kept in a "
+                       "folder next to the new one)."
                        ) from None
     with source:
         yield batch

@@ -38,7 +38,8 @@ class ChatEncoder:
 
     def prompt(self, sample: Sample, messages: Sequence[Mapping[str, Any]],
                tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """The prompt with these chat messages and the sample's media. Raises DataError if the sample has tools."""
+        """The prompt with these chat messages and the sample's media. Raises DataError if `tools` or the tools of the
+        sample are not empty, because endpoints get no tools."""
         if tools or sample.get("tools"):
             raise DataError(f"sample '{sample.id}' has tools, which an endpoint does not support. Evaluate the "
                             "model with engine=hf or engine=vllm")

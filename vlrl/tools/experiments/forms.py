@@ -80,8 +80,8 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
         if texts:
             forms.append(Forms(step, Counter(form(text or "") for text in texts)))
     if run.notes:
-        raise RunError(f"{run.path}: {run.notes[0]}. The shares of the forms of answers cannot be computed "
-                       "correctly without the answers in this file")
+        raise RunError(f"{run.path}: {run.notes[0]}. Without the answers that cannot be read, the share of "
+                       "each answer form would be wrong")
     if not forms:
         raise RunError(f"{str(run.path)!r} holds no evaluated answers of split {split!r} (eval-rollouts/). "
                        f"Evaluated splits: {', '.join(splits) or 'none'}. Name a run folder such as runs/quickstart; a "
