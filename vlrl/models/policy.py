@@ -95,8 +95,8 @@ class Policy:
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """Cost of training on a prompt with completions of these lengths: operations, or tokens for unknown families.
-        """
+        """Cost of training on a prompt with completions of these lengths, in FLOPs, or in tokens if the model family
+        is unknown."""
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
