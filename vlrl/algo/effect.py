@@ -68,8 +68,8 @@ class FunctionUse:
 
     @property
     def one_turn(self) -> str:
-        """The beginning of a message, "task 'x' has no environment, so every answer is one turn and this acts as". ""
-        if the task has an environment."""
+        """Returns the beginning of a message: "task 'x' has no environment, so every answer is one turn and this acts
+        as". Returns "" if the task has an environment or is unknown."""
         if self.task is None or has_environment(self.task):
             return ""
         return f"task '{self.task.name}' has no environment, so every answer is one turn and this acts as"
@@ -79,8 +79,8 @@ class FunctionUse:
         return self.own or what in getattr(self.function, "reads", ())
 
     def in_place_of(self, what: str) -> str:
-        """A message saying that the function reads which answers are correct, not `what` ("reward" or "advantage"). ""
-        if the function may read `what`."""
+        """Returns a message saying that the function reads which answers are correct, not `what` ("reward" or
+        "advantage"). Returns "" if the function may read `what`."""
         alone = getattr(self.function, "alone", None)
         if alone is None or self.by_reward or any(self.named.options.get(key) != value for key, value in alone.items()):
             return ""

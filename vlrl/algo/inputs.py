@@ -25,7 +25,7 @@ class ActionCredit:
 
     start: int
     end: int
-    """The action consists of the tokens start..end."""
+    """Position after the last token of the action, which consists of the tokens start .. end - 1."""
     reward: float = 0.0
     """The weighted sum of the action's reward parts; 0 if task.combine does not reward single turns."""
     anchor: str | None = ""
@@ -90,7 +90,7 @@ class Scores:
     """Token limit of a completion: rollout.max_new_tokens."""
     step: int = 0
     seed: int = 0
-    """Selects random numbers, together with `step`, so that a resumed run draws the same numbers."""
+    """The seed of the run. `seed` and `step` select random numbers, so that a resumed run draws the same numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,8 @@ class LossInputs:
     """The result of the function's own `prepare` for the whole optimizer step: numbers, or [N]. Values per rollout are
     repeated for each of its tokens."""
     step: int = 0
-    """Selects random numbers, together with `seed`, so that a resumed run draws the same numbers."""
+    """The number of the training step. `seed` and `step` select random numbers, so that a resumed run draws the same
+    numbers."""
     seed: int = 0
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
@@ -241,7 +242,8 @@ class Estimates:
 
 
 def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
-    """The reward of each turn; the last is adjusted so that the sum equals `reward`, the reward of the episode."""
+    """The reward of each turn of an episode. The last turn's reward is adjusted so that the sum equals `reward`, the
+    reward of the episode."""
     paid = [turn.reward for turn in turns]
     if paid:
         paid[-1] += reward - sum(paid)

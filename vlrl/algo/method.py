@@ -163,15 +163,18 @@ class Method:
         return groups
 
     def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
-        """Returns the groups with values that the current weights compute. Called before advantages are computed."""
+        """Returns the groups with additional values, computed with the current weights. Called before advantages are
+        computed."""
         return groups
 
     def scores(self, s: Scores) -> Scores:
-        """Returns the inputs of the advantage, extended by the method. Called wherever advantages are computed."""
+        """Returns the inputs of the advantage `s`, to which the method may add values. Called wherever advantages are
+        computed."""
         return s
 
     def credited(self, groups: Sequence[Group]) -> Mapping[str, float]:
-        """Returns metrics of this process's groups, whose advantages are known; later reduced over all processes."""
+        """Returns metrics of this process's groups, whose advantages are already computed. The metrics are reduced over
+        all processes later."""
         return {}
 
     def share(self, step: int) -> float:

@@ -30,7 +30,8 @@ class Ratio:
     like: str  # how a message relates the gradient at a ratio of 1 to that of reinforce: "that", "a multiple of that"
     farthest: Mapping[str, float]  # option -> the smallest value that no ratio can reach, if it differs from _FARTHEST
     hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
-    """Function of the options that are set, which yields (option, reason) for each option that another overrides."""
+    """A function that takes the options that are set, and yields (option, reason) for each option that has no effect
+    because of another option."""
 
 
 def acts_through_ratio(

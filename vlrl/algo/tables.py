@@ -9,7 +9,8 @@ from vlrl.config.sections import PAIRS
 
 
 def _of(module: str, names: str) -> dict[str, str]:
-    """Parses names separated by spaces, each `name` or `name=Attribute` -> {name: "module:attribute"}."""
+    """Returns {name: "module:attribute"} for names separated by spaces. A name is written as `name=attribute` if the
+    attribute has a different name."""
     return {name.partition("=")[0]: f"{module}:{name.rpartition('=')[2]}" for name in names.split()}
 
 

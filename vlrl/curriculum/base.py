@@ -40,7 +40,8 @@ _LARGEST = 1e30
 _LONGEST = 200
 """Maximum length of a category's name in characters."""
 _BAD = Sample(id="")
-"""Stands for a row that cannot be read. This sample has no fields; the error is raised when the row is drawn."""
+"""The sample that takes the place of a row that cannot be read. It has no fields. The error is raised when the row is
+drawn."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,8 +60,8 @@ def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, rng:
 
 
 def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Returns the indices [n], for each target [n], of the first weight at which the running sum of the weights [N]
-    exceeds the target, up to rounding. `below` [B] is the running sum at the end of each block."""
+    """For each of the `targets` [n], returns the index of the first weight at which the running sum of the weights [N]
+    exceeds the target, up to rounding. `below` [B] is the running sum at the end of each block of _BLOCK weights."""
     block = np.minimum(np.searchsorted(below, targets, side="right"), len(below) - 1)
     inside = np.minimum(block[:, None] * _BLOCK + np.arange(_BLOCK), len(weights) - 1)
     sums = np.cumsum(weights[inside], axis=1, dtype=np.float64)
@@ -71,7 +71,7 @@ def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.nd
 
 
 class Cycle:
-    """Returns the prompts `members` in repeated passes. Each pass has a different shuffled order, which depends only on
+    """Draws the prompts `members` in repeated passes. Each pass has a different shuffled order, which depends only on
     (key, number of the pass)."""
 
     def __init__(self, members: np.ndarray, *key: int):

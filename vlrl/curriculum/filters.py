@@ -57,7 +57,7 @@ class PassRange:
 
 
 class StdEma(Saved):
-    """Keeps groups whose standard deviation of rewards s is at least `beta` times a moving average m.
+    """Keeps groups in which the standard deviation s of the rewards is at least `beta` times a moving average m.
 
     After each step m <- decay * m + (1 - decay) * mean of s over the step's groups; m begins with the first such mean.
     All groups of the first `start` steps are kept. RLPR (arXiv 2506.18254) section 3.3."""
@@ -110,17 +110,18 @@ SELECT = {"first": first, "nearest_half": nearest_half, "most_varied": most_vari
 
 
 class FixedOversampling(Saved):
-    """A constant oversampling factor."""
+    """The number of groups to draw per group needed, as a constant `factor`."""
 
     def __init__(self, factor: Factor = 1.0):
         self.factor = factor
 
 
 class EmaOversampling(Saved):
-    """Adaptive oversampling factor: the ratio EMA of GLM-4.1V-Thinking (arXiv 2507.01006).
+    """The number of groups to draw per group needed, as a moving average: the ratio EMA of GLM-4.1V-Thinking (arXiv
+    2507.01006).
 
-    After each step: factor <- (1 - decay) * e + decay * factor, where e = 1 / (1 - share of groups that are all correct
-    or all wrong), at most `most`. The factor begins at 1."""
+    After each step factor <- (1 - decay) * e + decay * factor. Here e = 1 / (1 - share of groups that are all correct
+    or all wrong), but at most `most`. The factor begins at 1."""
 
     saved = ("factor",)
 
@@ -139,7 +140,8 @@ OVERSAMPLE = {"fixed": FixedOversampling, "ema": EmaOversampling}
 
 
 class Filters:
-    """The filters of the settings `curriculum.*`. Raises ConfigError for an unknown name or option."""
+    """The filters that curriculum.keep, curriculum.oversample and curriculum.select name. Raises ConfigError for an
+    unknown name or option."""
 
     def __init__(self, settings: CurriculumSettings):
         self.keep = bind("curriculum.keep", settings.keep, KEEP)

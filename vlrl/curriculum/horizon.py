@@ -28,8 +28,8 @@ HORIZONS = Table({
     "multiply": "vlrl.methods.curricula.horizons:multiply",
     "success": "vlrl.methods.curricula.horizons:Success",
 })
-"""Rules by name: step (from 0) -> turn limit. A rule that learns also has `observe`, `state_dict` and
-`load_state_dict`."""
+"""The rules by name. A rule maps the number of a step (from 0) to a turn limit. A rule that learns from outcomes also
+has `observe`, `state_dict` and `load_state_dict`."""
 
 
 class Horizon:

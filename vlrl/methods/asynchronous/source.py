@@ -49,7 +49,7 @@ class AheadBatch(DrawBatch):
 
     step: int
     policy_step: int
-    """Number of completed training steps of the weights that sample this batch."""
+    """How many training steps had been completed when the engine received the weights that sample this batch."""
     completions: CompletionsByKey = field(default_factory=dict)
     """The completions that this process has generated so far; in a resumed run, also the completions of all other
     processes."""
@@ -83,7 +83,7 @@ class AsyncGroupSource(GroupSource):
         self.queue: deque[AheadBatch] = deque()
         """Batches of later steps, in the order of the steps; at most async.max_staleness of them."""
         self.synced = -1
-        """Number of completed training steps of the weights that the engine holds."""
+        """How many training steps had been completed when the engine received its current weights."""
         self._policy: Any = None
         self._ages: list[int] = []
         self._ahead_s = 0.0
@@ -94,8 +94,9 @@ class AsyncGroupSource(GroupSource):
         return super().state_dict(), partial(_emergency_state, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the policy's weights to the engine, after running generation has ended, if `now` is set or the queue
-        has no batch for a later step. Otherwise only remembers the policy. Batches in the queue do not change."""
+        """Hands the policy's weights to the engine if `now` is set or the queue has no batch for a later step. First
+        waits until the thread has finished generating. Otherwise the weights are handed over later. Batches in the
+        queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):
             self._ready()

@@ -18,8 +18,8 @@ LEAST = 1e-12
 
 
 def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") -> np.ndarray:
-    """[N] float32 values of the numeric field `by`; NaN for a row without it. Raises ConfigError if no row has the
-    field; the message names the sampler `name`, and `otherwise` extends its advice."""
+    """[N] float32 values of the numeric field `by`; NaN for a row without the field. Raises ConfigError if no row has
+    the field. `name` is the sampler that the message names, and `otherwise` is added to the end of the message."""
     values = prompts.numbers(by)
     if prompts.size and np.isnan(values).all():
         raise ConfigError(f"curriculum.by={by!r}: none of the {prompts.size} training rows has a number in that field, "
@@ -34,8 +34,8 @@ class EasyToHard(Sequential):
 
     The label curriculum of Kimi k1.5 (2501.12599, section 2.3.4) and SARI (2504.15900).
 
-    by: the name of a numeric field; for difficulty, 1 is the hardest. descending: the largest value first. Raises
-    ConfigError if no row has the field."""
+    by: the name of a numeric field, such as `difficulty`, where 1 is the hardest. descending: the largest value first.
+    Raises ConfigError if no row has the field."""
 
     def __init__(self, prompts: Prompts, by: str = "difficulty", descending: bool = False):
         super().__init__(prompts)

@@ -95,7 +95,8 @@ class ADCL(Adaptive):
         return uncounted_draws(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
     def _border(self, position: int) -> int:
-        """The position after the end of the batch that contains the prompt at `position` - 1."""
+        """The end of a batch, as the position in `order` after the batch's last prompt. The batch is the one that
+        contains the prompt at `position` - 1."""
         return int(self.borders[np.searchsorted(self.borders, position)])
 
     def _sort(self) -> None:

@@ -110,7 +110,8 @@ class Retrospective(Adaptive):
 
 
 def uncounted_draws(history: History, indices: np.ndarray, **more: Any) -> list[Draw]:
-    """Makes Draws of prompts `indices` without counting them as visits in the history."""
+    """Creates Draws of the prompts `indices` without changing the history. Draw.visit is set as if the draws were
+    counted."""
     before: dict[int, int] = {}
     out = []
     for index in indices.tolist():
@@ -217,7 +218,7 @@ class Staged(Adaptive):
         self.rewards, self.passes = deque[float](maxlen=window), deque[float](maxlen=window)
         """Rewards and pass rates of the last groups of the current stage."""
         self._own: set[tuple[int, int]] = set()
-        """(prompt index, visit) of each draw of the current stage's own prompts whose outcome is not known yet."""
+        """(prompt index, Draw.visit) of each draw of the current stage's own prompts whose outcome is not known yet."""
         self._fresh = 0
         """How many of the last draws are the stage's own prompts, as opposed to prompts of earlier stages."""
         self.at, self.pool = 0, self._pool(0)

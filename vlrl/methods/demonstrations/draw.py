@@ -37,7 +37,7 @@ from vlrl.training.separate_pass import accumulate_separately
 from vlrl.types import Group, Sample
 
 _STREAM = 11
-"""Key of the random stream that draws demonstrations, and resets their environments."""
+"""Key of the random stream that selects the demonstrations and the seeds of their environments."""
 _LOOKED_AT = 256
 """Number of training rows that are searched for a demonstration before the run starts."""
 _TRIES = 64
@@ -167,7 +167,7 @@ class Demonstrations(Method):
 
 @dataclass(eq=False)
 class DemonstrationPass:
-    """A pass of the training loop: computes the loss and gradient of one optimizer step on the demonstrations."""
+    """Computes the demonstrations' loss and its gradient for one optimizer step (see algo.method.Pass)."""
 
     policy: Policy
     algorithm: Objectives

@@ -169,7 +169,7 @@ class Relift:
         return loss - self.entropy * (d.entropy * d.mask).sum() / max(d.total_tokens, 1.0)
 
     def optimizer(self, weights: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of the supervised steps, created on first use."""
+        """The optimizer of the supervised steps, which trains the parameters `weights`. Created on first use."""
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(weights, lr=self.lr, weight_decay=0.0)
             if self._state:

@@ -68,8 +68,8 @@ class Distillation(Method):
 
 @dataclass(eq=False)
 class DistillationPass:
-    """A pass of the training loop: computes the distillation loss and its gradient for one optimizer step, on the
-    tokens that the objective trains."""
+    """Computes the distillation loss and its gradient for one optimizer step, on the tokens that the objective trains
+    (see algo.method.Pass)."""
 
     policy: Policy
     teacher: Any

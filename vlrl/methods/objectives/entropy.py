@@ -61,13 +61,14 @@ class Adaptive(Saved):
 @idle("algo.entropy.coef=0", coef=0)
 @requires("stat:nucleus_entropy:{top_p}", "step")
 class Siren(Saved):
-    """coef * (H - anchor)^2, where H is the mean nucleus entropy of the `share` of tokens with the highest nucleus
-    entropy.
+    """An entropy loss coef * (H - anchor)^2. H is the mean nucleus entropy of the `share` of tokens with the highest
+    nucleus entropy.
 
-    The nucleus of a token is the top-p set with probability `top_p`. The tokens are chosen by a quantile over the whole
-    optimizer step. The anchor is H in the first optimizer step, so the entropy is held at its initial value instead of
-    being maximised. Selective entropy regularization (SIREN, arXiv 2509.25133), as described in the paper; the
-    coefficient and the shares are this project's."""
+    The nucleus of a token is the smallest set of most probable tokens whose total probability is at least `top_p`. The
+    threshold for the highest entropies is a quantile over the whole optimizer step. The anchor is H in the first
+    optimizer step, so the entropy is held at its initial value instead of being maximised. Selective entropy
+    regularization (SIREN, arXiv 2509.25133), as described in the paper; the coefficient and the shares are this
+    project's."""
 
     saved = ("anchor",)
 

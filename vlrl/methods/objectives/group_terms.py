@@ -167,10 +167,10 @@ class ClipCov:
     """[N] PPO's clipped term, where a few random tokens with a high covariance have no gradient.
 
     The covariance of a token is (A - mean A)(logp - mean logp), with means over the trained tokens of the step.
-    Candidates are the tokens with a covariance between `cov_low` and `cov_high` that the clip leaves a gradient. Of
-    these, a number equal to `share` of all trained tokens (at least one) is drawn. The random choice depends on the
-    seed, the step and the rollout, but not on micro-batches or processes. Clip-Cov of The Entropy Mechanism of RL
-    (arXiv 2505.22617)."""
+    Candidates are the tokens with a covariance between `cov_low` and `cov_high` whose gradient is not removed by the
+    clip. Among the candidates, a number of tokens equal to `share` of all trained tokens (at least one) is drawn. The
+    random choice depends on the seed, the step and the rollout, but not on micro-batches or processes. Clip-Cov of The
+    Entropy Mechanism of RL (arXiv 2505.22617)."""
 
     share: Share = 2e-4
     cov_low: float = 1.0
@@ -197,10 +197,10 @@ class ClipCov:
 @dataclass(frozen=True)
 class KlCov:
     """[N] -r A per token, unclipped. On the `share` of the step's trained tokens (at least one) with the highest
-    covariance, as defined in clip_cov, a penalty coef |logp - old logp| is added.
+    covariance (see ClipCov), a penalty coef |logp - old logp| is added.
 
-    KL-Cov of The Entropy Mechanism of RL (arXiv 2505.22617). The penalty has no gradient while the weights are still
-    those that sampled, so it needs rollout.updates or rollout.minibatches above 1."""
+    KL-Cov of The Entropy Mechanism of RL (arXiv 2505.22617). In the first optimizer step on a batch the penalty has no
+    gradient, because logp = old logp. So KL-Cov needs rollout.updates or rollout.minibatches above 1."""
 
     share: Share = 2e-4
     coef: NonNegative = 1.0

@@ -32,8 +32,9 @@ def _without_attempts(use: FunctionUse) -> str:
 @requires("variant:guided")
 def critique_grpo(x: LossInputs, shape: Rate = 0.1, clip_low: ClipRange = 0.2,
                   clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
-    """[N] PPO's clipped term per token. On the tokens of retries it is -A p / (p + shape) instead, where p = exp(logp)
-    under the prompt without the critique. This has no clip, and its gradient is largest for p near `shape`.
+    """[N] PPO's clipped term per token, except on the tokens of retries, which were sampled with a critique in the
+    prompt. There the term is -A p / (p + shape), where p = exp(logp) under the prompt without the critique. This
+    term is not clipped, and its gradient is largest for p near `shape`.
 
     Critique-GRPO (arXiv 2506.03106). For algo.guided.use=join."""
     clipped_term, metrics = surrogate(x, x.log_ratio.exp(), clip_low, clip_high)
@@ -57,8 +58,8 @@ def gspo(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4)
 
 @acts_through_ratio("clip_low", "clip_high")
 def gspo_token(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
-    """[N] like gspo, but with s_t = sg(s) p / sg(p) on token t: the ratio has the value s, while each token has its own
-    gradient. So advantages may differ within a rollout.
+    """[N] like gspo, but with the ratio s_t = sg(s) p / sg(p) on token t, whose value is that of s. The gradient of
+    each token's ratio is that of its own probability, so advantages may differ within a rollout.
 
     GSPO-token (arXiv 2507.18071) section 4.3."""
     mean = x.spread(x.sequence_mean(x.log_ratio.detach()))
@@ -85,9 +86,9 @@ def gspo_turn(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 
 @requires("turns")
 def ppo_macro(x: LossInputs, tokens: Positive = 5, clip_low: ClipRange = 0.2,
               clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
-    """[N] PPO's clipped term with one ratio per macro action, divided equally among the action's tokens. The ratio is
-    the product of the tokens' ratios, and is clipped once. A macro action is `tokens` consecutive trained tokens of
-    a turn, or fewer at the end of the turn.
+    """[N] PPO's clipped term with one ratio per macro action. A macro action is `tokens` consecutive trained tokens of
+    a turn, or fewer at the end of the turn. Its ratio is the product of the tokens' ratios, and is clipped once. The
+    term of a macro action is divided equally among its tokens.
 
     MA-RLHF (arXiv 2410.02743) with fixed n-grams, for algo.advantage=macro_gae. The log of the product is clamped to
     +-20. With tokens=1 the term is ppo_clip, and at a ratio of 1 its gradient is that of ppo_clip."""

@@ -123,15 +123,18 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
 @requires("local", "turns", "plans", "tokens")
 def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, normalize: bool = True,
                  eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """Tokens inside <plan> have the advantage of their plan, and all other tokens have the advantage of their turn
-    within its subgoal. A turn with a plan begins a subgoal, which lasts until the next turn with a plan.
+    """The advantage is computed separately for plans and for all other tokens. Tokens inside <plan> have the advantage
+    of their plan, other tokens that of their turn. A turn with a plan begins a subgoal, which lasts until the next
+    turn with a plan.
 
-    Plan: the return to go of its turn, sum_{k >= t} gamma^(k - t) r_k, minus the mean over the plans with the same
-    number in all episodes of the group. Execution: the return to go, but cut off at the end of the subgoal, where the
-    mean return of the group's next plans replaces the rest; minus the mean over the turns at the same position of the
-    same subgoal in the group. same_plan: the mean is only over turns under a plan with the same tokens. normalize: both
-    advantages are divided by the std of the returns compared + eps, with Bessel's correction. The advantage is 0 if
-    there is nothing to compare with.
+    Plan: its return is that of its turn, sum_{k >= t} gamma^(k - t) r_k. The advantage is this return minus the mean
+    return of the plans with the same number in all episodes of the group. Turn: its return is summed only to the end of
+    the subgoal, and the mean return of the group's next plans is used for the rest. The advantage is this return minus
+    the mean over the turns at the same position of the same subgoal in the group.
+
+    same_plan: the mean is only over turns under a plan with the same tokens. normalize: both advantages are divided by
+    the std of the returns compared + eps, with Bessel's correction. The advantage is 0 if there is nothing to compare
+    with.
 
     HiPER's hierarchical advantage estimation (arXiv 2602.16165) at lambda = 1, with group means in place of its two
     critics. same_plan: the macro and micro groups of HiMAC (arXiv 2603.00977)."""
@@ -165,9 +168,9 @@ def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
 
 
 def _inside(s: Scores, subgoals: Sequence[tuple[int, int, Any]], gamma: float, after: torch.Tensor) -> torch.Tensor:
-    """[turns of all rollouts] the return of each turn up to the end of its subgoal. The discounted value of the turn
-    that begins the next subgoal is added, from `after` [turns of all rollouts]. NaN if the episode is unscorable.
-    `subgoals` holds the tuples of `_subgoals`, in one list for all rollouts."""
+    """[turns of all rollouts] the return of each turn up to the end of its subgoal, plus the discounted entry in
+    `after` of the turn that begins the next subgoal. NaN if the episode is unscorable. `subgoals` holds the tuples
+    of `_subgoals`, in one list for all rollouts; `after` has one value per turn, in the same order."""
     paid, out, i = [turn for own in _paid(s) for turn in own], [], len(subgoals)
     for own in reversed(s.turns):
         later = 0.0
@@ -207,8 +210,9 @@ def _numbered(keys: Sequence[Hashable]) -> torch.Tensor:
 
 
 def _on_tokens(s: Scores, values: torch.Tensor, plans: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """Spreads one value per turn, in order over all rollouts, over the turn's trained tokens. If `plans` is given, the
-    tokens inside a turn's plan get its value from `plans` instead."""
+    """Assigns the value of each turn to the turn's trained tokens. Returns one array [T] per rollout. `values` has one
+    entry per turn, in order over all rollouts. If `plans` is given, the tokens inside a turn's plan get the turn's
+    entry of `plans` instead."""
     out, left = [], iter(zip(values.tolist(), (values if plans is None else plans).tolist(), strict=True))
     for own, mask in zip(s.turns, s.masks, strict=True):
         tokens = np.zeros(len(mask))

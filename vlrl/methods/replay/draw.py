@@ -129,8 +129,8 @@ class ReplaySampler:
         return {utf8(sample.id): i for i, sample in rows if sample is not None}
 
     def _group(self, stored: StoredGroup, step: int) -> Group | None:
-        """Converts stored rollouts to a group with the prompt of this run's row; rollouts of another run are scored
-        again. Returns None if the group is unusable."""
+        """Converts stored rollouts to a group, with the training row and the prompt that `_matching` finds. Rollouts of
+        another run are scored again. Returns None if no row matches."""
         match = self._matching(stored)
         if match is None:
             return None

@@ -21,7 +21,7 @@ from vlrl.types import Group
 
 @dataclass(eq=False)
 class ReplayPass:
-    """A pass of the training loop: computes the loss and gradient of one optimizer step on the replayed completions."""
+    """Computes the loss of the replayed completions and its gradient for one optimizer step (see algo.method.Pass)."""
 
     policy: Policy
     algorithm: Objectives

@@ -61,8 +61,8 @@ def replace_wrong(group: Group) -> Group:
 
 
 def hinted(group: Group) -> Group:
-    """Replaces all members by the retries of the first round that has a kept retry, trained with the hint of that round
-    in the prompt. Without a kept retry the members stay as they are, which is our choice.
+    """Replaces all members by the retries of the first round that has a kept retry. The new members are trained with
+    the hint of that round in the prompt. If no retry is kept, the members do not change, which is our choice.
 
     GHPO (arXiv 2507.10628)."""
     attempts = second_attempts(group)[:1]

@@ -32,8 +32,8 @@ from vlrl.types import Group, Rollout
 
 @dataclass(eq=False)
 class RetryPass:
-    """A pass of the training loop: computes the loss and gradient of one optimizer step on the retries, each under its
-    prompt without guidance."""
+    """Computes the loss of the retries and its gradient for one optimizer step, each retry under its prompt without
+    guidance (see algo.method.Pass)."""
 
     policy: Policy
     algorithm: Objectives

@@ -36,12 +36,12 @@ Judge = Callable[[Request, Sequence[Completion]], Sequence[bool | None]]
 
 @dataclass(frozen=True, eq=False)
 class PromptMemory:
-    """The results of earlier visits to a prompt, for its next visit. A visit is one group of the prompt."""
+    """The results of a prompt's earlier groups, which are used when the prompt is drawn again."""
 
     right: float
-    """Share of correct completions among those generated at the last visit."""
+    """Share of correct completions among those that were generated for the prompt's last group and could be judged."""
     cached: tuple[Completion, ...] = ()
-    """Correct completions of this and earlier visits; empty if the share of correct completions is above
+    """Correct completions from the prompt's groups, with which its next group begins. Empty if `right` is above
     rollout.branch.search.hard."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,15 +131,15 @@ class _Searching:
 
 
 class SearchGenerator:
-    """Generates the groups of a step by tree search. Remembers the results of each prompt for its next visit,
-    identically on all processes."""
+    """Generates the groups of a step by tree search. Remembers the results of each prompt until the prompt is drawn
+    again, identically on all processes."""
 
     def __init__(self, config: Config):
         settings = branch_of(config)
         assert settings.search
         self.settings, self.budget = settings.search, math.inf if settings.tokens is None else settings.tokens
         self.visits: dict[str, PromptMemory] = {}
-        """Results of the last visit by prompt key, the least recently visited prompt first."""
+        """Results by the key of the prompt, the least recently drawn prompt first."""
         self._counts = Counter[str]()
 
     def generate(self, engine: Engine, requests: Sequence[Request], judge: Judge, step: int,
@@ -215,9 +215,9 @@ class SearchGenerator:
 
 def _cached_answer(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any,
                    kept_at: int) -> Completion:
-    """Makes a completion to use at later visits. `kept_at` is the training step of the weights that sampled it. The
-    log-probabilities are set to NaN (unknown), because the weights will have changed when the completion is trained
-    on."""
+    """Creates a completion that a later group of the prompt begins with. `kept_at` is the number of the training step
+    in which the completion was cached. The log-probabilities are set to NaN (unknown), because the weights will have
+    changed when the completion is trained on."""
     return Completion(tokens=tokens, logprobs=np.full(len(tokens), np.nan, np.float32), loss_mask=loss_mask, text=text,
                       finish_reason=finish_reason, policy_step=kept_at)
 

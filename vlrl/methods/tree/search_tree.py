@@ -144,8 +144,8 @@ class Tree:
         self.current = self.current or self.root
 
     def uct(self, node: Node) -> float:
-        """UCT score for the choice among new nodes: Q + explore * sqrt(ln N(parent) / N), or Q if parent or node has no
-        visits."""
+        """UCT score for the choice among new nodes: Q + explore * sqrt(ln N(parent) / N), or Q if N is 0 for the node
+        or its parent."""
         assert node.parent is not None
         if not node.parent.visits or not node.visits:
             return node.q
@@ -169,11 +169,12 @@ class Tree:
         return max((n for n in open_ if n.parent is self.current), key=self.uct)
 
     def _back_up(self, end: Node) -> None:
-        """Backs up an end: adds +-max((d + 1) / (D + 1), least) to V of each node on its path, where d is the depth of
-        the node and D the depth of the end. The sign is + if the completion is correct, else -.
+        """Backs up an end: adds +-max((d + 1) / (D + 1), least) to V of each node on the path to the end, where d is
+        the depth of the node and D the depth of the end. The sign is + if the completion is correct, else -. N of
+        these nodes rises by 1.
 
-        For a correct completion the value replaces a negative V; for a wrong one a positive V stays unchanged. A
-        completion of unknown correctness counts only as a visit."""
+        If V is negative and the completion is correct, V is set to the added value instead. If V is positive and the
+        completion is wrong, V stays unchanged. A completion that could not be judged changes only N."""
         end.backed_up = True
         self.ends.append(end)
         worth = {True: 1.0, False: -1.0, None: 0.0}[end.right]
