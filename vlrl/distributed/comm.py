@@ -39,8 +39,8 @@ def watch(limit: float) -> None:
 
 
 def describe_wait() -> str:
-    """Returns in which collective this process waits and for which ranks; "" if it does not wait. Thread-safe. Takes
-    several seconds."""
+    """Returns a text with the collective in which this process waits and the ranks for which it waits; "" if this
+    process does not wait. Thread-safe. Takes several seconds."""
     return _monitor.describe_wait(time.monotonic() - here.since) if _monitor is not None and here.doing else ""
 
 
@@ -59,9 +59,9 @@ def leave() -> None:
 
 
 def _await_gloo(seconds: float = 5.0) -> None:
-    """Waits until gloo's threads have released the tensors of their last collective. Releasing them needs the Python
-    interpreter, and would abort the process during its shutdown. Remaining references to the process group (FSDP's
-    meshes) keep these threads alive; idle threads sleep."""
+    """Waits, at most `seconds`, until gloo's threads have released the tensors of their last collective. A thread needs
+    the Python interpreter to release a tensor, and a release during the interpreter's shutdown would abort the
+    process. If FSDP's meshes still refer to the process group, the threads stay alive but sleep."""
     end, quiet = time.monotonic() + seconds, 0
     while quiet < 2 and time.monotonic() < end:  # twice: a thread may just be waiting for the interpreter
         time.sleep(0.01)
@@ -258,9 +258,9 @@ def together(call: Callable[[], Any]) -> Any:
 
 
 def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
-    """Sends bytes between pairs of ranks: `routes` maps (sender, receiver) to what is sent. Returns what this rank
-    received, ordered by sender. The keys must be the same on every rank; only the sender's values are used. Every
-    rank processes the keys in the same order, which avoids deadlocks."""
+    """Sends bytes between pairs of ranks. `routes` maps (sender, receiver) to the bytes to send. The keys must be the
+    same on every rank; a value is used only on its sender. Returns the bytes that this rank received, ordered by
+    sender. All ranks process the keys in the same order, which avoids deadlocks."""
     arrived: list[bytes] = []
     if not routes:
         return arrived

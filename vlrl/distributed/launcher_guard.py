@@ -18,9 +18,10 @@ from contextlib import suppress
 import psutil
 
 RANK_S = 600.0
-"""The guard process waits this number of seconds for the rank to end, because it may be writing a checkpoint."""
+"""Number of seconds for which the guard process waits for the rank to end. The rank may be writing a checkpoint."""
 LAUNCHER_S = 60.0
-"""The guard process then waits this number of seconds for the launcher to end; torchrun itself gives ranks 30."""
+"""Number of seconds for which the guard process waits for the launcher to end after the rank has ended. torchrun itself
+waits 30 seconds for its ranks to end."""
 _NAMES = ("torchrun", "torch.distributed", "accelerate")
 
 
@@ -63,8 +64,9 @@ def _ends(process: int, seconds: float) -> bool:
 
 
 def main(pid: int, launcher: int, rank: int, rank_s: float, launcher_s: float) -> None:
-    """Waits for the rank and the launcher to end. Kills a hanging launcher with all its child processes. `launcher` and
-    `rank` are pidfds."""
+    """Waits for the rank (at most `rank_s` seconds) and then for the launcher (at most `launcher_s` seconds) to end.
+    Kills a hanging launcher with all its child processes. `pid` is the launcher's process id; `launcher` and `rank`
+    are pidfds."""
     if (_ends(rank, rank_s) and _ends(launcher, launcher_s)) or _ends(launcher, 0):
         return
     family = psutil.Process(pid).children(recursive=True)

@@ -29,7 +29,8 @@ from vlrl.types import Record
 BEAT = 2.0  # interval in seconds at which a rank writes its record
 CONNECT = 10.0  # timeout in seconds for connecting to the store
 ANSWER = 15.0
-"""Timeout of a read in seconds. Longer than CONNECT: a thread that fails during shutdown would abort the process."""
+"""Timeout of a read in seconds. It is longer than CONNECT, so that a thread that cannot connect has ended before the
+read times out: a thread that fails during shutdown would abort the process."""
 _GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
 """TCP's error messages for an unreachable host. For a host on the local network, "no route to host" comes first."""
 _NAMED = 8  # maximum number of ranks that a message names
@@ -38,8 +39,9 @@ T = TypeVar("T")
 
 
 class RankMonitor:
-    """Writes this rank's record to the launcher's store, and reads the records of the other ranks when needed. `limit`
-    is limits.collective_s. Needs the variables MASTER_ADDR and MASTER_PORT, which every launcher sets."""
+    """Writes this rank's record to the launcher's store, and reads the records of the other ranks when needed. A record
+    contains a rank's position, a counter as sign of life, and how the rank ended. `limit` is
+    limits.collective_s. Needs the variables MASTER_ADDR and MASTER_PORT, which every launcher sets."""
 
     def __init__(self, here: RankPosition, rank: int, world: int, limit: float):
         self.here, self.rank, self.world, self.limit = here, rank, world, limit
@@ -156,7 +158,8 @@ class RankMonitor:
             pause = min(1.5 * pause, 1.0)
 
     def all_ended(self, place: str) -> bool:
-        """Whether all ranks have ended with an error and the same `place`. Called after `end`. Waits some seconds."""
+        """Whether all ranks have ended with an error and call this method with the same text `place` (see
+        comm.all_ended_alike). Called after `end`. Waits some seconds for the other ranks."""
         assert self._ended is not None
         self._ended["at"] = place
         self.publish()
@@ -195,7 +198,8 @@ class RankMonitor:
         return json.loads(store.get(key)) if store.check([key]) else None
 
     def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
-        """Returns `question(store)`; None if it fails or times out, and then the next call opens a new connection."""
+        """Returns `question(store)`; None if the question fails or times out. The next call then opens a new
+        connection."""
         replies: list[T] = []
 
         def ask() -> None:

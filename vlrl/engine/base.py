@@ -123,7 +123,8 @@ class EpisodePlayer(Engine, Protocol):
     """How many times an environment process was restarted."""
 
     def over(self, engine: Engine) -> Self:
-        """Returns a player that samples from `engine` in the environments of this player, which still closes them."""
+        """Returns a player that samples from `engine` and uses the environments of this player. Only this player closes
+        the environments."""
         ...
 
     def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
@@ -141,7 +142,8 @@ class EpisodePlayer(Engine, Protocol):
 
 
 ACTION = 7
-"""First element of the key of a request for an action after the first of an episode; the last is the action's index."""
+"""Marks the key of a request for a later action than the first of an episode: the key begins with ACTION and ends with
+the index of the action."""
 
 
 def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop: Sequence[str], eos: Collection[int],
@@ -158,7 +160,8 @@ def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop
 
 
 def unsampled_completion(tokens: np.ndarray, text: str = "") -> Completion:
-    """The Completion of a text that no model sampled, such as a reference answer: ids [T] with log-probabilities 0."""
+    """The Completion of a text that no model sampled, such as a reference answer, with log-probabilities 0. tokens: [T]
+    ids, including an end token if there is one. text: the text of the completion."""
     return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
                       text=text, finish_reason="stop", turns=(Turn(start=0, end=len(tokens)),))
 
@@ -175,6 +178,6 @@ def reset_sample(engine: Engine, task: Task, sample: Sample, *key: int) -> Sampl
 
 
 def reset_sample_again(engine: Engine, sample: Sample) -> Sample:
-    """Resets the environment with the same seed after the sample's media were changed. Returns the sample with the new
-    first observation."""
+    """Resets the sample's environment with the same seed, after the sample's media were changed. Returns the sample
+    with the new first observation. A sample without an environment is returned unchanged."""
     return engine.reset_sample_again(sample) if isinstance(engine, EpisodePlayer) else sample

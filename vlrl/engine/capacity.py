@@ -118,8 +118,8 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
     """Splits requests into batches of rollouts, in order. A large group may be split over several batches.
 
     A batch grows while `fits(prompts, tokens of the longest prompt, rollouts, tokens of the longest completion)` is
-    true, and contains at least one rollout. A prompt with a prefix counts as one prompt; equal prefixes of a request
-    are counted once."""
+    true, and contains at least one rollout. If rollouts of a request continue different prefixes, each prefix is
+    counted as a prompt of its own, with the tokens of prompt and prefix."""
     batch: list[Job] = []
     size = prompts, widest, rows, longest = (0, 0, 0, 0)
     for i, request in enumerate(requests):
@@ -162,7 +162,8 @@ def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
 
 
 def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
-    """Splits prompts, in order, into chunks of at most `most` tokens with padding, but at least one prompt."""
+    """Splits prompts, in order, into chunks of at most `most` tokens, padding included. A longer prompt gets its own
+    chunk."""
     chunk: list[Prompt] = []
     for prompt in prompts:
         if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:

@@ -36,8 +36,9 @@ class StopRules:
 
     def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
              ) -> torch.Tensor | None:
-        """Returns the ids [rows] that are forced at positions `t` [rows], -1 for rows that sample. None if all rows
-        sample. `live`: [rows] rows that have not ended. `tokens` [R, N] are all tokens so far."""
+        """Returns the ids that are forced as the next tokens of the n rows with the indices `rows`: [n], with -1 for a
+        token that is sampled; None if all tokens are sampled. `t`: [n] positions of the next tokens. `live`: [n]
+        bool, rows that have not ended. `tokens`: [R, N] all tokens so far."""
         if not self._budgets:
             return None
         for row in rows[live & (self._budget[rows] == t)].tolist():
@@ -53,7 +54,8 @@ class StopRules:
             self._end[row] = t + len(ids)
 
     def stopped(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns [rows] bool: whether the token at position `t` of a row completed a stop string."""
+        """Returns [n] bool: whether the token at position `t` of each of the n `rows` completed a stop string. For the
+        arguments see `next`."""
         out = torch.zeros_like(live)
         if self._may_end is not None:
             maybe = (live & self._may_end[tokens[rows, t]]).nonzero()[:, 0]

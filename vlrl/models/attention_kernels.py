@@ -175,8 +175,9 @@ def _shares(start: int, stop: int) -> tuple[slice, np.ndarray]:
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Converts a mask of blocks [n, n] to the arguments of BlockMask, two int32 tensors: the number of marked blocks in
-    each row [1, 1, n], and the columns [1, 1, n, n] of each row, those of marked blocks first."""
+    """Converts a mask of blocks [n, n] to the arguments of BlockMask, two int32 tensors. The first [1, 1, n] has the
+    number of marked blocks in each row. The second [1, 1, n, n] lists the column indices of each row, beginning with
+    the marked blocks."""
     order = np.argsort(~blocks, axis=1, kind="stable")
     return tuple(torch.from_numpy(x.astype(np.int32)).to(device)[None, None]  # pyright: ignore[reportReturnType]
                  for x in (blocks.sum(1), order))

@@ -51,7 +51,8 @@ def _text(parts: Parts) -> str | Parts:
 
 _FORMS: tuple[Form, ...] = (lambda parts: parts, _joined, _text)
 _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistant")}
-"""Roles of the turns that precede a test turn of each role; for a role not listed, one user turn."""
+"""For the role of a test turn, the roles of the turns that precede the test turn. For other roles one user turn
+precedes it."""
 
 
 @contextlib.contextmanager
@@ -75,7 +76,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class ChatTemplate:
-    """Renders messages with a processor's chat template, which gets `options` in every call."""
+    """Renders messages with a processor's chat template. `options`: keyword arguments of every apply_chat_template
+    call."""
 
     def __init__(self, processor: Any, options: Mapping[str, Any]):
         self.processor, self.options = processor, options
@@ -152,8 +154,9 @@ def turn_beginning(template: Template) -> str:
 
 
 def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
-    """Three rendered conversations: a question; a question and its answer; a question, its answer and another question.
-    [] if the template does not render their texts."""
+    """Returns three rendered conversations: a question; a question and its answer; a question, its answer and another
+    question. [] if the template does not render the texts of question and answer. `form` converts a text to the
+    content of a turn."""
     asked, said, more = ({"role": role, "content": form(text)} for role, text in (
         ("user", _ASKED), ("assistant", _SAID), ("user", "x")))
     try:

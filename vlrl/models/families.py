@@ -55,8 +55,8 @@ class Family:
     forms: str = ""
     """Name of the function in media_forms that prepares media for the model's forward; "" if none is needed."""
     answer_types: Mapping[str, int] = field(default_factory=dict)
-    """Token type of completion tokens where it is not 0: {name of the model's input: type}. See Prompt.aligned_answer.
-    """
+    """Token types of completions in the model's inputs: {name of the input: type}. An input that is not listed has type
+    0. See Prompt.aligned_answer."""
     other_ids: tuple[int, ...] = ()  # ids of vision tokens whose text is unknown
 
     module_parts: tuple[tuple[str, Part], ...] = ()

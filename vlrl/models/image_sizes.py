@@ -11,7 +11,8 @@ from vlrl.errors import ConfigError
 
 Size = tuple[int, int]
 _ORDINARY = 20
-"""Every processor accepts images with an aspect ratio up to this number and sides of at least this many pixels."""
+"""Limit of usual image sizes. Every processor accepts an image whose shorter side has at least this number of pixels,
+if the longer side is at most this number of times as long."""
 
 
 def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Callable[[Size], str]:

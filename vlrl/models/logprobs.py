@@ -4,8 +4,9 @@ The model runs up to its output layer (`answer_states`). The output layer is the
 time (`token_stats`), and the logits of a chunk are freed before the next chunk. The backward pass does not hold all
 logits either:
 
-- **output layer frozen** (LoRA): the gradient of a token's hidden state is the incoming gradient times a direction that
-  does not depend on it. So the directions [N, H] are computed in the forward pass, and no logit is computed twice;
+- **output layer frozen** (LoRA): the gradient of a token's hidden state is the incoming gradient times a direction.
+  The directions [N, H] do not depend on the incoming gradient, so the forward pass computes them, and no logit is
+  computed twice;
 - **output layer trained**: the logits of a chunk are recomputed.
 
 If one chunk is enough, plain autograd is used. A fused kernel would replace `_chunk`."""
@@ -48,7 +49,8 @@ class TokenStats:
 
 def zero_stats(count: int, vocabulary: int, device: torch.device,
                more: Mapping[str, Statistic] | None = None) -> TokenStats:
-    """TokenStats in which all values of all `count` tokens are zero, in the shape and type of each statistic."""
+    """TokenStats in which all values of all `count` tokens are zero. `more`: the requested statistics by name; their
+    values get the shape and type that the statistic returns."""
     zeros = torch.zeros(count, device=device)
     logits, target = zeros.new_zeros(1, vocabulary), torch.zeros(1, dtype=torch.long, device=device)
     shapes = {name: statistic(logits, target) for name, statistic in (more or {}).items()}
@@ -175,8 +177,9 @@ def _recomputed(hidden: torch.Tensor, *args: Any) -> Any:
 
 
 class _Directions(torch.autograd.Function):
-    """Computes what `_chunk` does. The forward pass also computes d logprob / d hidden of every token, which the
-    backward pass multiplies by the incoming gradient. The output layer gets no gradient."""
+    """Does the same as `_chunk` if the output layer is frozen. The forward pass also computes d logprob / d hidden of
+    every token. The backward pass multiplies this direction by the incoming gradient. The output layer gets no
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:

@@ -40,8 +40,8 @@ class Piece:
     shown: tuple[Prompt | None, ...] = ()
     """For each completion, its tokens with their media (Completion.shown); () if no completion has observations."""
     units: tuple[int, ...] = ()
-    """For each completion, the number of its unit, such as its episode; () = one unit each. A unit stays in one piece.
-    """
+    """For each completion, the number of the unit to which it belongs, such as an episode. All completions of a unit
+    stay in one piece. () = every completion is a unit of its own."""
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -129,8 +129,9 @@ def _row(done: Completion, place: slice, window: Prompt) -> Completion:
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int,
               shown: Sequence[Prompt | None] = (), units: Sequence[int] = ()) -> list[Piece]:
-    """Cuts the completions of each prompt into pieces of consecutive completions and similar size. A piece has at most
-    `limit` tokens, unless a single unit has more. Empty completions are left out. For `shown` and `units` see Piece."""
+    """Cuts the completions `answers` of each prompt into pieces of consecutive completions and similar size. `prompts`
+    has the prompt of each completion. A piece has at most `limit` tokens, unless a single unit has more. Empty
+    completions are left out. For `shown` and `units` see Piece."""
     rollouts = [i for i, answer in enumerate(answers) if len(answer)]
     out: list[Piece] = []
     for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
@@ -171,12 +172,13 @@ def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cos
 
 
 def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> list[list[Piece]]:
-    """Adds idle micro-batches until there are `count`, and idle media to micro-batches without media if `idle` has
-    media. `parts` are the pieces of each micro-batch.
+    """Adds idle micro-batches until there are `count` micro-batches. An idle micro-batch holds only the prompt `idle`,
+    without completions. If `idle` has media, it is also added to micro-batches without media. `parts` are the pieces
+    of each micro-batch.
 
-    Sharded ranks (FSDP) gather and reduce together in every pass. So all need the same number of micro-batches, and
-    none may skip the vision tower while another rank uses it. The idle prompt has no completion. Every weight gets a
-    gradient of zero from it, and it changes no loss, count, metric or stored value."""
+    Sharded ranks (FSDP) gather and reduce together in every pass. So all ranks need the same number of micro-batches,
+    and no rank may skip the vision tower while another rank uses it. Every weight gets a gradient of zero from the idle
+    prompt, and no loss, count, metric or stored value changes."""
     filled = [*map(list, parts), *([] for _ in range(count - len(parts)))]
     return [part if part and (not idle.mm or any(one.mm for piece in part for one in piece.parts))
             else [*part, Piece(idle, (), ())]

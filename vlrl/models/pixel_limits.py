@@ -54,8 +54,8 @@ def _limit_area(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
-    """Sets the limits for GLM-4V images: the area of two frames, as the processor counts an image as two equal frames.
-    """
+    """Sets the limits for GLM-4V images. They are areas of two frames, because the processor counts an image as two
+    equal frames."""
     frames = unit.temporal_patch_size
     low, high = (value and value * frames for value in (settings.min_pixels, settings.max_pixels))
     _set_area(unit, low, high, "max_pixels", frames)
@@ -70,9 +70,10 @@ def _limit_frames(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
-    """Sets the limits for Qwen3-VL videos. The processor only limits the total area of all frames, so a lower limit
-    applies to the video. The processor divides the upper limit among the frames, so the limit is set for the largest
-    number of frames. A cap per frame keeps the few frames of a short video from becoming larger than the limit."""
+    """Sets the limits for Qwen3-VL videos. The processor limits only the total area of all frames, so the lower limit
+    of the settings applies to the whole video. The processor divides its upper limit among the frames, so the upper
+    limit is set for the largest number of frames. A cap per frame keeps the few frames of a short video from
+    becoming larger than the setting allows."""
     _set_frame_area(unit, settings)
     high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:
@@ -107,7 +108,8 @@ def _side(unit: Any) -> int:
 
 
 def _below_its_cap(unit: Any, high: int | None) -> None:
-    """Lowers the lower limit to high / 1.05: a processor raises a frame's cap to 1.05 times the lower limit."""
+    """Lowers the processor's lower limit to at most high / 1.05, because the processor raises the cap of a frame to
+    1.05 times the lower limit."""
     size = dict(unit.size)
     if high is not None:
         unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}

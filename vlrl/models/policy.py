@@ -221,9 +221,9 @@ class Policy:
 
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """Context manager that disables the adapter. PEFT sets requires_grad on the tensors that the modules hold,
-        which are either shards or gathered tensors. At the end the modules must hold the same tensors as at the
-        beginning, or some parameters would no longer be trained."""
+        """Context manager that disables the adapter. PEFT changes requires_grad of the tensors that the modules hold,
+        which are either shards or gathered tensors. When the adapter is enabled again, the modules must hold the
+        same tensors as when it was disabled. Otherwise some parameters would no longer be trained."""
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -340,8 +340,8 @@ _FEATURES = ("get_image_features", "get_video_features")
 
 
 def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
-    """Wraps the method `call` called `name`, so that a call with identical arguments returns the earlier result.
-    Results are stored in `outputs`, which several models can share."""
+    """Wraps the method `call`, whose name is `name`, so that a call with identical arguments returns the earlier
+    result. Results are stored in `outputs`, which several models can share."""
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))

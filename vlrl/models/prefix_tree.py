@@ -92,8 +92,9 @@ class _Grower:
 
 
 def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
-    """The number of leading tokens that two completions share, with their positions and media, if their first n ids are
-    equal. For `a` and `b` see packing.Piece.shown."""
+    """The number of leading tokens that two completions share, with equal positions and media. The first `n` ids of
+    both completions must be equal; at most `n` is returned. `a` and `b` are the completions' entries in
+    packing.Piece.shown; 0 if one of them is None."""
     if a is None or b is None or not (_rows_known(a) and _rows_known(b)):
         return 0
     n = _first_true((a.positions[:, :n] != b.positions[:, :n]).any(0))

@@ -273,8 +273,9 @@ class Encoder:
         return self.processor(text=[text], return_tensors="pt", **kwargs)
 
     def _shown(self, batch: Any, ids: torch.Tensor, loaded: Sequence[LoadedMedia]) -> int:
-        """The number of media whose placeholders are in the text. If the processor does not report this, all media
-        count if the ids contain any vision token, else none."""
+        """The number of media in `loaded` whose placeholders are in the text. `batch` is the processor's output, `ids`
+        are the prompt's token ids. If the processor does not report placeholders, the result is the number of all
+        media, or 0 if the ids contain no vision token."""
         offsets = batch.get("text_replacement_offsets")
         if isinstance(offsets, list) and offsets:
             return sum(put["type"] in ("image", "video") for put in offsets[0])
@@ -294,7 +295,8 @@ class Encoder:
         return tuple(next(counts[m.kind]) for m in loaded)
 
     def _placeholder(self, kind: str) -> str | None:
-        """The token of one visual feature of this kind, in some processors of a complete image; None if unknown."""
+        """The token that stands for one visual feature of an image or video (`kind`), in some processors for a complete
+        image. None if unknown."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 

@@ -21,9 +21,9 @@ from vlrl.types import Completion, Prompt
 
 def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion], settings: TrainSettings,
                 read: Callable[[Batch], torch.Tensor], *shape: int) -> list[np.ndarray]:
-    """Returns an array [T, *shape] float32 per completion, with the values [N, *shape] that `read` returns for the N
-    tokens of each batch (without gradient). In completions with windows, tokens outside the actions get 0. An empty
-    completion gets an empty array. Called on all ranks together."""
+    """Returns values of all completion tokens, computed without gradient: a float32 array [T, *shape] for each
+    completion of T tokens. `read` computes the values [N, *shape] of the N tokens of a batch. In completions with
+    windows, tokens outside the actions get 0. Called on all ranks together."""
     rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in training_rows(answer)]
     planned = policy.plan([prompts[i] for i, *_ in rows], [row.tokens for *_, row in rows], settings,
                           shown=[row.shown for *_, row in rows])

@@ -109,7 +109,8 @@ class FeatureCache:
 
 
 def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCache:
-    """The cache of `model.feature_cache_mib`. Raises ConfigError for a model whose forward accepts no features."""
+    """Makes a FeatureCache of model.feature_cache_mib MiB. Raises ConfigError for a model whose forward accepts no
+    features."""
     if not family.known or "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
         raise ConfigError(f"model.feature_cache_mib={settings.feature_cache_mib}: vlrl cannot pass features to "
                           f"a model of type '{family.model_type}'. Set model.feature_cache_mib=0.")
@@ -125,8 +126,9 @@ def processor_hash(processor: Any) -> str:
 
 def visuals_of(family: Family, settings_hash: str, mm: Mapping[str, torch.Tensor],
                media: Sequence[LoadedMedia]) -> tuple[VisualInput, ...]:
-    """Splits a prompt's media tensors `mm` into VisualInputs: one per image and video if the processor returns patch
-    grids, else one per kind of medium."""
+    """Splits a prompt's media tensors `mm` into VisualInputs: one for each image and video if the processor returns
+    patch grids, else one for all images and one for all videos. `media` are the prompt's media in order.
+    `settings_hash` comes from processor_hash."""
     out = []
     for kind, pixels in _PIXELS.items():
         if pixels not in mm:

@@ -82,7 +82,7 @@ def use_own_generator() -> None:
 
 
 class _Torch:
-    """Replaces the module torch: its `randint` uses a private random generator."""
+    """Stands in for the module torch in vLLM's sampler; its `randint` draws from a private random generator."""
 
     def __init__(self) -> None:
         self._own = torch.Generator()

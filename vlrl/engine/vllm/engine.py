@@ -129,7 +129,8 @@ class Generation:
         self.engine, self.requests, self.vllm = engine, requests, engine.llm.llm_engine
         self._steps = [completion_steps(request, engine.rules, engine.seed) for request in requests]
         self._calls: dict[str, tuple[int, int, dict[str, Any]]] = {}
-        """vLLM's id of each running call -> (index of the request, index of the call in its round, its options)."""
+        """The running calls by vLLM's id: (index of the request, index of the call in its round, sampling options of
+        the call). A round is a list of calls that `completion_steps` yields."""
         self._responses: list[Any] = [None] * len(requests)
         self._out: list[list[Completion]] = [[] for _ in requests]
 
@@ -183,8 +184,8 @@ class Generation:
 
 
 def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> Any:
-    """Starts vLLM with the config and processor, which are written to `folder`. With tensor parallelism the weights are
-    written to `folder` too. Otherwise vLLM reads the weights from the policy in memory."""
+    """Starts vLLM and returns its vllm.LLM. The model's config and processor are written to `folder`. With tensor
+    parallelism the weights are written too; otherwise vLLM reads the weights from the policy in memory."""
     on_gpu = policy.device.type == "cuda"
     for name, value in (_ENVIRONMENT | ({} if on_gpu else _ON_CPU)).items():
         os.environ.setdefault(name, value)

@@ -103,9 +103,9 @@ def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules
 
 
 def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> dict[str, Any]:
-    """Keyword arguments of vllm.SamplingParams for a call that returns the log-probability of a forced token. vLLM
-    samples one token instead, which is dropped. The distribution is not truncated, because top_p or top_k may exclude a
-    forced token."""
+    """Keyword arguments of vllm.SamplingParams for a call that returns the log-probability of the forced `token`. vLLM
+    also samples a token in this call; the sampled token is dropped. The distribution is not truncated, because top_p
+    or top_k may exclude the forced token."""
     whole = replace(rules, top_p=1.0, top_k=-1)
     options = sampling_options(replace(sampling, top_p=None), 1, 0, whole, 1)
     return options | {"logprob_token_ids": [token], "logprobs": None, "stop": [], "detokenize": False}

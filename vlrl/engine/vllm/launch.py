@@ -76,7 +76,8 @@ class ServerGroup:
     key_file: Path | None = None  # the file with the servers' key; None if the key is not in a file
     silent_s: float = _SILENT_S
     back: str = "the trainer brings it the current weights"
-    """What happens after a restarted server responds again; ends the message "ADDRESS responds again; ..."."""
+    """The end of the message "ADDRESS responds again; ..." about a restarted server: what happens to the server next.
+    """
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait forever for its lock
     _signal: int = signal.SIGTERM
     _start_s: float = math.inf  # number of seconds within which a server must respond after a start or restart
@@ -320,7 +321,8 @@ def describe(servers: ServerGroup, path: Path) -> None:
 
 
 def _reached(host: str, here: bool = False) -> str:
-    """The host name in the URL of a server that listens on `host`: for other hosts or, with `here`, for this host."""
+    """The host name in the URL of a server that listens on `host`. `here`: whether the URL is used on this host, not on
+    others."""
     if host in ("0.0.0.0", "::"):
         return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host

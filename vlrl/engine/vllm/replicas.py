@@ -55,8 +55,8 @@ class Replica:
     """Whether `admit_all` waits for this server: True if it was ready before, or has never been checked."""
     problem: str = "not asked yet"  # why the server is not ready
     checking: bool = False
-    """Whether a check by `admit` is running, or its report was not processed yet. A check may outlast the call of the
-    pool that started it. The next call then processes the report."""
+    """Whether a check by `admit` is running, or has ended but its report is not processed yet. A check may outlast the
+    call of `run` or `admit_all` that started it. The next such call then processes the report."""
     report: tuple[int, BaseException | None] | None = None
     """The outcome of `admit`: (number of calls of `invalidate` before the check, error or None)."""
     requests: int = 0  # number of requests sent to this server so far
@@ -93,7 +93,8 @@ class ReplicaPool:
         self._wake: Callable[[], None] = lambda: None
 
     def abandon(self, error: VlrlError) -> None:
-        """Called from another thread: makes the running `run` raise `error` within a second, and every later `run`."""
+        """Called from another thread. A running call of `run` raises `error` within a second, and every later call
+        raises it too."""
         self._abandoned = error
 
     def invalidate(self) -> None:

@@ -147,8 +147,8 @@ class Routes:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Generates completions for {"version": of the weights, "input": a prompt for vLLM, "options": of
-        SamplingParams}. Returns the result of wire.response_of."""
+        """Generates completions of one prompt. The request body is {"version": the weights version that must be loaded,
+        "input": a prompt for vLLM, "options": arguments of SamplingParams}. Returns the result of wire.response_of."""
         sent = _object(await asyncio.to_thread(vllm_wire.parse, body))
         self._check(sent["version"])
         request = await asyncio.to_thread(vllm_wire.restore_arrays, sent)
@@ -182,11 +182,13 @@ class Routes:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Loads the weights of {"version": name of the weights, "base": [version, folder], "adapter": folder or None}.
+        """Loads weights. The request body is {"version": name of the new weights version, "base": [version of the full
+        weights, folder], "adapter": folder or None}. Nothing happens if the server already holds the weights of
+        "version".
 
-        The full weights in the folder of "base" are loaded if the server holds another version of them, and then the
-        adapter. With "choices" (temperature, banned ids), log-probabilities are computed at this temperature and
-        without these ids. If the server already holds weights of this "version", nothing happens."""
+        The full weights are loaded from the folder of "base" unless the server already holds that version of the full
+        weights. Then the adapter is loaded. With "choices" ([temperature, banned ids]), log-probabilities are computed
+        at this temperature and without these ids."""
         request = _object(json.loads(body))
         version, (name, folder), adapter = _text(request["version"]), request["base"], request["adapter"]
         base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None

@@ -55,8 +55,8 @@ class SyncCheck:
     @classmethod
     def of(cls, encode: Encoder, tolerance: float | None = None, dtype: torch.dtype | None = None,
            episodes: bool = False) -> SyncCheck:
-        """Creates a check with a generated image and a fixed answer. With `episodes` the prompt has a second turn with
-        another image."""
+        """Creates a check with a generated image and a fixed answer, both encoded by `encode`. With `episodes` the
+        prompt has a second turn with another image. For `tolerance` and `dtype` see SyncCheck."""
         image = Image.new("RGB", (160, 120), "white")
         ImageDraw.Draw(image).ellipse((40, 20, 100, 80), fill="red")
         task = ProbeTask()

@@ -50,7 +50,8 @@ class EngineWeights:
         return whole.reshape(tuple(shape)).to(self._dtype)  # some CPU kernels keep a bias wider than it was loaded
 
     def adapter(self, path: str, layer: Any, name: str) -> Pairs:
-        """Yields the pairs of tensors of one adapted layer: A, and B times the scaling, which is how vLLM stores B."""
+        """Yields the pairs of tensors (policy's, vLLM's) of the adapter `name` in one adapted layer: A, and B times the
+        scaling, which is how vLLM stores B. path: the layer's module name. layer: PEFT's layer in the policy."""
         for side in SIDES:
             ours = gathered(getattr(layer, side)[name].weight).float()
             theirs = self.matrix(path, side, ours.shape)
@@ -75,8 +76,9 @@ class EngineWeights:
         return type(module).__name__ == "VocabParallelEmbedding"
 
     def _module(self, path: str, wrapped: bool = False) -> tuple[Any, int | None]:
-        """Returns (the module at `path`, None); or (the fused module that contains it, its index in the fused module);
-        or (None, None). A LoRA wrapper is returned only if `wrapped` is true, otherwise the layer inside it."""
+        """Returns (the module at `path`, None). If vLLM has fused this module with others, returns (the fused module,
+        index of the module at `path` in it). Returns (None, None) if there is no such module. A LoRA wrapper is
+        returned only if `wrapped` is true, otherwise the layer inside the wrapper."""
         parent, _, last = path.rpartition(".")
         whole, part = self._fused.get(last, (last, None))
         for candidate, number in ((last, None), (whole, part)):
