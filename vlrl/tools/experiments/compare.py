@@ -27,8 +27,8 @@ _READ = (*COLUMNS, *VALUE_COLUMNS, "step", "completion")
 
 @dataclass(frozen=True)
 class Side:
-    """One evaluation of the run in `folder`. `step` is the number of training steps that were completed before the
-    evaluation, or first, last or best."""
+    """One evaluation of the run in `folder`: the evaluation after `step` completed training steps. `step` may also be
+    first, last or best."""
 
     folder: Path
     step: int | Literal["first", "last", "best"] = "last"
@@ -38,8 +38,8 @@ class Side:
 
 
 class Metric(NamedTuple):
-    """One metric of a comparison: the mean of side a, of side b, and of b - a over the `n` samples that have a value on
-    both sides. `effect` is the effect size (Cohen's d)."""
+    """One metric of a comparison: its mean on side a and on side b, and the mean difference b - a. Only the `n` samples
+    that have a value on both sides count. `effect` is the effect size (Cohen's d)."""
 
     n: int
     a: Interval
@@ -66,7 +66,8 @@ class Comparison:
 
     a: tuple[Side, ...]
     b: tuple[Side, ...]
-    """The evaluations of side b. In `a` and `b`, each step is the number of completed steps, not a name like "last"."""
+    """The evaluations of side b. In the fields `a` and `b`, each Side has a number as its `step`, not a name like
+    "last"."""
     split: str
     metric: str  # the metric that decides which side wins a sample
     metrics: dict[str, Metric]
@@ -100,10 +101,10 @@ class Comparison:
 
 
 def parse_side(text: str) -> Side:
-    """Parses `RUN` or `RUN@STEP` into a Side. STEP is a number of completed steps, first, last or best; without STEP,
-    it is last.
+    """Parses `RUN` or `RUN@STEP` into a Side. RUN is a run folder. STEP is a number of completed steps, or one of
+    first, last and best; the default is last.
 
-    Raises RunError if the folder RUN does not exist or holds no evaluation."""
+    Raises RunError if the folder RUN does not exist or contains no evaluated answers, or if STEP is invalid."""
     name, _, step = (text, "", "last") if os.path.isdir(text) or "@" not in text else text.rpartition("@")
     if not os.path.isdir(Path(name) / "eval-rollouts"):
         raise RunError(f"{name!r} holds no evaluated answers (eval-rollouts/): name a run folder such as "
@@ -188,8 +189,9 @@ def _read_items(one: Side, split: str) -> list[Item]:
 
 def _match_samples(evaluated: Sequence[list[Item]], names: Sequence[str]
                    ) -> tuple[list[tuple[Item, ...]], int, list[str]]:
-    """Returns three values: the samples that all evaluations contain, in the order of the first evaluation; the number
-    of other samples, summed over the evaluations; notes on why the other samples were not matched."""
+    """Matches the samples of several evaluations, which are called `names` in the notes. Returns three values: a tuple
+    of matching items (one per evaluation) for each sample that all evaluations contain, in the order of the first
+    evaluation; the number of other samples, summed over the evaluations; notes on why these were not matched."""
     first, *others = evaluated
     pairings: list[Pairing] = [pair(first, other) for other in others]
     partners = [{id(one): other for one, other in pairing.pairs} for pairing in pairings]

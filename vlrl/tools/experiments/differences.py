@@ -13,8 +13,8 @@ _EQUAL = 1e-9  # scores that differ by less are a tie
 
 
 class Spread(NamedTuple):
-    """The variance of the difference between the mean scores of two sides, as a sum of three variances: from the
-    samples, from the seeds of the first side, and from the seeds of the second side."""
+    """The variance of the difference between the mean scores of two sides, as a sum of three variances: from the choice
+    of samples, from the seeds of the first side, and from the seeds of the second side."""
 
     samples: float  # variance from the choice of samples, including the noise of each answer
     first: float
@@ -30,16 +30,16 @@ class Spread(NamedTuple):
 
 def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 2000) -> Interval:
     """Returns mean(second) - mean(first) with its 95 % interval, from `n` resamples. Both arrays of scores have the
-    shape [seeds, samples]; column j is the same sample in both.
+    shape [seeds, samples]; column j is the same sample in both arrays.
 
     With one seed per side, the interval is the paired bootstrap over the samples. With several seeds, the samples and
-    the seeds of each side are resampled separately. The deviations of the mean in each of these resamplings are scaled
-    to its variance component (`spread`). The reason: plain resampling of a few seeds gives too narrow an interval, and
-    resampling samples within seeds counts the noise twice. The percentiles are widened by the ratio of the t to the
-    normal quantile ("What Teachers Should Know about the Bootstrap", 1411.5279, expanded percentile interval).
+    the seeds of each side are resampled separately, and the deviations of the mean in each resampling are scaled to its
+    variance component (see `spread`). The reason: plain resampling of a few seeds gives too narrow an interval, and
+    resampling samples within seeds counts the noise twice. The percentiles are widened by the ratio of the t quantile
+    to the normal quantile ("What Teachers Should Know about the Bootstrap", 1411.5279, expanded percentile interval).
 
-    The same scores and `seed` give the same interval. The bounds are NaN with fewer than two samples, and equal to the
-    mean if all scores are equal. Raises ValueError if the numbers of samples differ."""
+    The same scores and `seed` give the same interval. With fewer than two samples the bounds are NaN. If the difference
+    does not vary at all, both bounds equal it. Raises ValueError if the numbers of samples differ."""
     from scipy.stats import norm, t
 
     first, second = _both(first, second)
@@ -58,11 +58,12 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
 
 
 def spread(first: np.ndarray, second: np.ndarray) -> Spread:
-    """The variance components of mean(second) - mean(first), for scores [seeds i, samples j] of at least two samples.
+    """Returns the variance components of mean(second) - mean(first). Both arrays of scores have the shape [seeds i,
+    samples j], with at least two samples.
 
-    Samples: var_j(second_j - first_j) / samples. Seeds of a side: var_i(mean_i) / seeds, minus the noise that the
-    component of the samples already contains. This noise is the mean square of the residuals that neither seed nor
-    sample explains, / (seeds * samples)."""
+    Samples: var_j(second_j - first_j) / samples. Seeds of a side: var_i(mean_i) / seeds, minus the noise of the
+    answers, which the component of the samples already contains. This noise is the mean square of the residuals that
+    neither seed nor sample explains, divided by (seeds * samples)."""
     first, second = _both(first, second)
     n = first.shape[1]
     samples = float((second.mean(axis=0) - first.mean(axis=0)).var(ddof=1)) / n
@@ -74,8 +75,8 @@ def spread(first: np.ndarray, second: np.ndarray) -> Spread:
 
 
 def effect_size(first: np.ndarray, second: np.ndarray) -> float:
-    """Cohen's d of paired scores [seeds, samples]: the mean of the differences between the samples' means, divided by
-    the standard deviation of these differences.
+    """Cohen's d of two sides with paired scores [seeds, samples]. Scores are averaged over the seeds; d is the mean of
+    the samples' differences second - first, divided by their standard deviation.
 
     0 if no sample differs, infinite if all samples differ by the same value, NaN with fewer than two samples."""
     first, second = _both(first, second)
@@ -89,8 +90,8 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def outcomes(first: np.ndarray, second: np.ndarray) -> tuple[int, int, int]:
-    """Returns the numbers of samples on which the score of the second side is higher, lower and equal, from the scores
-    of both sides per sample [N]."""
+    """Returns three numbers of samples: those on which the second side scores higher, lower, and the same as the first
+    side. `first` and `second` hold one score per sample [N]."""
     apart = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     wins, losses = int((apart > _EQUAL).sum()), int((apart < -_EQUAL).sum())
     return wins, losses, apart.size - wins - losses
@@ -105,8 +106,8 @@ def _both(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _seeds(scores: np.ndarray) -> tuple[float, float]:
-    """Returns two estimates of the variance of the mean score that comes from the seeds: with and without the noise of
-    single answers. Both are 0 for one seed."""
+    """Estimates the variance of a side's mean score that comes from the seeds, from `scores` [seeds, samples]. Returns
+    (estimate with the noise of the answers, estimate without this noise); (0, 0) for one seed."""
     k, n = scores.shape
     if k == 1:
         return 0.0, 0.0
@@ -118,8 +119,8 @@ def _seeds(scores: np.ndarray) -> tuple[float, float]:
 
 
 def _resampled(values: np.ndarray, variance: float, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns `n` deviations of the mean of resampled values from the mean of `values` [N], scaled to the given
-    variance."""
+    """Resamples `values` [N] with replacement `n` times. Returns how far the mean of each resample is from the mean of
+    `values`, scaled so that these deviations have the given variance."""
     centred = values - values.mean()
     usual = float((centred ** 2).mean()) / values.size
     if variance <= 0 or usual <= 0:

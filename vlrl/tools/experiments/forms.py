@@ -26,8 +26,9 @@ _SPACE = re.compile(r"\s+")
 
 
 def form(text: str) -> str:
-    """The form of an answer: tags and punctuation are kept, a number becomes `0`, a sequence of words (including
-    numbers between words) becomes `a`. At most 120 characters. Takes linear time and never raises.
+    """Returns the form of an answer: tags and punctuation are kept, a number becomes `0`, a sequence of words
+    (including numbers between words) becomes `a`. The form is cut after 120 characters. Takes linear time and never
+    raises.
 
     >>> form("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>")
     '<think>a.</think><answer>[0, 0]</answer>'"""
@@ -67,8 +68,8 @@ class Forms:
 
 
 def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
-    """The forms of the answers in each evaluation of a split, in the order of the steps. The default split is heldout,
-    or else the first split that was evaluated.
+    """Returns the forms of the answers in each evaluation of `split`, in the order of the steps. The default split is
+    heldout or, if heldout was not evaluated, the alphabetically first evaluated split.
 
     Raises RunError if no answers of the split are stored, or if some of the answers cannot be read."""
     files = [(steps, name) for _, steps, name in run.rollout_files("eval-rollouts") if name]
@@ -90,8 +91,8 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
 
 
 def most_frequent(points: list[Forms], most: int = 6) -> list[str]:
-    """The `most` forms that have the largest share of answers at any step, the largest first. `points` is the result of
-    forms_over_steps."""
+    """The `most` most frequent forms, the most frequent first. Forms are compared by their largest share of the answers
+    in any evaluation. `points` is the result of forms_over_steps."""
     best: Counter[str] = Counter()
     for point in points:
         for name in point.forms:

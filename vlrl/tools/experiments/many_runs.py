@@ -103,12 +103,12 @@ def final_score(folder: Path, split: str, metric: str) -> float:
 
 
 def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iterable[str], options: str) -> str:
-    """The name of the split on which configs (name -> config) are compared: `split`, or by default the first of the
-    first config's eval.splits.
+    """Returns the name of the split on which the configs (name -> config) are compared: `split`, or by default the
+    first entry of eval.splits in the first config.
 
-    Raises ConfigError if a config does not evaluate this split, if the held-out samples of the configs differ, or if
-    one of `words` (settings key=value) sets the seed or the run folder. The calling command sets these two itself: the
-    error message refers the user to the command's `options`."""
+    Raises ConfigError if a config does not evaluate this split, or if the held-out samples of the configs differ. Also
+    raises ConfigError if one of `words` (overrides key=value) sets the seed or the run folder, because the calling
+    command sets these itself. The message then names the `options` of the command to use instead."""
     own = next((word for word in words if word.partition("=")[0] in _OWN), None)
     if own is not None:
         raise ConfigError(f"{own}: the command sets seed and run.dir of each run itself. Use the options "
@@ -182,7 +182,8 @@ def _check(job: Job, code: int) -> None:
 
 @contextmanager
 def _stopped_after(running: Mapping[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
-    """A context manager. When its block ends, the processes in `running` are told to save a checkpoint and stop."""
+    """A context manager. At the end of its block, tells the processes in `running` to save a checkpoint and stop, waits
+    for them, and kills those that take longer than _SAVE_S seconds."""
     try:
         yield
     finally:

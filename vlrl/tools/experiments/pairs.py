@@ -24,8 +24,8 @@ from vlrl.tools.evaluation.rows import NOT_CONTENT
 COLUMNS = ("sample_id", "prompt", "target", "sample", "media", "turns", "episode_id")
 """Columns of rollout files (vlrl.store.SCHEMA) that `items` needs. Rows may have other columns, which are kept."""
 _NOT_CONTENT = frozenset({*NOT_CONTENT, "image", "images", "video", "fps", "frames", "frame_times", "duration"})
-"""Fields of a data row that are not part of its content, because they describe its origin or use, or repeat its media
-and prompt."""
+"""Fields of a data row that are not part of the sample's content. They describe the row's origin or use, or repeat the
+sample's media or prompt."""
 
 Reason = Literal["missing", "changed", "duplicate"]
 WORDS: Mapping[Reason, str] = {
@@ -33,7 +33,7 @@ WORDS: Mapping[Reason, str] = {
     "changed": "with the id of a sample on the other side, but different content",
     "duplicate": "a duplicate of a sample that was counted",
 }
-"""Reason for leaving a sample out -> its wording in notes."""
+"""Reason why a sample has no counterpart -> the wording of this reason in notes."""
 
 
 class Item(NamedTuple):
@@ -50,13 +50,12 @@ class Item(NamedTuple):
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """A key that is equal for two items if they are the same sample: media, target, prompt and, for an episode, the
-        id."""
+        """A key that two items share if they are the same sample: media, target, prompt and, for an episode, the id."""
         return self.media, self.target, self.prompt, self.id if self.episode else None
 
 
 class LeftOut(NamedTuple):
-    """A sample without a counterpart in the other evaluation, with the reason."""
+    """A sample of one evaluation that was not paired with a sample of the other evaluation, with the reason."""
 
     item: Item
     reason: Reason
@@ -67,14 +66,14 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairing:
-    """The pairs of samples from two evaluations, in the order of the first evaluation. Each sample is in at most one
-    pair."""
+    """The result of pairing the samples of two evaluations. `pairs` is in the order of the first evaluation, and
+    contains each sample at most once."""
 
     pairs: tuple[tuple[Item, Item], ...]
     first: tuple[LeftOut, ...]  # samples of the first evaluation that have no counterpart, in its order
     second: tuple[LeftOut, ...]
     reworded: int = 0
-    """Number of pairs with equal id, media, target and row whose prompts differ in wording or chat template."""
+    """Number of pairs whose prompts differ in wording or chat template, while id, media, target and row are equal."""
 
     @property
     def unpaired(self) -> int:
@@ -112,12 +111,13 @@ def items(rows: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
-    """Pairs the samples of two evaluations, and gives the reason for each sample that is left out.
+    """Pairs the samples of two evaluations, and gives the reason for each sample that is not paired.
 
-    Items of equal content are paired, first those with equal row and id. Items whose rows contradict each other are
-    never paired (such as the spans of two clips of one video). Among the remaining items, those with equal id, media,
-    target and row are paired even if their prompts are worded differently, unless both media and row are empty. Of
-    several pairs with equal content and row only one counts, so that a duplicated sample does not count twice."""
+    Items of equal content are paired, preferably those that also have equal row and id. Items whose rows contradict
+    each other are never paired (such as rows with two different clips of one video). Among the remaining items, those
+    with equal id, media, target and row are paired although their prompts are worded differently, unless media and row
+    are both empty. If several pairs have equal content and row, only the first counts, so that a duplicated sample does
+    not count twice."""
     pairs: list[tuple[Item, Item]] = []
     left, right = list(first), list(second)
     for key in _KEYS:
@@ -144,8 +144,8 @@ _KEYS: tuple[_Key, ...] = (
     lambda i: i.content,
     lambda i: (i.media, i.target, i.row, i.id, i.episode) if i.media or i.row != "{}" else None,
 )
-"""Functions that return the key by which two items are paired, the most certain key first. The key is None if the item
-cannot be paired by this key."""
+"""Functions that return a key of an item. Items with equal keys are paired, by the first function first, because it is
+the most reliable. A key of None means that the function cannot pair the item."""
 
 
 def _item(row: Mapping[str, Any]) -> Item:
@@ -168,8 +168,8 @@ def _row_content(text: str | None) -> str:
 
 def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
              ) -> tuple[list[tuple[Item, Item]], list[Item], list[Item]]:
-    """Returns three lists: the pairs of items with equal keys, the unpaired items of the first and those of the second
-    evaluation, each in order."""
+    """Pairs items with equal keys whose rows do not contradict each other. Returns three lists: the pairs, the unpaired
+    items of `first`, and the unpaired items of `second`, each in the original order."""
     waiting: dict[Any, list[Item]] = {}
     for item in second:
         if (name := key(item)) is not None:
@@ -187,7 +187,7 @@ def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
 
 
 def _agree(one: str, other: str) -> bool:
-    """Whether two data rows have equal values in all fields that both of them have."""
+    """Whether two data rows (as JSON) have equal values in all fields that both rows have."""
     if one == other:
         return True
     a, b = json.loads(one), json.loads(other)

@@ -31,8 +31,8 @@ def optimality_gap(scores: np.ndarray, best: float = 1.0) -> float:
 
 
 def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) -> np.ndarray:
-    """For each threshold in `taus`, the share of all scores [runs, tasks] above the threshold, as an array [taus] (eq.
-    2, run-score distribution)."""
+    """For each threshold in `taus`, the share of all scores [runs, tasks] that are above the threshold. Returns an
+    array with one share per threshold (eq. 2, run-score distribution)."""
     return (_scores(scores)[..., None] > np.asarray(taus, np.float64)).mean(axis=(0, 1))
 
 
@@ -47,11 +47,11 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
 
 
 def stratified(statistic: Callable[..., float], *scores: np.ndarray, n: int = 2000, seed: int = 0) -> Interval:
-    """The value of statistic(*scores), with its 95 % percentile interval from `n` resamples of the runs within each
-    task.
+    """Returns the value of `statistic`, called with the arrays in `scores`, with its 95 % percentile interval. The
+    interval comes from `n` resamples of the runs within each task.
 
-    Each array in `scores` has shape [runs, tasks] and is resampled separately. The same scores and seed give the same
-    interval."""
+    Each array in `scores` has the shape [runs, tasks] and is resampled separately. The same scores and seed give the
+    same interval."""
     rng = np.random.default_rng(seed)
     tables = [_scores(s) for s in scores]
     drawn = [np.take_along_axis(table[None], rng.integers(0, len(table), (n, *table.shape)), axis=1)
@@ -75,10 +75,10 @@ class Sensitivity(NamedTuple):
 
 def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float], bins: int = 3
                   ) -> list[Sensitivity]:
-    """How much the scores [trials] depend on each swept setting, sorted by spread, the largest first.
+    """Returns how much the scores of the trials depend on each swept setting, sorted by `spread`, the largest first.
 
     `settings` holds one mapping per trial: name of each swept setting -> its value. If a setting has more than `bins` +
-    2 different numbers, the trials are grouped by these numbers into `bins` ranges of equally many trials."""
+    2 different numbers, its values are grouped into `bins` ranges with equally many trials."""
     values = np.asarray(scores, np.float64)
     effects = []
     for name in dict.fromkeys(name for one in settings for name in one):

@@ -34,8 +34,8 @@ class Gain(NamedTuple):
     before: Interval
     after: Interval
     gain: Interval
-    """Last minus first value, paired over the samples of both evaluations; the bounds are NaN if no values per sample
-    are stored."""
+    """Last value minus first value, paired over the samples that both evaluations contain. The bounds are NaN if no
+    values per sample are stored."""
 
 
 def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
@@ -60,10 +60,10 @@ def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
 
 
 def summary_table(run: RunFolder) -> Table:
-    """A table with one row per metric and split: the values before and after training, and the paired gain, with 95 %
-    intervals.
+    """A table with one row per metric and split: the values before and after training, and the paired gain, each with
+    its 95 % interval.
 
-    For a mixture the table has the reward over all tasks, and every metric of each task."""
+    For a mixture of tasks the table has the reward over all tasks, and every metric of each task."""
     rows = main_gains(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
     notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_change_notes(run),
@@ -107,18 +107,18 @@ def _best_notes(run: RunFolder) -> Iterator[str]:
 
 
 def main_gains(rows: list[Gain]) -> list[Gain]:
-    """The rows of `gains` that a printed table shows: all metrics except lengths of answers. For a mixture, only the
-    reward over all tasks and the metrics of each task."""
+    """The elements of `rows` (the result of `gains`) that a printed table shows: all metrics except the lengths and
+    truncation of answers. For a mixture of tasks, only the reward over all tasks and the metrics of each task."""
     labels = tuple(row.metric.removesuffix("reward/mean") for row in rows if row.metric.endswith("/reward/mean"))
     return [row for row in rows if "completion/" not in row.metric and (
         not labels or row.metric == "reward/mean" or row.metric.startswith(labels))]
 
 
 def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
-    """Plots the training reward per step and the held-out reward with 95 % intervals. The plot is written to `path`, by
-    default reward.png in the run folder, and its path is returned.
+    """Plots the training reward per step and the reward of each evaluated split with 95 % intervals. Writes the plot to
+    `path`, by default reward.png in the run folder, and returns the path.
 
-    An evaluation is plotted at the number of steps that the evaluated weights had completed."""
+    An evaluation is plotted at the number of training steps that were completed before it."""
     from matplotlib.figure import Figure
 
     path = path or run.path / "reward.png"
@@ -173,8 +173,8 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
 
 
 def _first_and_last(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Split -> its first and its last comparable evaluation, up to `until` completed steps (None = no limit). If an
-    evaluation was repeated, the newer line of eval.jsonl counts."""
+    """Split -> (its first evaluation, its last evaluation). Only comparable evaluations after at most `until` completed
+    steps count (None = no limit). If eval.jsonl has several evaluations of one step, the newest counts."""
     splits: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in comparable([line for line in run.evals() if until is None or line["step"] <= until]):
         splits.setdefault(str(record["split"]), {})[record["step"]] = record
@@ -182,8 +182,8 @@ def _first_and_last(run: RunFolder, until: int | None) -> dict[str, tuple[Mappin
 
 
 def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, float]]:
-    """Metric (also as `<task>/<metric>`) -> sample id -> mean over the sample's answers, from the rollouts of one
-    evaluation."""
+    """Metric -> sample id -> mean of the metric over the sample's answers, from the rollouts of one evaluation. Each
+    metric is also listed as `<task>/<metric>`."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in run.rollouts(step, split=split, columns=["sample_id", "task", *VALUE_COLUMNS]).to_pylist():
         for prefix in ("", f"{row['task']}/"):
@@ -196,8 +196,9 @@ def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, fl
 
 
 def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: float) -> Interval:
-    """The gain of a metric, paired by sample if `values` (metric -> sample id -> value, for the first and the last
-    evaluation) contain the metric. Otherwise it is `difference` without bounds."""
+    """The gain of a metric from the first to the last evaluation, paired by sample. `values` holds a mapping (metric ->
+    sample id -> value) for each of the two evaluations. If no sample has the metric in both, returns `difference`
+    without bounds (NaN)."""
     before, after = (v.get(metric, {}) for v in values)
     both = sorted(before.keys() & after.keys())
     if not both:

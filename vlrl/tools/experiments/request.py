@@ -1,4 +1,4 @@
-"""The options of `vlrl sweep`. Does not import torch."""
+"""Defines SweepRequest, the options of `vlrl sweep`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JOBS = "Number of parallel runs, e.g. 2; they share the CPU, and the GPUs in CUD
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """The options of `vlrl sweep`."""
+    """The options of `vlrl sweep`, each with its help text."""
 
     seeds: int = option(3, "Number of seeds (0, 1, ...) on which the settings are selected.", min=1)
     test_seeds: int = option(5, "Number of further seeds, on which the selected settings are measured.", min=1)

@@ -46,8 +46,8 @@ class InterimAnalysis(NamedTuple):
 
 @dataclass
 class _Test:
-    """The thresholds and the significance level that were used so far for one hypothesis, and whether the hypothesis is
-    rejected."""
+    """The state of testing one hypothesis: the thresholds so far, the significance level used so far, and whether the
+    hypothesis is rejected."""
 
     thresholds: list[float] = field(default_factory=list)  # the threshold b_k of each block
     spent: float = 0.0
@@ -76,10 +76,11 @@ class Sequential:
     _largest: dict[str, float] = field(default_factory=dict)  # algorithm -> its largest |score| so far
     _tests: dict[Hypothesis, _Test] = field(default_factory=dict)
     _drawn: dict[tuple[str, ...], list[np.ndarray]] = field(default_factory=dict)
-    """Group of algorithms -> for each block an array [permutations]: the largest |sum of differences| up to this block
-    under permuted labels."""
+    """Group of algorithms -> one array [permutations] per block: the largest |difference between the summed means of
+    two algorithms| after this block, under permuted labels."""
     _sums: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
-    """Group of algorithms -> array [permutations, algorithms]: the sums of means over all blocks in `_drawn`."""
+    """Group of algorithms -> array [permutations, algorithms]: the mean scores of each algorithm under permuted labels,
+    summed over all blocks in `_drawn`."""
 
     def __post_init__(self) -> None:
         if not 2 <= len(set(self.names)) == len(self.names) <= MOST:
@@ -92,17 +93,17 @@ class Sequential:
 
     @property
     def undecided(self) -> list[Pair]:
-        """The pairs of algorithms that are not decided yet, and that further seeds may decide."""
+        """The pairs of algorithms that are not decided yet; [] after the last block."""
         return [pair for pair in itertools.combinations(self.names, 2) if pair not in self.decisions]
 
     @property
     def waiting(self) -> list[str]:
-        """The algorithms of undecided pairs. Each of these algorithms needs another block of seeds."""
+        """The algorithms that need another block of seeds, because at least one of their pairs is undecided."""
         return [name for name in self.names if any(name in pair for pair in self.undecided)]
 
     def add(self, scores: Mapping[str, Sequence[float]]) -> InterimAnalysis:
-        """Adds one block: the scores [n] of each algorithm in `waiting`. Decides pairs if possible, and returns the
-        interim analysis.
+        """Adds one block and decides pairs if possible. `scores` maps each algorithm in `waiting` to its `n` new
+        scores. Returns the state of the test after this block.
 
         Raises ValueError if scores are missing, superfluous or not finite."""
         if set(scores) != set(self.waiting):
@@ -134,11 +135,11 @@ class Sequential:
                     max(test.spent for test in self._tests.values()))
 
     def _examine(self, hypothesis: Hypothesis, test: _Test, k: int, maxima: dict[tuple[str, ...], np.ndarray]) -> None:
-        """Tests a hypothesis after block `k`: adds the threshold of this block to `test`, and updates the significance
-        level used and whether the hypothesis is rejected.
+        """Tests a hypothesis after block `k`. Updates `test`: adds the threshold of this block, and sets the
+        significance level used so far and whether the hypothesis is rejected.
 
-        `maxima` caches the results for groups that occur in several hypotheses. If the hypothesis is a single pair, all
-        its permutations may be enumerated."""
+        `maxima` caches the results of _maxima for groups that occur in several hypotheses. If the hypothesis is a
+        single pair, all permutations are enumerated if there are few enough."""
         alone = len(hypothesis) == 1 and len(hypothesis[0]) == 2
         for group in () if alone else hypothesis:
             if group not in maxima:
@@ -156,9 +157,9 @@ class Sequential:
         test.rejected = bool(statistics[k - 1, 0] > threshold)
 
     def _maxima(self, group: tuple[str, ...], alone: bool) -> np.ndarray:
-        """Returns an array [blocks, permutations]: for each block the largest |sum of differences between means| of any
-        two algorithms in a group. Permutation 0 has the true labels. `alone`: the group is a pair and the only group
-        of its hypothesis."""
+        """Returns an array [blocks, permutations]: for each block the largest |difference between the summed means| of
+        any two algorithms in `group`. Permutation 0 has the true labels. `alone` says that the group is a pair and
+        the only group of its hypothesis."""
         scores = [np.concatenate(block) for block in zip(*(self._scores[name] for name in group), strict=True)]
         if alone and math.comb(2 * self.n, self.n) ** len(scores) <= self.resamples:
             means = [self._means(values, at) for values, at in
@@ -185,14 +186,14 @@ class Sequential:
         return np.round(np.asarray(sums) / scale, 12) * scale
 
     def _scale(self, names: Sequence[str]) -> float:
-        """The largest |score| of these algorithms so far. It can grow, so a sum may be rounded differently after a
-        further block."""
+        """The largest |score| of the named algorithms so far, for _rounded. It may grow with a further block, and the
+        same sum may then be rounded differently."""
         return max(1e-300, *(self._largest[name] for name in names))
 
 
 def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
-    """All hypotheses that some of the named algorithms are equal: every partition of the names except the one into
-    single names. Single names are omitted from each partition."""
+    """All hypotheses that some of the named algorithms are equal: every partition of the names into groups, without the
+    groups that contain a single name. The partition into single names only is left out."""
     partitions: list[list[tuple[str, ...]]] = [[]]
     for name in names:
         partitions = [new for old in partitions for new in ([*old, (name,)], *(
@@ -201,9 +202,9 @@ def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
 
 
 def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, float]:
-    """Returns (b, P(M > b)) for the smallest b with P(M > b) <= level; (inf, 0) if the level allows no rejection. M is
-    the largest sum of differences under one permutation: `top` holds the values of M in descending order, out of
-    `started` permutations."""
+    """Returns (b, P(M > b)) for the smallest b with P(M > b) <= level, or (inf, 0) if the level allows no rejection. M
+    is the statistic of a hypothesis under a random permutation. `top` holds its values in descending order, for the
+    permutations that no earlier threshold has excluded; `started` is the number of all permutations."""
     allowed = math.floor(level * started + 1e-9)
     if allowed < 0 or not len(top):
         return math.inf, 0.0
@@ -213,8 +214,9 @@ def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, floa
 
 @lru_cache(maxsize=64)
 def _labellings(size: int, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
-    """Array [resamples, size] of positions: the scores of a block, taken in this order, belong to the first algorithm,
-    then to the second and so on. The first row has the true labels, the others are random permutations."""
+    """Returns an array [resamples, size] in which each row is a permutation of the positions of a block's `size`
+    scores. In the permuted order, the first scores belong to the first algorithm, the next scores to the second, and
+    so on. The first row is the identity (the true labels), and the other rows are random."""
     drawn = np.random.default_rng(seed).permuted(np.tile(np.arange(size), (resamples, 1)), axis=1)
     drawn[0] = np.arange(size)
     return drawn
@@ -222,7 +224,8 @@ def _labellings(size: int, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _all_labellings(n: int, blocks: int) -> tuple[np.ndarray, ...]:
-    """All permutations of the labels of two algorithms in all blocks: one array like that of _labellings per block."""
+    """All permutations of the labels of two algorithms with `n` scores each per block. Returns one array per block with
+    the same layout as that of _labellings; row i of all arrays together is one permutation."""
     size = 2 * n
     one = np.array([[*chosen, *sorted({*range(size)} - {*chosen})]
                     for chosen in itertools.combinations(range(size), n)])  # the first chooses 0 .. n - 1

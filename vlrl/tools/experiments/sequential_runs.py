@@ -48,13 +48,13 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
         split: str | None = None, n: int = 5, blocks: int = 5, alpha: float = 0.05, resamples: int = 10_000,
         jobs: int = 1, first_seed: int = 0, progress: Progress = no_progress,
         on_look: Callable[[InterimAnalysis], None] | None = None) -> SequentialResult:
-    """Trains blocks of `n` seeds of each config that is still undecided against another config, until all pairs are
-    decided or `blocks` blocks have run.
+    """Trains configs with `n` further seeds at a time (a block), until every pair of configs is decided or `blocks`
+    blocks have run. In each block, only configs of undecided pairs are trained.
 
-    Scores are the `metric` of the last evaluation of `split` in each run. The runs are in FOLDER/<config>-<seed>. A
-    finished run is not repeated, so the same call continues after an interruption. All runs use the same held-out
-    samples (data.seed). After each block, sequential.json is written to the folder and `on_look` is called with the
-    interim analysis. Raises ConfigError for fewer than two configs, for invalid numbers, and for values that differ
+    The score of a run is `metric` in its last evaluation of `split`. The runs are in FOLDER/<config>-<seed>. A finished
+    run is not repeated, so the same call continues after an interruption. All runs use the same held-out samples
+    (data.seed). After each block, sequential.json is written to the folder and `on_look` is called with the interim
+    analysis. Raises ConfigError for fewer than two configs, for invalid numbers, and for configs or options that differ
     from those with which the folder was started."""
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
     split = deciding_split(loaded, split, settings, "--seeds, -o")
@@ -84,7 +84,8 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
 
 
 def _names(configs: Sequence[str]) -> dict[str, str]:
-    """Name -> path of each config. The name is the stem of the file, preceded by its folder if two stems are equal."""
+    """Name -> path of each config. The name is the stem of the file. If two stems are equal, the name also contains the
+    folder of the file."""
     stems = [Path(path).stem for path in configs]
     names = [stem if stems.count(stem) == 1 else f"{Path(path).absolute().parent.name}-{stem}"
              for path, stem in zip(configs, stems, strict=True)]

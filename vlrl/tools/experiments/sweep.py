@@ -38,7 +38,7 @@ _TAUS = np.linspace(0, 1, 101)
 
 @dataclass(frozen=True)
 class SweptSetting:
-    """A setting with the values or the range that the sweep tries."""
+    """A setting that a sweep varies, with its listed values or its range."""
 
     name: str
     values: tuple[Any, ...] = ()  # the values of a list; () for a range
@@ -60,7 +60,7 @@ class SweptSetting:
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination of the swept settings, and its score by seed."""
+    """One combination of values of the swept settings, and its score for each seed."""
 
     number: int
     settings: Mapping[str, Any]
@@ -73,13 +73,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a sweep: its trials, and the runs of the best trial on the test seeds."""
+    """The result of a sweep: its trials on the tuning seeds, and the scores of the best trial on the test seeds."""
 
     metric: str
     split: str
     trials: tuple[Trial, ...]
-    """The trials, sorted by number of seeds, then by mean score, the largest first. The first is the best trial on the
-    tuning seeds."""
+    """The trials, the best first: sorted by number of tuning seeds, then by mean score, both descending."""
     tuning: Interval
     """Mean score of the best trial over its tuning seeds. It is biased upwards, because these seeds selected the trial.
     """
@@ -136,8 +135,8 @@ class SweepResult:
 
 
 def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]:
-    """Splits arguments of the command line into swept settings (`key=v1,v2` and `key=lo..hi`) and settings that apply
-    to every run.
+    """Splits the settings `words` of the command line. Returns the swept settings (`key=v1,v2` and `key=lo..hi`), and
+    the words that apply to every run.
 
     Raises ConfigError for a malformed range, and for a value that is listed twice."""
     swept, fixed = [], []
@@ -257,8 +256,8 @@ def _tuning_runs(choices: int, method: str, seeds: int, eta: int) -> int:
 
 
 def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progress]:
-    """Returns a function that makes the `progress` argument of each call of run_jobs. The counts continue over
-    successive calls, up to `total` runs."""
+    """Returns a function of a list of jobs that makes the `progress` argument of run_jobs for these jobs. Over
+    successive calls of run_jobs, the count of runs goes on from call to call, up to `total`."""
     before = 0
 
     def of(jobs: Sequence[Job]) -> Progress:
@@ -272,8 +271,9 @@ def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progre
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
           scores: Callable[[Mapping[str, Mapping[str, Any]], Sequence[int]], dict[str, dict[int, float]]]
           ) -> list[Trial]:
-    """Runs the search method and returns the trials, sorted by the number of their seeds, then by their mean, the best
-    first. `scores` trains combinations of settings on seeds and returns the scores."""
+    """Runs the search `method` over the combinations of settings `chosen`. Returns the trials, the best first: sorted
+    by number of seeds, then by mean score. `scores` trains named combinations on some seeds and returns name -> seed
+    -> score."""
     results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
     left = list(results)
     for own in [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]:
@@ -308,7 +308,8 @@ def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], m
 
 
 def plot(swept: SweepResult, path: Path) -> None:
-    """Plots the performance profile of the test runs: the share of runs above each score."""
+    """Plots the performance profile of the test runs, the share of runs above each score, and writes it to `path` as
+    PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
@@ -347,8 +348,8 @@ def _range(name: str, text: str) -> SweptSetting:
 
 
 def _deciding_split(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[str, Any]], split: str | None) -> str:
-    """The name of the split on which trials are compared. Loads the config with every combination, so that an invalid
-    combination is reported before the first run."""
+    """The name of the split on which trials are compared. Also loads the config with every combination in `chosen`, so
+    that an invalid combination is reported before the first run."""
     loaded = {path: config.load(path, fixed)}
     loaded |= {" ".join(words): config.load(path, [*fixed, *words]) for one in chosen for words in [_words(one)]}
     swept = [f"{name}=..." for one in chosen[:1] for name in one]

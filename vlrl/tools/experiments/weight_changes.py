@@ -33,13 +33,13 @@ TOLERANCE = 1e-5
 _ADAPTER = "adapter_config.json"
 _BLOCK = 2**24  # number of weights compared at a time
 _PREFIXES = {"model", "language_model", "base_model", "module"}
-"""Parts of tensor names that some library versions write and others do not."""
+"""Components of tensor names that only some library versions write. They are ignored when names are compared."""
 
 
 @dataclass
 class Change:
-    """Numbers of all, changed and equal weights in a set of weights of two models, and the distance between these
-    weights."""
+    """Counts of all, of changed and of equal weights in a set of weights of two models, and the distance between the
+    models on this set."""
 
     tensors: int = 0
     weights: int = 0
@@ -133,8 +133,8 @@ def _base(name: str, folder: Path) -> Path:
 
 
 class _Weights:
-    """The weights of a model by name, read in blocks. If the model is an adapter, the product of its factors is added
-    to the weights of the base model."""
+    """The weights of a model, which are read by name in blocks of rows. If the model is an adapter, the product of its
+    factors is added to the weights of its base model."""
 
     def __init__(self, folder: Path, stack: ExitStack):
         self.folder = folder
@@ -189,8 +189,8 @@ class _Adapter:
 
 
 def _tensors(folder: Path, stack: ExitStack) -> dict[str, tuple[Any, str]]:
-    """Tensor name without the parts that differ between library versions -> (file opened on `stack`, name in that
-    file)."""
+    """Opens the weights files of a model folder on `stack`. Returns tensor name without the components in _PREFIXES ->
+    (opened file, name of the tensor in this file)."""
     tensors: dict[str, tuple[Any, str]] = {}
     own: dict[str, tuple[Any, str]] = {}
     try:
