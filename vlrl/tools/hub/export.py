@@ -47,7 +47,8 @@ _TOLERANCE = 1e-3  # largest accepted change of a log-probability in float32; me
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel:
-    """The exported files, and a comparison of the exported model with the checkpoint on one prompt with an image."""
+    """A folder with an exported model, and a comparison of this model with the checkpoint: the log-probabilities of one
+    completion of a prompt with an image."""
 
     source: Path
     folder: Path
@@ -57,7 +58,8 @@ class ExportedModel:
     files: tuple[str, ...]
     bytes: int
     tokens: tuple[str, ...] = ()
-    """Tokens of the completion used for the comparison; () for an adapter, whose files are copies."""
+    """Tokens of the completion used for the comparison; () for an adapter, because its files are copied without a
+    comparison."""
     before: tuple[float, ...] = ()
     """Log-probabilities of these tokens under the checkpoint (adapter not merged), in float32."""
     after: tuple[float, ...] = ()
@@ -116,8 +118,8 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
 
 
 def merged(path: Path, folder: Path) -> Path:
-    """The folder of a complete model: `path` itself if it holds one. If `path` holds an adapter, the adapter is merged
-    into its base model and exported to a folder below `folder`."""
+    """Returns the folder of a complete model. This is `path` itself, unless `path` contains an adapter. An adapter is
+    merged into its base model and exported to a folder below `folder`, which is returned."""
     if not (path / "adapter_config.json").is_file():
         return path
     out = folder / f"model-{path.name}"
@@ -139,8 +141,8 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Copies the files of an adapter checkpoint except the trainer state, with the weights converted to `dtype` if it
-    is given. Returns the values of some fields of ExportedModel."""
+    """Copies the files of an adapter checkpoint, except the trainer state, to `out`. The weights are converted to
+    `dtype` if it is given. Returns the fields `dtype` and `parameters` of ExportedModel."""
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name not in (MANIFEST, STATE, TENSORS):
             shutil.copyfile(file, out / file.name)
@@ -156,8 +158,9 @@ def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) ->
 
 
 def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Writes the complete model, its generation config and its processor, then loads the written model and compares it
-    with the checkpoint. Returns the values of some fields of ExportedModel."""
+    """Writes the complete model, its generation config and its processor to `out`. If `path` is an adapter, `base` is
+    its base model, into which it is merged. Then loads the written model, compares it with the checkpoint, and
+    returns the fields of ExportedModel that are known only here, such as `before` and `after`."""
     dtype = dtype or (_declared(base) if base else _widest(path))
     model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
     whole = model.get_base_model() if base else model
@@ -183,8 +186,9 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
-    """Loads the saved model with transformers and returns its log-probabilities of the completion in `batch`. Raises
-    RunError if the tokens of the prompt differ from `prompt`, or the hash of the weights from `digest`."""
+    """Loads the exported model from `out` with transformers, and returns its log-probabilities of the completion in
+    `batch`. Raises RunError if its processor tokenizes the prompt differently from `prompt`, or if the hash of its
+    weights is not `digest`."""
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)
@@ -199,8 +203,8 @@ def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packi
 
 
 def _example(processor: Any, model: Any, path: Path) -> tuple[Prompt, packing.Batch]:
-    """Returns a prompt with a drawn image, and a padded batch of this prompt with a completion. A padded batch works
-    with any attention implementation."""
+    """Returns (a prompt with a drawn image, a batch of this prompt with a short completion). The batch is padded,
+    because a padded batch works with any attention implementation."""
     prompt = _encode(processor, model, path)
     tokenizer = processor.tokenizer
     answer = torch.tensor([*tokenizer(_ANSWER, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]).numpy()
@@ -237,8 +241,8 @@ def _digest(model: Any) -> str:
 
 
 def _declared(base: str) -> str:
-    """The data type in the base model's config; float32 if the config names none. Raises RunError if the config cannot
-    be loaded."""
+    """The data type named in the config of the base model `base`; float32 if the config names none. Raises RunError if
+    the config cannot be loaded."""
     from transformers import AutoConfig
 
     try:
@@ -252,8 +256,8 @@ def _declared(base: str) -> str:
 
 
 def _widest(path: Path) -> str:
-    """The data type of all weights in a folder; float32 if there are several data types, because trained weights are
-    stored in float32."""
+    """The data type of all weights in a folder. If the weights have several data types it is float32, because some of
+    them are trained weights, which are stored in float32."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     dtypes = set()
     for file in path.glob("*.safetensors"):
@@ -268,8 +272,8 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def copy_unread(base: str, model: Any, out: Path) -> tuple[str, ...]:
-    """Copies tensors from the files of the model `base` to the model folder `out`: the tensors that the class of
-    `model` ignores when it loads a model.
+    """Copies the tensors that the class of `model` ignores when it loads a model: from the files of the base model
+    `base` to the model folder `out`.
 
     Returns the names of these tensors; () if there are none, or if `base` is not on this machine."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
@@ -302,8 +306,8 @@ def _unread(folder: Path, patterns: list[re.Pattern[str]]) -> dict[str, Any]:
 
 
 def _index(out: Path) -> dict[str, Any]:
-    """The index of the weights files in a folder. A single weights file without an index is first renamed to
-    model-00001-of-00001.safetensors."""
+    """The content of model.safetensors.index.json in the folder `out`. If there is only a single weights file without
+    an index, renames it to model-00001-of-00001.safetensors and returns a new index for it."""
     if (out / _INDEX).is_file():
         return json.loads((out / _INDEX).read_text(encoding="utf-8"))
     first = "model-00001-of-00001.safetensors"

@@ -49,13 +49,13 @@ _MOST_COMMANDS = 4000  # characters of a command
 
 @dataclass(frozen=True)
 class Base:
-    """The model that training started from."""
+    """The base model: the model with which training started."""
 
     name: str
     on_hub: bool
     licence: str | None
     through: tuple[str, ...] = ()
-    """Names of the runs on this machine that were trained between the base model and the published model, in order."""
+    """Names of the runs on this machine that led from the base model to the published model, the first run first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,8 @@ class PublishedModel:
 
 
 def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
-    """The base model that the model `name` was trained from. If `name` is a checkpoint of a run on this machine, the
-    search goes on with the model that this run started from; `through` collects the names of these runs."""
+    """Returns the base model from which the model `name` was trained. If `name` belongs to a run on this machine, the
+    search goes on with the model from which this run started. `through` collects the names of these runs."""
     if name.startswith("embedded/"):
         return Base(name, False, "apache-2.0", through)
     path = Path(name)
@@ -214,7 +214,8 @@ def _mean(lines: Sequence[Mapping[str, Any]], key: str, end: slice) -> str:
 
 
 def _weights(run: RunFolder, step: int | None) -> dict[str, dict[str, tuple[float, float]]]:
-    """Task -> reward part -> (weight in the first stored step, weight in the last stored step before `step`)."""
+    """Task -> reward part -> (weight in the first stored step, weight in the last stored step). Only the rollouts of
+    steps before `step` count (None = all steps)."""
     steps = [s for s in stored_steps(run, None) if step is None or s < step]
     weights: dict[str, dict[str, tuple[float, float]]] = {}
     for at in dict.fromkeys(steps[:1] + steps[-1:]):
@@ -282,7 +283,8 @@ def _training(run: RunFolder, config: Config, step: int | None, private: Private
 
 
 def command(words: Any, private: PrivateWords) -> str:
-    """The command that started a run, with paths and network addresses removed."""
+    """The command that started a run, given as its arguments `words`, with the private words, paths and network
+    addresses removed; "unknown" if no arguments were recorded."""
     words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
     if not words:
         return "unknown"

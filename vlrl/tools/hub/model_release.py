@@ -43,9 +43,9 @@ class Release:
 
 
 def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
-    """Returns (path of a checkpoint, its run folder, number of completed steps). The checkpoint is `source`, or the
-    newest checkpoint if `source` is a run folder. The last two values are None if the checkpoint is not in a run
-    folder."""
+    """Returns three values: the path of a checkpoint, its run folder, and its number of completed steps. The checkpoint
+    is `source`, or the newest checkpoint if `source` is a run folder. The run folder and the number are None if the
+    checkpoint is not in a run folder."""
     path = checkpoint.find(source).path
     assert path
     if path.parent.name != "checkpoints" or not is_run(path.parent.parent):
@@ -55,8 +55,8 @@ def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
 
 def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWords,
             ask_licence: Callable[[str], str | None] = lambda name: None) -> Release:
-    """The release of a model that was exported from `source`: the files for the repository `repo`, with the model card.
-    The words in `private` are redacted.
+    """Returns what is to be published of a model: the files for the repository `repo`, with the model card. `exported`
+    is the model, exported from the checkpoint or run `source`. The words in `private` are redacted.
 
     `ask_licence(model)` returns the licence of a base model on the Hub, or None if the licence is not known. Raises
     RunError if a file contains private words that cannot be redacted."""
@@ -98,8 +98,8 @@ def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool
 
 
 def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) -> None:
-    """Writes the file RECORD, which describes an export of `source` with the options `request`, into the exported
-    folder."""
+    """Writes the file RECORD into the exported folder. The file describes the export: its checkpoint (`source`, or the
+    newest checkpoint of this run), its options `request`, and its files."""
     sizes = {name: (exported.folder / name).stat().st_size for name in exported.files}
     known = {**asdict(exported), "source": exported.source.name, "folder": ""}
     content = {"of": _digest(checkpoint.find(source).path), "asked": dict(request), "sizes": sizes, "exported": known}
@@ -107,9 +107,9 @@ def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) ->
 
 
 def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> ExportedModel | None:
-    """The export in `folder`, as described by its file RECORD. None if there is no such file, if the export was made
-    from another checkpoint than `source` or with other options than `request`, or if files of the export have
-    changed."""
+    """The exported model in `folder`, as described by the file RECORD. Returns None if there is no such file, if the
+    export was made from another checkpoint than that of `source` or with other options than `request`, or if
+    exported files have changed."""
     content = read_json(folder / RECORD)
     if (not content or content.get("of") != _digest(checkpoint.find(source).path) or
             content.get("asked") != dict(request)):
@@ -122,8 +122,8 @@ def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> Exported
 
 
 def _digest(path: Path | None) -> str:
-    """A hash that identifies a checkpoint: the hash of its manifest or, without a manifest, of the names, sizes and
-    times of its files."""
+    """A hash that identifies the checkpoint in `path`: the hash of its manifest or, without a manifest, of the names,
+    sizes and modification times of its files."""
     assert path
     manifest = path / checkpoint.MANIFEST
     if manifest.is_file():
@@ -136,8 +136,8 @@ def _digest(path: Path | None) -> str:
 
 
 def _published_file(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
-    """What is published for a file: the path of the file or, for a JSON file with private words, its redacted content.
-    In the config of an adapter, the name of the base model becomes that of `base`."""
+    """What is published for the file `path`: the path itself or, for a JSON file with private words, its redacted
+    content. In the config of an adapter, the name of the base model is replaced by the name of `base`."""
     if path.suffix != ".json" or path.name in _VOCABULARY or path.name.endswith(".index.json"):
         return path
     try:
@@ -159,7 +159,8 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
 
 
 def _text(name: str, content: Path | bytes) -> str:
-    """The text of a file in which private words are searched: only the header of a file of weights, "" for an image."""
+    """The text in which private words are searched, for a file with this name and content. For weights it is the header
+    of the file, for an image ""."""
     if name.endswith(".png"):
         return ""
     if isinstance(content, bytes):

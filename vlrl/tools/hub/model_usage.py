@@ -45,8 +45,8 @@ print(processor.decode(answer, skip_special_tokens=True))"""
 
 
 def usage(repo: str, exported: ExportedModel, base: str | None, on_hub: bool) -> str:
-    """The card's section on how to load the model, as Markdown; "" for an adapter whose base model is not known.
-    `on_hub`: whether the base model is on the Hub."""
+    """The section of a model card on how to load the model, as Markdown; "" for an adapter whose base model is not
+    known. `base` is the name of the base model, and `on_hub` says whether it is on the Hub."""
     if exported.adapter and base is None:
         return ""
     form = _ADAPTER if exported.adapter else _WHOLE

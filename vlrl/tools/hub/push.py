@@ -2,9 +2,9 @@
 
     push(HubTarget("org/name"), {"config.json": b"{}", "model.safetensors": Path("models/a/model.safetensors")})
 
-The environment variable HF_TOKEN is the token; HF_ENDPOINT selects another Hub. Large files are sent first and the
-commit last, so that a repository never shows an incomplete model. If the same call is repeated, files that the Hub
-already has are not sent again.
+The token is read from the environment variable HF_TOKEN; HF_ENDPOINT selects another Hub. Large files are sent first
+and the commit last, so that a repository never shows an incomplete model. If the same call is repeated, files that the
+Hub already has are not sent again.
 
 HfApi.create_commit is used instead of upload_folder because some exported files are replaced by redacted content;
 upload_folder would need a second copy of the weights in a staging folder."""
@@ -40,7 +40,8 @@ class HubTarget:
 
 
 def token(repo: str) -> str:
-    """The Hub token in the environment. Raises ConfigError if there is none, or if HF_HUB_OFFLINE is set."""
+    """The Hub token in the environment variable HF_TOKEN. Raises ConfigError if it is not set, or if HF_HUB_OFFLINE is
+    set."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -101,7 +102,7 @@ def push(target: HubTarget, files: Files, message: str) -> str:
 
 
 def licence_of(model: str) -> str | None:
-    """The licence in the model card of a model on the Hub; None if the card has none or cannot be read."""
+    """The licence named in the model card of a model on the Hub; None if the card names none or cannot be read."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -134,7 +135,7 @@ def _refuse_public(api: Any, target: HubTarget) -> None:
 @contextmanager
 def _failures(target: HubTarget) -> Iterator[None]:
     """A context manager that converts errors of the Hub, the network and huggingface_hub to RunErrors. The messages of
-    these errors contain nothing of the uploaded files."""
+    these RunErrors contain nothing of the uploaded files."""
     from huggingface_hub import errors
 
     try:

@@ -24,11 +24,11 @@ from typing import Any
 from vlrl.data.embedded import without_bytes
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?:^|_)KEY(?:$|_)|API_?KEY|WEBHOOK|COOKIE", re.IGNORECASE)
-"""Names of environment variables whose values are secret."""
+"""Pattern of the names of environment variables whose values are secret."""
 _SHORTEST = 8  # smallest length of a secret; shorter values of such variables, such as on, true or 1, are not secret
 _PATH = re.compile(r"(?<![\w.:/…<])(?:file://)?(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\\"'<>:|,;(){}\[\]]+[/\\])+"
                    r"([^\s/\\\"'<>:|,;(){}\[\]]*)")
-"""Pattern of an absolute path with at least two components, whose last component is kept."""
+"""Pattern of an absolute path with at least two components. Its group is the last component, which redaction keeps."""
 _WHOLE = re.compile(r"(?:file://)?(?:~[\w-]*|[A-Za-z]:)?[/\\][^\n]*[^\n/\\][/\\][^\n]*")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]{1,15})://[^\s\"'<>]*", re.IGNORECASE)
 _NAMES = ("the name of the host", "the name of the user")
@@ -44,7 +44,8 @@ class PrivateWords:
 
     @classmethod
     def here(cls, *folders: Path) -> PrivateWords:
-        """The private words of this machine, process and environment, together with the paths of `folders`."""
+        """The private words of this machine: paths, host and user names, and the values of secret environment
+        variables. The paths of `folders` are added."""
         words: dict[str, str] = {}
         for name, value in os.environ.items():
             if _SECRET.search(name) and len(value) >= _SHORTEST and not os.path.exists(value):
@@ -63,8 +64,8 @@ class PrivateWords:
         return cls(words)
 
     def findings(self, text: str, vocabulary: bool = False) -> list[str]:
-        """Descriptions of the private words that a text contains. If the text is the vocabulary of a tokenizer
-        (`vocabulary`), short words and the names of host and user are not reported, because they may be ordinary
+        """Descriptions of the private words that `text` contains. With `vocabulary`, the text is the vocabulary of a
+        tokenizer. Then short words and the names of host and user are not reported, because they may be ordinary
         tokens."""
         return list(dict.fromkeys(what for word, what in self.words.items()
                                   if not (vocabulary and (what in _NAMES or len(word) < _SHORTEST))
@@ -106,7 +107,8 @@ class PrivateWords:
         return self.model_text(re.split(r"[/\\]", text.rstrip("/\\"))[-1])
 
     def json(self, text: str | None) -> str | None:
-        """A JSON text with its values redacted. A text that is not JSON is redacted as by `text`."""
+        """A JSON text with its values redacted as by `value`. A text that is not JSON is redacted as by `text`; None
+        stays None."""
         if text is None:
             return None
         try:
@@ -121,8 +123,8 @@ class PrivateWords:
 
 
 def _form(word: str, what: str) -> re.Pattern[str]:
-    """The pattern that finds a private word, described by `what`. A name or path is only found as a complete word, a
-    secret also inside other words."""
+    """The pattern that finds the private word `word`, which `what` describes. A name or path is only found as a
+    complete word, a secret also inside other words."""
     if what.startswith(_VALUE):
         return re.compile(re.escape(word))
     return re.compile(r"(?<!\w)" + re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else ""))

@@ -31,7 +31,8 @@ _TEXTS = ("sample_id", "task", "group_id", "split", "prompt", "completion", "sam
 _NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward": "float64", "advantage": "float64",
             "difficulty": "float64", "correct": "bool", "truncated": "bool"}
 _ADDED = ("parts", "weights", "turns", "flag", "comment")
-"""Text columns that the rollout files do not have, or not as text. The first three hold JSON."""
+"""Text columns that the rollout files lack, or store in another form than text. `parts`, `weights` and `turns` hold
+JSON."""
 _JSON = ("sample", "target", "parsed", "turns")
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 _KINDS = {"int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
@@ -41,7 +42,7 @@ _FEATURES = {**{name: {"dtype": "string", "_type": "Value"} for name in (*_TEXTS
              **{name: {"dtype": kind, "_type": "Value"} for name, kind in _NUMBERS.items()},
              "images": {"feature": {"_type": "Image"}, "_type": "List"}}
 _GROUP_ROWS, _GROUP_BYTES = 500, 16 << 20
-"""Largest number of rollouts in a Parquet row group, and largest number of bytes of their images."""
+"""Limits of a Parquet row group: the number of rollouts, and the number of bytes of their images."""
 _CARD = """---
 {metadata}
 ---
@@ -76,7 +77,7 @@ class ExportedRollouts:
     images: int = 0
     notes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-    """What was not exported, such as "videos" -> number of those left out."""
+    """What was not exported, such as "videos" -> how many of them were left out."""
 
     def miss(self, what: str) -> None:
         """Adds 1 to the count of `what` in `left_out`."""
@@ -86,11 +87,12 @@ class ExportedRollouts:
 def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: str | None = None,
            notes: Notes | None = None, progress: Progress = no_progress, media: bool = True,
            private: PrivateWords | None = None) -> ExportedRollouts:
-    """Exports the training rollouts of a run; with `split`, the rollouts of its evaluations on this split.
+    """Exports the training rollouts of a run to `folder`. With `split`, exports the rollouts of the run's evaluations
+    on this split instead.
 
-    steps: export only these training steps; None = all. notes: flags and comments of reviewers. media: whether to
-    include images. private: words to redact in every string. Raises RunError if there are no such rollouts, ConfigError
-    if the folder is not empty."""
+    steps: export only the rollouts of these training steps; None = all. notes: flags and comments of reviewers. media:
+    whether to include images. private: words to redact in every string. Raises RunError if there are no such rollouts,
+    ConfigError if the folder is not empty."""
     wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
     if not wanted:
         what = f"evaluations of {split!r}" if split else "rollouts"
@@ -113,7 +115,8 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
 
 
 def _row_groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows in Parquet row groups: each has at most _GROUP_ROWS rows, and about _GROUP_BYTES of images."""
+    """Yields the rows in lists, one for each Parquet row group. A list has at most _GROUP_ROWS rows, and about
+    _GROUP_BYTES of images at most."""
     some, size = [], 0
     for row in rows:
         some.append(row)
@@ -126,7 +129,7 @@ def _row_groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def files_of(folder: Path) -> dict[str, Path | bytes]:
-    """Name in the repository -> path, of each file in an exported folder."""
+    """Name in the repository -> path, for each file in an exported folder."""
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -151,8 +154,8 @@ def _published(row: Mapping[str, Any], private: PrivateWords) -> dict[str, Any]:
 
 
 def _image(run: RunFolder, media: Mapping[str, Any], out: ExportedRollouts, wanted: bool) -> dict[str, Any] | None:
-    """An image in the format of `datasets`, read from the run folder. Returns None for a video, for a missing image,
-    and if `wanted` is False, and counts these cases in `out.left_out`."""
+    """An image of a rollout as {"bytes", "path"}, the format of `datasets`, read from the run folder. Returns None for
+    a video, for a missing image, and if `wanted` is False, and counts these cases in `out.left_out`."""
     if not wanted:
         return out.miss("images and videos (--with-media)")
     if media["kind"] != "image":

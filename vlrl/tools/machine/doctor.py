@@ -31,7 +31,7 @@ _MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}  # package -> name of i
 
 
 class Check(NamedTuple):
-    """One check of the machine. Its name is "group/name", such as "devices/CUDA"."""
+    """One check of the machine. Its `name` is "group/name", such as "devices/CUDA"."""
 
     name: str
     run: Callable[[], str]  # Performs the check. Returns a text that describes the result; raises if the check fails.
@@ -40,8 +40,8 @@ class Check(NamedTuple):
 
 
 def checks(runs: Path) -> Iterator[Check]:
-    """Yields all checks, in the order in which they are performed. `runs` is the folder of run folders, whose disk is
-    checked."""
+    """Yields all checks, in the order in which they are performed. `runs` is the folder that contains the run folders;
+    the free space of its disk is checked."""
     yield Check("versions/python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _version_checks()
     yield from (
@@ -66,7 +66,7 @@ def checks(runs: Path) -> Iterator[Check]:
 
 def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list[Finding]:
     """Performs all checks and returns one finding per check. The `rule` of a finding is the name of its check, and
-    `fix` says how to solve a problem, if this is known. `runs` is the folder of run folders, whose disk is checked."""
+    `fix` says how to solve a problem, if this is known. `runs` is the folder that contains the run folders."""
     todo, findings = list(checks(runs)), []
     for done, check in enumerate(todo):
         progress(check.name.partition("/")[2], done, len(todo))
@@ -74,8 +74,8 @@ def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list
     failed = {f.rule.partition("/")[2]: f for f in findings if f.kind != "versions" and f.level not in ("ok", "info")}
 
     def revised(f: Finding) -> Finding:
-        """Returns the finding. If it is the version of a package, and the check that uses the package has failed, the
-        level ok becomes warning."""
+        """Returns the finding `f`, changed to a warning if it reports a good version of a package, but the check that
+        uses this package has failed."""
         name = _USED_BY.get(f.rule.removeprefix("versions/"), "")
         if f.kind != "versions" or f.level != "ok" or name not in failed:
             return f
@@ -134,8 +134,9 @@ def _version_checks() -> Iterator[Check]:
 
 
 def version_of(name: str, need: Any) -> str:
-    """The version of an installed package. Raises Notice if the version is outside the range of `need` (its requirement
-    from `requirements`, or None). Exceptions raised when the package is imported are passed on."""
+    """The version of the installed package `name`. `need` is its requirement from `requirements`, or None. Raises
+    Notice if the version does not meet the requirement. Exceptions raised when the package is imported are passed
+    on."""
     version = importlib.metadata.version(name)
     if need and not need.specifier.contains(version, prereleases=True):
         raise Notice("warning", f"{version} is outside the range that vlrl requires ({need.specifier})")

@@ -64,7 +64,7 @@ SAMPLES = 32  # number of prompts that are encoded to measure lengths
 
 @dataclass(frozen=True, kw_only=True)
 class SplitInfo:
-    """Size of one split of the task's data, and the id of its first sample."""
+    """The size of one split of the task's data, and the id of its first sample."""
 
     name: str
     samples: int
@@ -73,8 +73,8 @@ class SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLengths:
-    """The smallest, mean and largest length in tokens of `samples` prompts of the training split, and the largest
-    allowed length (`limit`)."""
+    """The smallest, mean and largest length, in tokens, of `samples` prompts of the training split. `limit` is the
+    largest allowed length."""
 
     samples: int
     least: int
@@ -109,7 +109,8 @@ class DryRun:
     lengths: PromptLengths | None = None
     step: StepWork | None = None
     observed: ObservationStats | None = None
-    """Sizes of observations in the episodes that were played; None for a task without an environment."""
+    """Sizes of the observations in the few episodes that the dry run has played; None for a task without an
+    environment."""
     episode: EpisodeLength | None = None  # size of the longest episode that the settings allow
     parameters: tuple[int, int] | None = None
     """(number of trainable parameters, number of all parameters), with adapters included."""
@@ -126,7 +127,7 @@ class DryRun:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """A context manager that adds the message of a VlrlError raised inside it to the report's problems."""
+        """A context manager that catches a VlrlError raised in its block and adds the message to `problems`."""
         try:
             yield
         except VlrlError as error:
@@ -135,10 +136,11 @@ class DryRun:
 
 @prints_aside()
 def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
-    """Performs the dry run of a config. The lengths of `samples` prompts are measured.
+    """Performs the dry run of a config and returns the report. The lengths of `samples` prompts of the training split
+    are measured.
 
-    `tell(what)` is called before each part of the dry run, with its description. Raises ConfigError only if the task
-    cannot be made."""
+    `tell(what)` is called before each part of the dry run, with a description of this part. Raises ConfigError only if
+    the task cannot be made."""
     task = make_task(config)
     with played_episodes.environments(config, task) as host:  # forks, so before the model is built
         return _checked(config, task, host, samples, tell)
@@ -258,8 +260,8 @@ def _check_writable(folder: Path) -> None:
 
 
 def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sample]]:
-    """Returns the samples of the training split and of the evaluated splits, by name. Adds empty splits, and settings
-    that do not fit the task or its data, to the report's problems."""
+    """Returns split name -> samples, for the training split and the evaluated splits. Adds empty splits, and settings
+    that do not fit the task or its data, to the problems in `report`."""
     out: dict[str, Sequence[Sample]] = {}
     for name in dict.fromkeys(("train", *(config.eval.splits if config.eval.samples else ()))):
         with report.noting():
@@ -296,7 +298,7 @@ def _task_code(task: Task) -> Iterator[None]:
 
 
 def open_model(config: Config, task: Task, report: DryRun | None = None) -> tuple[Any, Encoder]:
-    """Returns the model without weights, and its encoder. Also sets the coordinates of the task and, in the report, the
+    """Returns (the model without weights, its encoder). Also sets the coordinates of `task` and, in `report`, the
     numbers of parameters."""
     model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -312,8 +314,8 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
 
 
 def preview(config: Config, task: Task, sample: Sample) -> SamplePreview:
-    """A preview of a sample as the config's model sees it. If the model is not on this machine, the preview is made
-    without the model. Downloads nothing."""
+    """Returns a preview of a sample as the config's model sees it. If the model is not on this machine, the preview
+    shows the sample without the model's tokens and image sizes. Downloads nothing."""
     task = copy.copy(task)
     try:
         family_convention(config.model.name)
@@ -323,8 +325,8 @@ def preview(config: Config, task: Task, sample: Sample) -> SamplePreview:
 
 
 def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> SamplePreview:
-    """A preview of one sample as the model sees it, with the perfect answer and its reward. If `encode` is None, the
-    preview is made without the model."""
+    """Returns a preview of one sample as the model sees it, with the perfect answer and its reward. `encode` is the
+    model's encoder. If `encode` is None, the preview is made without the model."""
     sample = replace(sample, prompt=task.templates[0])
     if encode is None:
         return preview_without_model(config.limits, task, sample)
@@ -356,7 +358,8 @@ def _opened(config: Config, host: Environments | None, sample: Sample, n: int) -
 
 
 def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Encoder, report: DryRun) -> None:
-    """Adds the lengths of the samples' prompts to the report, and the work of a step with such prompts."""
+    """Encodes the samples' prompts, and adds to `report` the lengths of these prompts and the amount of work in a step
+    with such prompts."""
     prompts, rejected = [], []
     for sample in samples:
         try:
@@ -376,8 +379,8 @@ def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Enco
 
 
 def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> StepWork:
-    """The work of a step in which every answer has `tokens` tokens. The prompts are repeated until there are
-    rollout.prompts_per_step of them, and then packed as in training."""
+    """The amount of work in a step in which every answer has `tokens` tokens. The prompts are repeated until there are
+    rollout.prompts_per_step of them, and then packed into micro-batches as in training."""
     rollout, limit = config.rollout, config.train.tokens_per_batch
     drawn = [replace(p) for p in islice(cycle(prompts), rollout.prompts_per_step)]
     answers = [np.full(tokens, i) for i in range(rollout.group_size)]  # without a common beginning

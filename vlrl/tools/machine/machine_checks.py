@@ -24,8 +24,8 @@ LEAST_MEMORY = 2 * 2**30
 
 
 class Notice(Exception):
-    """Raised by a check whose result has another level than ok: the level, a message, and a command or setting that
-    fixes the problem."""
+    """Raised by a check to report its result with another level than ok. It has the level, a message, and in `fix` a
+    command or setting that solves the problem."""
 
     def __init__(self, level: Level, message: str, fix: str = ""):
         super().__init__(message)
@@ -132,7 +132,7 @@ def disk(runs: Path) -> str:
 
 
 def training() -> str:
-    """Trains the model that is embedded in vlrl for one step, and writes its checkpoint and rollouts to a temporary
+    """Trains the tiny model that comes with vlrl for one step, and writes its checkpoint and rollouts to a temporary
     folder."""
     import logging
 
@@ -165,7 +165,7 @@ def bfloat16() -> str:
 
 
 def video(decoder: str) -> str:
-    """Encodes a short clip that was drawn, and decodes it with `decoder`: "pyav" or "decord"."""
+    """Draws a short clip, encodes it, and decodes it with `decoder`: "pyav" or "decord"."""
     import av
     import numpy as np
 

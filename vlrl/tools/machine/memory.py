@@ -35,11 +35,11 @@ TEXT_TOKENS = 256  # number of text tokens that a prompt is assumed to have: a q
 IMAGE_PIXELS = 1_003_520
 """Assumed number of pixels in an image if `model.max_pixels` is not set: 1280 visual tokens of 28 x 28 pixels."""
 SAVED = {4: 1.3, 2: 1.7}
-"""Bytes per value of the compute type -> number of values kept for the backward pass, per value that enters or leaves a
-block's linear layers. Measured 1.2 to 1.4 for 4 bytes and 1.2 to 1.75 for 2 bytes, where the norms compute in
+"""Bytes per number in the compute type -> how many numbers a block keeps for the backward pass, per number that enters
+or leaves its linear layers. Measured 1.2 to 1.4 for 4 bytes and 1.2 to 1.75 for 2 bytes, where the norms compute in
 float32."""
 RUNNING = 0.6
-"""Share of the values counted by SAVED that are alive at the same time if no activations are kept for the backward
+"""The largest share of the numbers counted by SAVED that are in memory at one time, if nothing is kept for the backward
 pass."""
 LOGIT_COPIES = 2
 """Number of float32 copies of a chunk's logits that are alive in logprobs.token_stats, in the forward and in the
@@ -50,7 +50,7 @@ EVAL_ROWS = 64  # largest number of prompts that evaluation/evaluate.py answers 
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of one process in bytes, by purpose. The `resident` parts are always allocated. Only one of
+    """The memory of one process in bytes, by purpose. The memory in `resident` is always allocated. Only one of
     `generation`, `training` and `step` is allocated at a time, unless generation runs during the update
     (async.max_staleness)."""
 
@@ -66,7 +66,8 @@ class Memory:
     activations: int  # values of a micro-batch that are kept for the backward pass
     block: int  # intermediate values and gradients of the block that is being computed
     logits: int
-    """Logits of a chunk of answer tokens, their copies, and the chunk's gradient of a trained output layer."""
+    """Logits of a chunk of answer tokens, the copies of these logits, and the gradient of the output layer if it is
+    trained."""
     step: int  # temporary float32 copy of the trained weights inside AdamW, on CUDA
     cache: int  # KV cache of the completions being generated
     prefill: int
@@ -127,7 +128,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """The largest micro-batch of an update."""
+    """The sizes of the largest micro-batch of an update."""
 
     prompts: int
     answer_tokens: int
@@ -209,7 +210,7 @@ def table(memory: Memory) -> list[str]:
 
 
 def _dtype(config: Config, device: str) -> torch.dtype:
-    """The compute type of the model on a device. This machine need not have such a device."""
+    """The data type in which the model computes on `device`. This machine need not have such a device."""
     if config.model.dtype == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
     return loading.compute_dtype(config.model)
@@ -217,7 +218,8 @@ def _dtype(config: Config, device: str) -> torch.dtype:
 
 @functools.lru_cache(maxsize=4)
 def _built(kind: Any, text: str) -> Any:
-    """The model of a transformers config without weights, cached because one model often gets many estimates."""
+    """Builds the model of a transformers config without weights. `kind` is the class of the config, and `text` its
+    content as JSON. The model is cached, because several estimates are often made for the same model."""
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
@@ -225,7 +227,7 @@ def _built(kind: Any, text: str) -> Any:
 
 
 def _blocks(model: Any, family: Family, settings: ModelSettings) -> list[_Block]:
-    """The blocks that gradient checkpointing recomputes, in order."""
+    """The blocks of the model that gradient checkpointing recomputes, in order."""
     adapted = adapted_layers(model, family, settings.lora.target) if settings.lora.rank else []
     learning = {family.part_of(name) for name in adapted} if adapted else {*settings.train}
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -241,8 +243,8 @@ def _blocks(model: Any, family: Family, settings: ModelSettings) -> list[_Block]
 
 
 def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int, int, int]:
-    """Returns the bytes of the trainable parameters, of the frozen parameters (`size` bytes each), and of the largest
-    trainable parameter."""
+    """Returns three numbers of bytes: of all trainable parameters, of all frozen parameters (`size` bytes per
+    parameter), and of the largest trainable parameter."""
     lora = config.model.lora
     learns, frozen = [0], 0
     for name, parameter in model.named_parameters():
@@ -281,8 +283,10 @@ def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _Mic
 
 
 def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
-    """Bytes of the logits of a chunk of answer tokens at their peak. Of the LOGIT_COPIES copies of the logits, one is
-    replaced by the gradient of a trained output layer if this gradient is larger.
+    """Bytes that the logits of a chunk of answer tokens need at the peak. `answer_tokens` is the number of answer
+    tokens in the micro-batch, and `size` the bytes per number in the compute type. If the output layer is trained
+    and its gradient is larger than a copy of the logits, the gradient takes the place of one of the LOGIT_COPIES
+    copies.
 
     With several chunks, the sum of the chunks' gradients is counted too. In float32 the addition to this sum is not in
     place, so it needs a further copy."""
@@ -298,12 +302,12 @@ def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) ->
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
                  size: int) -> tuple[int, int]:
-    """Returns (bytes kept for the backward pass, bytes of one block while it is computed), for a compute type of `size`
-    bytes and a micro-batch with `patches` patches.
+    """Returns (bytes kept for the backward pass, bytes of one block while it is computed) for a micro-batch with
+    `patches` image patches. `size` is the number of bytes per number in the compute type.
 
-    A block keeps SAVED values for each value that enters or leaves its linear layers. A decoder layer also keeps the
-    attention mask, and the keys and values that it repeats over heads and answers. Under gradient checkpointing only a
-    block's input is kept. A frozen vision tower keeps nothing."""
+    A block keeps SAVED numbers for each number that enters or leaves its linear layers. A decoder layer also keeps the
+    attention mask, and the keys and values that it repeats over heads and answers. Under gradient checkpointing a block
+    keeps only its input. A frozen vision tower keeps nothing."""
     lora = config.model.lora
     stream = size if lora.rank else 4  # residual stream: the type of the embeddings
     sees = any(block.part == "vision" and block.learns for block in blocks)
@@ -329,7 +333,7 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
 
 
 def generation_rows(config: Config) -> tuple[int, int]:
-    """Returns (largest number of answers generated at once, largest number of prompts that they belong to). For
+    """Returns (largest number of answers generated at once, largest number of prompts to which they belong). For
     engine.batch_rollouts=auto, a device with enough memory is assumed."""
     most, size = config.engine.batch_rollouts, config.rollout.group_size
     most = MOST_ROWS if most == "auto" else most
@@ -339,8 +343,8 @@ def generation_rows(config: Config) -> tuple[int, int]:
 
 
 def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
-    """Returns (bytes of the KV cache of `rows` answers and `copies` prompts, bytes of one layer's cache repeated over
-    the query heads)."""
+    """Returns (bytes of the KV cache of `rows` answers and `copies` prompts with `prompt` tokens each, bytes of one
+    layer's cache repeated over the query heads). The second value is 0 if this cache is not repeated."""
     heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     tokens = rows * (config.rollout.max_new_tokens + ROOM) + copies * prompt
     tokens += copies * ROOM if copies < rows else 0
@@ -349,7 +353,8 @@ def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size:
 
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
-    """Bytes that the largest block needs to compute prompts with `tokens` tokens and `patches` patches in total."""
+    """Bytes of the intermediate values of the largest block while it computes prompts with `tokens` tokens and
+    `patches` image patches in total."""
     counts = {"language": tokens, "vision": patches}
     return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * SAVED[size] * RUNNING)
 
@@ -358,6 +363,6 @@ def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> 
 
 
 def max_visual_tokens(config: Config, model_config: Any) -> int:
-    """Number of visual tokens of an image with as many pixels as the settings allow."""
+    """Number of visual tokens of the largest image that the settings allow (model.max_pixels)."""
     side = patch_side(model_config.vision_config) * merge_side(model_config)
     return max(1, (config.model.max_pixels or IMAGE_PIXELS) // side**2)

@@ -38,9 +38,9 @@ class UnmetNeed:
 
 
 def find(config: Config, task: Task, sample: Sample | None = None) -> list[UnmetNeed]:
-    """The requirements of a config's presets that the config does not meet; [] for supervised fine-tuning.
+    """The requirements of a config's presets that the config and its task do not meet; [] for supervised fine-tuning.
 
-    Without a `sample` of the training split, requirements on fields of the rows count as met."""
+    `sample` is a sample of the training split. Without it, requirements on the contents of rows count as met."""
     if config.algo.loss.name in SUPERVISED:
         return []
     run = RunContext(config, task, sample)
@@ -79,14 +79,14 @@ def _unmet(name: str, preset: Preset, run: RunContext) -> list[UnmetNeed]:
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """The config, task and sample that requirements are checked against."""
+    """The config and the task that requirements are checked against, and a sample of the training split, if any."""
 
     config: Config
     task: Task
     sample: Sample | None = None
 
     def any_task(self, meets: Callable[[Task], Any]) -> bool:
-        """Whether the task (or at least one task of a mixture) meets a condition."""
+        """Whether the task, or at least one task of a mixture, meets the condition `meets`."""
         return any(meets(one) for one in self.task.members)
 
 

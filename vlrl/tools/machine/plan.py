@@ -54,7 +54,8 @@ class Plan:
     engine: int  # bytes of the GPU's memory that vLLM takes
     peak: int  # peak memory of a GPU in bytes, with `CONTEXT` included
     side_by_side: int
-    """Number of answers that one engine generates at the same time; 0 if its memory has no room for one answer."""
+    """Number of answers that one engine can generate at the same time; 0 if the engine's memory has no room for an
+    answer."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -73,8 +74,8 @@ class Plan:
 
 
 def architecture(name: str) -> Any:
-    """The transformers config of a model. For models in assets/models/shapes.json, neither network nor files are
-    needed; other models are looked up like `model.name`. Raises ConfigError if the model is not found."""
+    """The transformers config of the model `name`. For models in assets/models/shapes.json, neither network nor files
+    are needed; other models are looked up like `model.name`. Raises ConfigError if the model is not found."""
     from transformers import AutoConfig
 
     known = json.loads(resources.files("vlrl").joinpath("assets/models/shapes.json").read_text("utf-8"))
@@ -138,7 +139,8 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
 
 
 def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
-    """Raises ConfigError for settings that a run would refuse at its start because of the sharding or of vLLM."""
+    """Raises ConfigError for settings of sharding or vLLM that a run would refuse at its start. `sharded` says whether
+    the weights are sharded over the GPUs."""
     if sharded:
         launch.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
@@ -152,8 +154,9 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
-    """Returns ((number of trainable parameters, number of all parameters), share of the parameters outside the decoder
-    layers, share of the largest decoder layer) of a model with these settings (JSON)."""
+    """Describes the size of a model with the settings `settings` (JSON). Returns three values: (number of trainable
+    parameters, number of all parameters); the share of the parameters outside the decoder layers; the share of the
+    largest decoder layer."""
     given = ModelSettings.model_validate_json(settings)
     model, _ = skeleton(given, architecture(given.name))
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
@@ -164,11 +167,11 @@ def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
 
 
 def _fsdp(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
-    """The memory of one of `gpus` processes under FSDP (docs/scaling.md), where each process holds a shard. `need` is
-    the memory without sharding.
+    """The memory of one of `gpus` processes under FSDP (docs/scaling.md), where each process holds a shard of the
+    model. `need` is the memory of a process without sharding.
 
-    gathered: share of the weights that a forward pass holds unsharded at the same time. The hf engine holds all weights
-    unsharded while it generates."""
+    gathered: share of the weights that are unsharded at the same time in a forward pass. The hf engine holds all
+    weights unsharded while it generates."""
     half = config.train.gather == "compute" and config.model.dtype != "float32"
     weights = need.trained // (2 if half else 1) + need.frozen
     shards = {name: math.ceil(getattr(need, name) / gpus)
@@ -182,8 +185,8 @@ def _fsdp(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
 
 def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
     """The memory of one of `gpus` processes under ZeRO. `need` and `gathered` are as in _fsdp. The optimizer holds a
-    copy of its shard of the weights. Gradients are held in a bucket, as shards, and again as shards for the
-    optimizer step. A frozen reference model is not sharded.
+    copy of its shard of the weights. Gradients are held three times: in a bucket, as shards, and again as shards for
+    the optimizer step. A frozen reference model is not sharded.
 
     The memory after the start was measured in runs of two CPU processes; the rest was derived from DeepSpeed's source.
     """
@@ -202,7 +205,7 @@ def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memo
 
 def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int) -> tuple[int, int]:
     """Returns (bytes of a training GPU's memory that vLLM takes, number of answers that one engine generates at the
-    same time)."""
+    same time). `gib` is the memory of a GPU, and `prompt` the number of tokens in a prompt."""
     settings, rollout = config.engine, config.rollout
     if settings.name == "hf":
         return 0, memory.generation_rows(config)[0]
@@ -216,8 +219,8 @@ def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int
 
 
 def _peak(config: Config, need: Memory, engine: int) -> int:
-    """Peak memory of a training GPU in bytes, without CONTEXT. vLLM's memory (`engine`) counts during the update unless
-    vLLM sleeps."""
+    """Peak memory of a training GPU in bytes, without CONTEXT. `need` is the memory of training, and `engine` that of
+    vLLM. vLLM's memory is in use during the update too, unless vLLM sleeps."""
     awake = config.engine.name == "vllm" and (not config.engine.sleep or config.asynchronous.max_staleness > 0)
     return need.total + engine if awake or not engine else max(need.total, need.resident + engine)
 

@@ -18,20 +18,21 @@ from vlrl.tools.machine.memory import GIB
 from vlrl.tools.machine.plan import Plan, plan
 
 Try = Callable[[Sequence[str]], Plan | None]
-"""Function of additional overrides that returns the new plan; None if a run would refuse these settings."""
+"""Function of overrides that plans with these overrides added. It returns the new plan, or None if a run would refuse
+the settings."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Overrides that make a plan fit, and the resulting plan."""
+    """A change of settings that makes a plan fit: its overrides, and the resulting plan."""
 
     words: tuple[str, ...]
     plan: Plan
 
 
 def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> list[Change]:
-    """Returns every single change that makes a plan fit. If no single change is enough, returns one combination of
-    changes, or [].
+    """Returns each change of settings that makes the plan fit by itself. If there is none, returns one combination of
+    such changes that does, or [].
 
     path, words: config file and overrides. before: the plan that does not fit. keywords: further arguments of `plan`.
     """
@@ -51,8 +52,8 @@ def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> l
 
 
 def _combined(candidates: Sequence[Sequence[str]], tried: Try) -> list[Change]:
-    """Returns one combination of candidates that makes the plan fit, or []. The candidates are added one by one until
-    the plan fits, then the overrides that are not needed are removed."""
+    """Returns a list with one combination of `candidates` that makes the plan fit, or []. The candidates are added one
+    by one until the plan fits. Then the overrides that are not needed are removed."""
     words: list[str] = []
     for candidate in candidates:
         taken = {word.split("=")[0] for word in words}
@@ -78,7 +79,7 @@ def _minimal(words: list[str], best: Plan, tried: Try) -> Change:
 
 
 def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
-    """Yields overrides to try, from the least to the most costly change."""
+    """Yields lists of overrides to try, the least costly change first."""
     engine, model = config.engine, config.model
     if engine.name == "vllm" and not engine.sleep:
         yield ["engine.sleep=true"]

@@ -42,10 +42,11 @@ OPERATORS = 30  # number of operators that operators.txt lists for each trace
 
 
 class Recorder:
-    """Measures the seconds spent in nested phases, by path such as `rollout/generate/prefill`. Phases in other threads
-    are not recorded.
+    """Measures the seconds spent in nested phases. A phase is identified by its path, such as
+    `rollout/generate/prefill`. Phases in other threads are not recorded.
 
-    A CUDA device is synchronized whenever a phase begins or ends, so phases do not overlap."""
+    A CUDA device is synchronized whenever a phase begins or ends, so that the work of one phase is not counted in the
+    next."""
 
     def __init__(self, device: torch.device):
         self.seconds: dict[str, float] = {}  # path of a phase -> its seconds, including its nested phases
@@ -76,7 +77,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def modules(self, modules: Sequence[torch.nn.Module], name: str) -> Iterator[None]:
-        """A context manager that records each forward pass of `modules` as a phase `name`."""
+        """A context manager that records each forward pass of `modules` as a phase named `name`."""
         hooks = [h for m in modules for h in (
             m.register_forward_pre_hook(lambda *_: self.enter(name)),
             m.register_forward_hook(lambda *_: self.leave(), always_call=True))]
@@ -99,8 +100,8 @@ class Peak:
 
 
 def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The peak of a device for a data type. For a known GPU and a 16-bit type the peak is that of the data sheet, else
-    the measured speed of a large matrix product."""
+    """Returns the peak of a device for a data type. For a known GPU and a 16-bit type it is taken from the data sheet.
+    Otherwise it is the measured speed of a large matrix product."""
     kind = str(dtype).removeprefix("torch.")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
@@ -121,8 +122,8 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
 
 @dataclass(frozen=True)
 class Work:
-    """The amount of work in one step, as two mappings: path of each phase -> useful floating-point operations, and path
-    of each phase -> tokens."""
+    """The amount of work in one step. `operations` maps the path of each phase to its useful floating-point operations,
+    and `tokens` maps the path to its number of tokens."""
 
     operations: Mapping[str, float]
     tokens: Mapping[str, int]
@@ -130,8 +131,8 @@ class Work:
 
 def work_of(generated: Sequence[Group], trained: Sequence[Group], cost: Cost, config: Config,
             model_config: Any) -> Work:
-    """The work of one step on this process: generating the completions of `generated`, and training on those of
-    `trained`. Both are lists of groups, each with the completions of one prompt."""
+    """The work of one step on this process: generating the completions of `generated`, and training on the completions
+    of `trained`. Both are lists of groups; a group has the completions of one prompt. `cost` counts the operations."""
     def total(groups: Sequence[Group], each: Callable[..., float]) -> float:
         return sum(each(len(g.prompt), patches_of(g.prompt.mm, model_config),
                         [len(r.completion.tokens) for r in g.rollouts]) for g in groups)
@@ -242,8 +243,8 @@ def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
 
 
 def vision_towers(policy: Any) -> list[torch.nn.Module]:
-    """The modules of the vision tower and the merger, in the policy and in its reference copy. Modules inside these
-    modules are not listed."""
+    """The modules of the vision tower and the merger, in the policy and in its reference copy. Only the outermost
+    modules are listed."""
     def sees(name: str) -> bool:
         return policy.family.part_of(name) != "language"
 
@@ -252,8 +253,8 @@ def vision_towers(policy: Any) -> list[torch.nn.Module]:
 
 
 def traced(work: Callable[[], object], device: torch.device, path: Path | None = None) -> str:
-    """Runs `work` under PyTorch's profiler and returns a table of the slowest operators. If `path` is given, writes a
-    Chrome trace to it."""
+    """Runs `work` under PyTorch's profiler and returns a table of the slowest operators as text. If `path` is given,
+    writes a Chrome trace to this file."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with torch.profiler.profile(activities=kinds) as profiler:
         work()
@@ -264,7 +265,7 @@ def traced(work: Callable[[], object], device: torch.device, path: Path | None =
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the GPU; for other devices the type and the number of threads."""
+    """The name of a GPU; for any other device its type and the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({torch.get_num_threads()} threads)"
@@ -275,7 +276,7 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One phase in the table of a profile, with means per step."""
+    """One phase in the table of a profile. All numbers are means per step."""
 
     phase: str  # Path of the phase. Its numbers include those of its nested phases.
     seconds: float
@@ -286,8 +287,8 @@ class Row:
 
 
 def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak: Peak) -> list[Row]:
-    """The rows of the table of a profile, with each phase before its nested phases. `seconds` (by phase) and `spent`
-    (in total) are summed over all steps in `work`."""
+    """The rows of the table of a profile. Each phase precedes its nested phases. `seconds` (path of a phase -> seconds)
+    and `spent` (all seconds) are summed over the steps in `work`."""
     seconds, steps = dict(seconds), len(work)
     generate = "rollout/generate"
     if generate in seconds:

@@ -30,8 +30,8 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ExtrapolationResult:
-    """The result of `extrapolate`: the folders of the three models, and how far the earlier and the later model are
-    apart."""
+    """The result of `extrapolate`: the folders of the three models, and the distance between the earlier and the later
+    model."""
 
     earlier: Path
     later: Path
@@ -43,10 +43,12 @@ class ExtrapolationResult:
 
 
 def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> ExtrapolationResult:
-    """Writes theta_later + k (theta_later - theta_earlier) to the folder `out`, with the same files as the later model.
+    """Writes the weights theta_later + k (theta_later - theta_earlier) to the folder `out`, with the other files of the
+    later model.
 
     `earlier` and `later` are checkpoints, model folders, or run folders (which stand for their newest checkpoint).
-    Raises RunError if the two models do not have the same weights, if one is damaged, or if `out` is not empty."""
+    Raises RunError if the two models do not have the same weights, if one of them is damaged, or if `out` is not empty.
+    """
     if not math.isfinite(k):
         raise ConfigError(f"k={k} is not a finite number")
     a, b = (folder for path in (earlier, later) if (folder := checkpoint.find(path).path))
@@ -132,8 +134,8 @@ def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[in
 
 
 def _extrapolated(old: torch.Tensor, new: torch.Tensor, k: float) -> tuple[torch.Tensor, float]:
-    """Returns (new + k (new - old), computed in float32 and cast to the dtype of `new`; squared distance between the
-    tensors)."""
+    """Returns two values: the tensor new + k (new - old), computed in float32 and cast to the dtype of `new`; and the
+    squared distance between `old` and `new`. A tensor of integers is returned unchanged, with distance 0."""
     if not new.is_floating_point():
         return new, 0.0
     step = new.float() - old.float()

@@ -72,10 +72,10 @@ def check(config: Config) -> None:
 
 
 def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
-    """Runs all unfinished rounds; returns whether all rounds are finished. Every process calls this function.
+    """Runs all unfinished rounds, and returns whether all rounds are finished now. Every process calls this function.
 
-    `say` is called with lines for the user. `first` is the initial model of the whole run: each round starts from it if
-    rounds.start is `start`."""
+    `say` is called with lines for the user. `first` is the initial model of the whole run; with rounds.start=start each
+    round trains this model."""
     folder, model = Path(config.run.dir), config.model.name
 
     def opened() -> StageList:
@@ -117,8 +117,8 @@ def last_model(config: Config) -> str:
 
 
 def _draw_and_select(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
-    """Samples the answers of a round with `model` and writes the selected answers to rows.jsonl, unless rows.jsonl
-    exists. Returns the numbers of prompts, answers, right answers and selected answers, by name."""
+    """Samples the answers of round `number` with `model` and writes the selected answers to rows.jsonl, unless
+    rows.jsonl exists. Returns counts by name, such as prompts, answers, right (answers) and kept (answers)."""
     place = folder / f"round-{number + 1:02d}"
     if not comm.on_main(lambda: (place / ROWS).is_file()):
         one = choose_model(config, model)
@@ -157,7 +157,8 @@ def _draw(config: Config, one: ModelChoice, number: int, file: RowFile) -> None:
 
 
 def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]]:
-    """The prompts of a round, each with its index in the training split. Each round uses the next prompt template."""
+    """The prompts of a round, as tuples (index in the training split, sample). Each round takes the next samples and
+    the next prompt template."""
     samples, most = task_samples(task, "train"), config.rounds.prompts
     places = [(number * most + i) % len(samples) for i in range(min(most, len(samples)))]
     placed = [(place, readable(samples, place) if config.data.quarantine else samples[place]) for place in places]
@@ -169,8 +170,9 @@ def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]
 
 
 def _write(config: Config, one: ModelChoice, number: int, place: Path, file: RowFile) -> None:
-    """Writes the selected answers in `file` as rows to the folder `place` of a round. With rounds.keep_rows, also
-    writes a file that includes the rows of earlier rounds."""
+    """Writes the selected answers of round `number` to rows.jsonl in the folder `place`. `file` holds all answers of
+    the round, and `one` is the model that wrote them. With rounds.keep_rows, also writes a file that includes the
+    rows of earlier rounds."""
     file.close()
     bound = bind("rounds.choose", config.rounds.choose, CHOICES)
     task = make_task(config)
@@ -196,8 +198,8 @@ def _write(config: Config, one: ModelChoice, number: int, place: Path, file: Row
 
 
 def _rejected(config: Config, answers: Sequence[Row], preferred: Row) -> list[dict[str, Any]]:
-    """For DPO, one dictionary of columns for each rejected answer that is paired with the answer `preferred`. For SFT,
-    a single empty dictionary."""
+    """For DPO, the rejected answers to pair with the answer `preferred`: one dictionary of columns for each. `answers`
+    are all answers to the prompt. For SFT, a single empty dictionary."""
     if config.rounds.learn.name == "sft":
         return [{}]
     return [{"rejected": row["answer"], "rejected_tokens": row["tokens"], "rejected_correct": row["correct"]}

@@ -46,8 +46,8 @@ class StagesResult:
 
 
 def train_stages(config: Config, say: Say = print) -> StagesResult:
-    """Runs every unfinished stage, in order. Every process calls this function. `say` is called with lines for the
-    user.
+    """Runs every unfinished stage, in order, and returns how far the stages got. Every process calls this function.
+    `say` is called with lines for the user.
 
     Raises ConfigError before the first stage starts if the settings of any stage are wrong, and RunError if a finished
     stage was run with other settings."""
@@ -75,7 +75,7 @@ def train_stages(config: Config, say: Say = print) -> StagesResult:
 
 def _open_stages(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> StageList:
     """Opens or creates the run folder and returns its list of stages. Raises ConfigError if the settings of any stage
-    are wrong."""
+    are wrong, and RunError if the folder does not fit the setting `resume`."""
     folder = RunFolder(Path(config.run.dir))
     if config.resume == "never":
         files.move_to_backup(folder.path)
@@ -96,7 +96,8 @@ def _open_stages(config: Config, stages: Sequence[tuple[StageEntry, Config]]) ->
 
 
 def problems_of(config: Config, stage: StageEntry, stage_config: Config) -> list[str]:
-    """Problems in the settings and data of a stage, found before any stage has started.
+    """Problems in the settings and data of `stage`, found before any stage has started. `stage_config` is the config of
+    the stage, and `config` that of the whole run.
 
     Data rows that an earlier stage will write are not checked."""
     if stage.kind == "merge":
@@ -112,8 +113,8 @@ def problems_of(config: Config, stage: StageEntry, stage_config: Config) -> list
 def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntry, DryRun | None, list[str]]]:
     """Checks every stage. Returns a tuple (stage, report of `vlrl train --dry-run`, problems) for each stage.
 
-    For a merge, and for a stage whose data an earlier stage will write, only the settings are checked and the report is
-    None."""
+    The report is None if the settings have problems, for a merge, and for a stage whose data an earlier stage will
+    write."""
     out: list[tuple[StageEntry, DryRun | None, list[str]]] = []
     for stage, own in stages_of(config):
         problems = problems_of(config, stage, own)
@@ -126,7 +127,8 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
 
 
 def _settings(stage: StageEntry, stage_config: Config) -> Config:
-    """The config that a stage runs with. For kind `sft`, it is the config converted to supervised training."""
+    """The config with which a stage is run: `stage_config`, converted to supervised training for a stage of kind `sft`.
+    """
     return sft.supervised_config(stage_config) if stage.kind == "sft" else stage_config
 
 
@@ -138,8 +140,8 @@ def _is_generated(config: Config, stage_config: Config) -> bool:
 
 
 def _with_initial_model(stage: StageEntry, stage_config: Config, known: StageList, before: str) -> Config:
-    """The config of a stage with model.name set to the stage's initial weights (stage.begin). `before` is the model of
-    the previous stage."""
+    """The config of a stage with model.name set to the stage's initial weights, as chosen by stage.begin. `known` lists
+    the finished stages, and `before` is the model of the previous stage."""
     if stage.begin == "start":
         return stage_config
     name = before if stage.begin == "before" else str(known.done[stage.begin]["model"])
@@ -147,7 +149,8 @@ def _with_initial_model(stage: StageEntry, stage_config: Config, known: StageLis
 
 
 def _is_finished(known: StageList, stage: StageEntry, stage_config: Config) -> bool:
-    """Whether a stage is finished. Raises RunError if the stage was run with other settings."""
+    """Whether `known` lists a stage as finished with all its steps. Raises RunError if the stage was run with other
+    settings."""
     result = known.done.get(stage.name)
     if result is None:
         return False
@@ -212,8 +215,8 @@ _RUN: dict[str, Callable[[Config, StageList, Say], bool]] = {
 
 
 def _final_model(stage: StageEntry, stage_config: Config) -> str:
-    """The folder with the weights that the next stage starts from. If the stage trained an adapter, it is merged into
-    its base model first."""
+    """The folder with the final weights of a stage, which the next stage starts from. If the stage trained an adapter,
+    the adapter is merged into its base model first."""
     folder = Path(stage_config.run.dir)
     if stage.kind == "merge":
         return str(folder / "model")

@@ -16,7 +16,7 @@ from vlrl.rewards.scripts import pieces
 
 @dataclass(frozen=True)
 class Candidate:
-    """A correct answer that a strategy may select."""
+    """A correct answer to a prompt, from which a strategy may select."""
 
     text: str
     reward: float
@@ -70,11 +70,12 @@ CHOICES: dict[str, Callable[..., Sequence[int]]] = {"best": best, "shortest": sh
 
 
 def select_answers(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) -> list[dict[str, Any]]:
-    """Returns the answers to train on, selected by the strategy `choose`. `rows` are all answers to one prompt
-    (tools/evaluation/rows.py).
+    """Returns the rows of the answers to train on, selected by the strategy `choose`. `rows` are all answers to one
+    prompt (tools/evaluation/rows.py).
 
-    Only correct answers are considered (`is_right`). Truncated and empty answers are dropped, and of several answers
-    with the same text only the first is considered. Raises ValueError if `choose` returns an index out of range."""
+    Only correct answers are considered (`is_right`, with the smallest reward `least`). Truncated and empty answers are
+    dropped, and of several answers with the same text only the first is considered. Raises ValueError if `choose`
+    returns an index out of range."""
     right: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row.get("answer") and not row.get("truncated") and is_right(row, least):
@@ -90,8 +91,9 @@ def select_answers(rows: Sequence[dict[str, Any]], choose: Choice, least: float 
 
 def select_rejected(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: float | None,
            factor: float) -> list[dict[str, Any]]:
-    """For DPO that shortens answers, selects the rejected answers to pair with the answer `preferred`: wrong answers
-    that are longer, and correct answers with more than `factor` times as many tokens.
+    """Returns the rows of the rejected answers to pair with the answer `preferred`, for DPO that shortens answers.
+    These are wrong answers that are longer, and correct answers with more than `factor` times as many tokens.
+    `least` is the smallest reward of a correct answer (None: the task decides).
 
     Unscorable answers are excluded, and of several answers with the same text only the first is used. DPO of
     long2short, Kimi k1.5 (arXiv 2501.12599)."""
@@ -104,8 +106,8 @@ def select_rejected(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], l
 
 
 def is_right(row: dict[str, Any], least: float | None) -> bool:
-    """Whether an answer counts as correct: if its reward is at least `least` or, with `least` None, if the task says
-    so. False for an unscorable answer."""
+    """Whether the answer in `row` is correct: whether its reward is at least `least` or, if `least` is None, whether
+    the task counts it as correct. False for an unscorable answer."""
     reward = row.get("reward")
     if reward is None or not math.isfinite(reward):
         return False

@@ -26,20 +26,21 @@ class StageList:
     folder: Path
     stages: Sequence[tuple[str, str]] = ()  # (name, kind) of each stage
     done: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Name of each finished stage -> its result: `steps`, and `model`, the folder with its weights."""
+    """Name of each finished stage -> its result: `steps` (number of steps) and `model` (the folder with the weights).
+    """
 
     @property
     def folders(self) -> list[Path]:
-        """The folders of the stages. Symbolic links are excluded, because they could point anywhere."""
+        """The folders of the stages. Symbolic links are left out, because a link could point anywhere."""
         return [place for name, _ in self.stages if not (place := self.folder / name).is_symlink()]
 
     def finished(self, name: str, **result: Any) -> StageList:
-        """Returns the list with one more finished stage and its result (`steps`, `model`), after writing this list to
-        the file."""
+        """Adds the result (`steps`, `model`) of the stage `name`, which is now finished. Writes the new list to
+        stages.json and returns it."""
         return StageList(self.folder, self.stages, {**self.done, name: result}).write()
 
     def write(self) -> StageList:
-        """Writes stages.json atomically and returns this list."""
+        """Writes this list to stages.json atomically and returns the list."""
         content = {"stages": [{"name": name, "kind": kind} for name, kind in self.stages], "done": self.done}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / FILE, json.dumps(content, indent=1) + "\n")
@@ -47,7 +48,7 @@ class StageList:
 
 
 def read_stages(folder: Path) -> StageList | None:
-    """Reads the stages of a run folder; None if the folder has no stages.json, or if this file cannot be read."""
+    """Reads stages.json of a run folder. Returns None if there is no such file, or if it cannot be read."""
     stored = read_json(folder / FILE)
     try:
         stages = [(str(one["name"]), str(one["kind"])) for one in stored["stages"]] if stored else []
