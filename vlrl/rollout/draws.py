@@ -33,9 +33,10 @@ class RejectionCount:
     fresh: list[str] = field(default_factory=list)  # why prompts were rejected since the last call of `take`
 
     def note(self, reasons: Sequence[str], drawn: int, accepted: bool, limit: float, samples: int) -> None:
-        """Records the result of `drawn` further draws: the reasons for rejected prompts, and whether any prompt was
-        `accepted`. Raises TrainingError if more than the share `limit` of all drawn prompts were rejected, or all of
-        the last `samples` prompts. samples: number of samples in the split."""
+        """Counts `drawn` further draws. reasons: why prompts among these draws were rejected, one reason per rejected
+        prompt. accepted: whether at least one of these draws was accepted. samples: number of samples in the split.
+        Raises TrainingError if more than the share `limit` of all drawn prompts were rejected, or all of the last
+        `samples` prompts."""
         self.drawn, self.count = self.drawn + drawn, self.count + len(reasons)
         self.in_a_row = 0 if accepted else self.in_a_row + drawn
         self.fresh += reasons
@@ -64,8 +65,8 @@ class DrawBatch:
 
 
 class DrawEncoder:
-    """Makes a sample and an encoded prompt from each draw. If the policy samples the completions (`generates`), also
-    from the task's variants of the sample."""
+    """Makes a sample and an encoded prompt from each draw. If the policy samples the completions (`generates`), the
+    task's variants of the sample are encoded too."""
 
     def __init__(self, generator: RolloutGenerator, samples: Sequence[Sample], prefetch: Prefetcher, generates: bool):
         self.generator, self.samples, self.prefetch = generator, samples, prefetch
@@ -76,8 +77,8 @@ class DrawEncoder:
         """
 
     def encode(self, drawn: DrawBatch, step: int) -> None:
-        """Encodes this process's share of a batch. Adds usable draws to `drawn.accepted`, and for each unusable draw
-        the reason to `drawn.refused`."""
+        """Encodes this process's share of the batch `drawn`. Adds usable draws to `drawn.accepted`, and for each
+        unusable draw the reason why it is unusable to `drawn.refused`."""
         mine = list(drawn.draws.items())[comm.rank()::comm.world()]
 
         def encode() -> None:

@@ -28,15 +28,15 @@ _KINDS: dict[str, tuple[Callable[[Rollout], Any], str, str]] = {
     "service_errors": (_service_failed, "a service did not respond for {} of {} rollouts",
                        " Check that the service runs (services.*); the same command resumes from the last checkpoint."),
 }
-"""Setting in limits.* -> (function: whether a rollout has this kind of error, text of the problem, text of the remedy).
-"""
+"""Setting in limits.* -> (function: whether a rollout has the error that the setting limits, text of the problem, text
+of the remedy)."""
 
 
 def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, stored: Path | None = None,
                  names: Sequence[str] = tuple(_KINDS)) -> dict[str, float]:
-    """For each setting in `names` (settings of limits.*), returns the share of rollouts with this kind of error, over
-    all processes. Raises TrainingError with the first error if a share is above its limit. For the message: `what`
-    names the scored rollouts, `stored` the file that contains them."""
+    """Returns {setting: share of rollouts, over all processes, with the error that the setting limits}. names: the
+    settings of limits.* to check. Raises TrainingError, which quotes the first error, if a share is above its limit.
+    For this message, `what` names the scored rollouts, and `stored` is the file that contains the rollouts."""
     shares = {}
     for name in names:
         counts, problem, way = _KINDS[name]

@@ -65,7 +65,8 @@ class AcceptedDraw:
     carried_over: PartialGroup | None = None  # the unfinished group from the previous step; None for a new group
 
     def answered(self, completions: Sequence[Completion], most: int, step: int) -> PartialGroup:
-        """The partial group after `step`, which generated `completions`. most: token limit of a completion."""
+        """Returns the draw's group with the `completions` that were generated for it in `step`, as a PartialGroup.
+        most: token limit of a completion."""
         if self.carried_over is None:
             return PartialGroup(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
         return self.carried_over.after(completions, step)
@@ -90,7 +91,7 @@ class RolloutGenerator:
     step: int = 0
 
     def with_engine(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
-        """A copy that uses another engine, for another thread. The temperature of the copy stays fixed at the current
+        """A copy of this generator for another thread, with another engine. Its temperature stays fixed at the current
         value. policy_step: number of completed steps of the engine's weights."""
         return replace(self, engine=engine, clock=clock, policy_step=policy_step, fixed_temperature=self.temperature)
 
@@ -162,8 +163,8 @@ class RolloutGenerator:
         return self._scored(accepted, self._with_greedy_rollouts(accepted, groups))
 
     def write(self, accepted: Sequence[AcceptedDraw]) -> None:
-        """Generates all completions that `groups` would request for new groups, without scoring them. For engines that
-        store completions for later use."""
+        """Makes the engine generate all completions that the method `groups` would request for new groups, and discards
+        the result. For engines that store their completions for later use."""
         for requests in self._calls(accepted):
             self.engine.generate(requests)
 
@@ -177,7 +178,8 @@ class RolloutGenerator:
         return [call for call in calls if call]
 
     def _requests(self, accepted: Sequence[AcceptedDraw]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
-        """Returns (one request per group, [(index of the group, variant, request)] for variants)."""
+        """Returns (requests for the unmodified samples, one per draw; requests for variants). A request for a variant
+        is (index of the draw in `accepted`, variant, request)."""
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in accepted]
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_count([v for v, *_ in a.variants]),
                             sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
@@ -232,8 +234,8 @@ class RolloutGenerator:
                           policy_step=self.policy_step, score=self.score, served=self.services, **more)
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
-        """Returns whether each completion of a request is correct; None for a completion that cannot be scored. The
-        completions are scored as a separate group."""
+        """Scores the completions of a request as a separate group. Returns for each completion whether it is correct,
+        or None if it cannot be scored."""
         assert request.sample is not None
         with self.clock("score"):
             group = self._make(request.sample, request.prompt, completions, "")
@@ -358,5 +360,6 @@ def _acted(completion: Completion) -> tuple[PastAction, ...]:
 
 
 def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
-    """Key of the random stream for a variant's completions: begins with 4 (groups: 0, evaluations: 1)."""
+    """Key of the random stream for the completions of a variant. The first number is 4; it is 0 for groups and 1 for
+    evaluations."""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

@@ -38,8 +38,8 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.types import Group, Sample
 
 Measure = Callable[[Sequence[Sample], np.ndarray, Progress], np.ndarray]
-"""Function (all samples, indices [n] to measure, progress) that a sampler can request. It returns values [n], NaN for
-unusable samples."""
+"""Function that measures samples for a sampler of prompts: (all samples, indices [n] of the samples to measure,
+progress) -> values [n]. The value of an unusable sample is NaN."""
 
 
 class GroupSource:
@@ -141,8 +141,8 @@ class GroupSource:
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """Generates and scores the batch `drawn`. Returns ({group number: group} of this process, {group number:
-        outcome} of all processes). tokens: maximum number of new tokens per completion. A group with an unfinished
-        completion is in neither result."""
+        outcome} of all processes). Both lack the groups that have an unfinished completion. tokens: maximum number
+        of new tokens per completion."""
         if not drawn.draws:
             return {}, {}
         self._encode(drawn)
@@ -204,7 +204,8 @@ class GroupSource:
                 if number not in self.carried_over}
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of sampler, methods, services, unused groups and restarted environments, over all processes."""
+        """Metrics, over all processes, of the sampler of prompts, the methods in use, the services, rejected prompts,
+        groups that are not trained on, and restarted environments."""
         restarts: dict[str, float] = {}
         if isinstance(self.engine, EpisodePlayer):
             restarts["environment/restarts"] = comm.total(self.engine.restarts)[0]
@@ -236,9 +237,9 @@ class GroupSource:
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
         """Returns (state between two steps, function), for a checkpoint.
 
-        The state does not contain completions that are being generated ahead. The function waits for these for a given
-        number of seconds, and returns the state with them, or None if they take longer or other processes generate
-        ahead. The function is None if nothing is generated ahead."""
+        The state lacks the completions that are being generated ahead. function(seconds) waits for these completions
+        and returns the state including them. It returns None if they take longer, or if other processes generate ahead.
+        Instead of the function, None is returned if nothing is generated ahead."""
         return self.state_dict(), None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

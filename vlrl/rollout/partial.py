@@ -38,18 +38,21 @@ class PartialGroup:
 
     @property
     def unfinished(self) -> tuple[AnswerPrefix, ...]:
-        """The completions that have neither ended nor reached `most` tokens."""
+        """The completions that have neither ended nor reached the token limit `most`, each with its index in the group.
+        """
         return tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(self.answers)
                      if c.truncated and len(c.tokens) < self.most)
 
     def after(self, completions: Sequence[Completion], step: int) -> PartialGroup:
-        """The group after another step, in which `completions` were generated as continuations of `unfinished`."""
+        """The group after `step`, which continued the `unfinished` completions. completions: the continued completions,
+        each from its first token, in the order of `unfinished`."""
         longer = dict(zip([begun.index for begun in self.unfinished], completions, strict=True))
         return replace(self, answers=tuple(longer.get(i, c) for i, c in enumerate(self.answers)),
                        steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
 
     def with_policy_steps(self, group: Group) -> Group:
-        """Returns the scored group; each rollout's policy_step becomes the step that generated its last part."""
+        """Returns the scored group `group`, in which the policy_step of each rollout is the step that generated the
+        last part of its completion."""
         return replace(group, rollouts=tuple(replace(r, policy_step=step)
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
 
@@ -59,7 +62,7 @@ class PartialGroup:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> PartialGroup:
-        """Restores a group from the result of `state_dict`."""
+        """Restores a PartialGroup from the result of `state_dict`."""
         return cls(state["number"], draw_of(state["draw"]), tuple(completion_of(**a) for a in state["answers"]),
                    tuple(state["steps"]), state["most"])
 
@@ -96,8 +99,8 @@ def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int
 
 
 def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int) -> Request:
-    """The request for a group in one step: for its unfinished completions, or for all completions if `carried_over` is
-    None. tokens: maximum number of new tokens per completion."""
+    """Limits a group's request to one step. If a group is carried over, only its unfinished completions are requested.
+    tokens: maximum number of new tokens per completion."""
     begun = carried_over.unfinished if carried_over else ()
     written = max((len(b.written.tokens) for b in begun), default=0)
     limited = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, written + tokens))

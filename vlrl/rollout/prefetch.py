@@ -49,7 +49,7 @@ class Prefetcher:
         return sample, prompt.result()
 
     def keep(self, keys: Collection[Hashable]) -> None:
-        """Drops all samples that were begun, except those under these keys."""
+        """Drops all samples whose encoding was begun, except the samples begun under `keys`."""
         for key in [k for k in self._begun if k not in keys]:
             self._begun.pop(key)[1].cancel()
 

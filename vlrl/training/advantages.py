@@ -91,7 +91,8 @@ class Credit:
 
     def _credits(self, all_groups: Sequence[_GroupValues], step: int
                  ) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
-        """Returns {(group id, index of the rollout): (advantage, value targets, whether trained on, shaped reward)}."""
+        """Computes advantages for the groups of all ranks. Returns {(group id, index of the rollout): (advantage,
+        targets for the value head, whether the rollout is trained on, shaped reward)}."""
         if not all_groups:
             return {}
         most = self.config.rollout.max_new_tokens
@@ -177,9 +178,9 @@ def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) ->
 
 
 def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: int, section: str) -> Group:
-    """Returns the group with advantages that are computed without other groups. Rollouts that `batch` excludes are
-    marked as not trained. Raises ConfigError, naming the settings of `section`, if a function fails or returns
-    per-token advantages."""
+    """Returns the group with advantages that are computed from this group alone. Rollouts that the function `batch`
+    excludes are marked as not trained. Raises ConfigError if a function fails or returns per-token advantages; the
+    message names the settings of `section`."""
     s = _scores([_group_values(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
     credited = _applied(f"{section}.advantage", advantage, s)
     if not isinstance(credited, torch.Tensor):
@@ -302,7 +303,7 @@ def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarr
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:
     """Calls an advantage or batch function on the scores `s`, and returns its values, one per rollout. Raises
-    ConfigError, which names `setting`, if the function fails."""
+    ConfigError if the function fails or returns another number of values; the message names `setting`."""
     try:
         values = function(s)
         count = len(values)

@@ -221,8 +221,8 @@ def _warnings(config: Config, data: _RunData, generates: bool, services: Any, ch
 
 
 def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelihoods: Any) -> None:
-    """Copies the policy as the reference policy if the objective needs one, unless the service `likelihoods` has copied
-    it. Makes the copy updatable if algo.reference requires that."""
+    """Copies the policy as the reference policy if the objective needs a reference, unless the service `likelihoods`
+    has already made the copy. If algo.reference moves the reference, makes the copy updatable."""
     reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
     if algorithm.needs_reference and not reads:
         model.keep_reference(config.model.name)
@@ -257,22 +257,23 @@ _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",
     "engine": "vlrl.environments.episodes:EpisodeEngine",
 })
-"""Classes for a task with environments: the host of environments (in processes), and the engine that runs episodes."""
+"""Classes for tasks with environments. host: runs environments in separate processes. engine: generates the actions of
+episodes."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
 """Name of a measurement that a sampler may need -> class (policy, config, task, prefetch) whose instances measure
 prompts with the policy."""
 
 
 def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Measure]:
-    """The measurements that the sampler needs, as {name: function}. Called on every rank, because only the main process
-    has the sampler. `given`: arguments of the classes in _MEASURES."""
+    """Returns the measurement that the sampler needs as {name: function}; {} if it needs none. `given`: arguments for
+    the class in _MEASURES. Called on every rank, although only the main process has the sampler."""
     name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.MeasuringSampler) else "")
     return {name: _MEASURES[name](*given)} if name else {}
 
 
 def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> SubprocessScorer | None:
-    """A scorer that runs the task's code in a separate process. None if limits.score_s is not set, or if the system
-    cannot fork safely. `ready` returns the task with its services."""
+    """The scorer that runs the task's code in a separate process. None if limits.score_s is not set, or if the system
+    is not Linux. `ready` returns the task with its services."""
     if not config.limits.score_s or sys.platform != "linux":
         return None
     return SubprocessScorer(_task_maker(config, task, ready), config.limits.score_s)
@@ -285,8 +286,8 @@ def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> 
 
 
 def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The services that are configured under `services.*` and needed by the task; None if none is. `ready` is not used.
-    """
+    """The services that are configured under `services.*` and needed by the task; None if there are no such services.
+    `ready` is not used."""
     return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
 
 
@@ -314,7 +315,8 @@ def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
 
 
 class _Idle(Task):
-    """The prompt of idle micro-batches, for ranks that have fewer micro-batches than others; see packing.with_idle."""
+    """Task with a single sample, whose prompt fills idle micro-batches: a rank runs these if other ranks have more
+    micro-batches; see packing.with_idle."""
 
     prompt = "."
     sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))

@@ -38,7 +38,7 @@ from vlrl.training.build import Parts
 from vlrl.types import Sample
 
 _ROOM = 1.25
-"""Free memory required for a copy, as a multiple of the size of the copy."""
+"""A state is copied only if the free memory is at least this many times the size of the copy."""
 
 
 class Saver:
@@ -57,15 +57,16 @@ class Saver:
         self._thread: threading.Thread | None = None
 
     def has(self, step: int) -> bool:
-        """Whether the checkpoint of a step exists or is being written."""
+        """Whether the checkpoint of a step is complete or being written."""
         if self.last == step and self._waiting:
             return True
         return not checkpoint.problems(self.folder / f"step-{step:06d}", full=False)
 
     def begin(self, step: int, policy: Policy, state: Mapping[str, Any],
               weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves a checkpoint. With save.background, returns as soon as everything is copied. Raises the error of an
-        earlier save. If the model is sharded, `weights` are the weights gathered by shards.weights."""
+        """Saves a checkpoint. With save.background, returns as soon as everything is copied, if memory suffices for a
+        copy. Raises the error of an earlier save. weights: of a sharded model, the weights gathered by
+        shards.weights."""
         self.wait()
         self.last = step
         if not (self.settings.background and fits_in_memory(policy, state)):

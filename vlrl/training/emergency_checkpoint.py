@@ -70,8 +70,8 @@ class EmergencyCheckpoint:
                                         partial(self._written, _ROLLOUTS_S))
 
     def end(self, error: BaseException) -> None:
-        """Saves the completed steps, unless a checkpoint of them exists, and adds the outcome to the error as a note.
-        """
+        """Saves the completed steps, unless their checkpoint exists, when `error` ends the run. Adds a note to `error`
+        that says what is saved or lost."""
         if not self.done or error is self.saver.failed:
             return
         try:

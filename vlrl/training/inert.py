@@ -25,7 +25,7 @@ from vlrl.task.combine import weight_at
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "advantage": ADVANTAGES, "loss": LOSSES, "weights": WEIGHTS, "kl_weights": WEIGHTS, "shaping": SHAPINGS,
     "batch": BATCHES}
-"""For each setting of `algo` that names a function, the table of these functions."""
+"""For each setting of `algo` that names functions: {name: function}, all functions that the setting can name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Run:
     task: Task | None = None
 
     def uses(self, name: str) -> tuple[FunctionUse, ...]:
-        """The functions that the setting algo.<name> names."""
+        """The functions that the setting algo.<name> names, each as a FunctionUse with config, task and arguments."""
         named = getattr(self.config.algo, name)
         if isinstance(named, Named):
             return (self.use(f"algo.{name}", named, TABLES[name]),)
@@ -94,8 +94,7 @@ def functions(run: Run) -> Iterator[Inert]:
 
 
 def sections(run: Run) -> Iterator[Inert]:
-    """Finds settings that are reported as having no effect by their own section or by the section of a method
-    (Settings.inert)."""
+    """Yields settings without effect, as reported by the sections of the config and of the methods (Settings.inert)."""
     config = run.config
     plain = [value for name in type(config).model_fields if isinstance(value := getattr(config, name), Settings)]
     for settings in (*plain, *(settings for _, settings in active(config))):

@@ -43,7 +43,7 @@ class TrainingRow:
     row: Completion
     """The completion of the rollout, or one of its windows (packing.training_rows)."""
     span: slice
-    """Range of the rollout's tokens that are trained on in this row. In the row, these are the last tokens."""
+    """Range of the rollout's tokens that this row trains on. They are the last tokens of the row."""
     mask: np.ndarray
     """[T] bool, True for tokens that are trained on."""
     texts: Sequence[str]
@@ -61,8 +61,8 @@ class TrainingRow:
         return value if np.ndim(value) == 0 else self.from_rollout(np.asarray(value))
 
     def from_rollout(self, values: np.ndarray | None) -> np.ndarray | float:
-        """Returns this row's part of `values`, an array over the rollout's tokens, preceded by 0 for each token of the
-        history in the row. NaN if `values` is None."""
+        """Returns the part of `values` that belongs to this row, where `values` has one entry per token of the rollout.
+        Tokens of the row's history get 0. Returns NaN if `values` is None."""
         if values is None:
             return math.nan
         return np.pad(values[self.span], (len(self.mask) - (self.span.stop - self.span.start), 0))
@@ -72,8 +72,8 @@ class TrainingRow:
         return self.from_rollout(self.rollout.per_token.get(name))
 
     def into_rollout(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-        """Writes the row's values [T, ...] into `whole`, an array over the rollout's tokens, and returns the array. If
-        `whole` is None, uses a new array of zeros."""
+        """Copies `values` [T, ...], which belong to the tokens of this row, into `whole`, an array over the tokens of
+        the rollout, and returns that array. If `whole` is None, makes an array of zeros."""
         if self.row is self.rollout.completion:
             return values
         if whole is None:
@@ -208,8 +208,8 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
 
 def _take_old(part: Minibatch) -> bool:
-    """Uses the old log-probabilities that a method's pass has computed, if there are any. Returns whether there are,
-    the same on all ranks."""
+    """Sets the old log-probabilities of the micro-batches to those that a method has computed before the update.
+    Returns False, and sets nothing, if a rollout lacks them; all ranks return the same."""
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
         return False
     for micro in part.batches:

@@ -126,7 +126,8 @@ class RunLog:
 
 
 def step_line(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dict[str, float], Sequence[Any]]:
-    """Returns (the line of metrics.jsonl for a step, the time spans of the step's phases). Restarts the clock."""
+    """Returns (the metrics of a step as a line of metrics.jsonl, the time spans of the step's phases). Takes times and
+    spans from the clock of `parts`, which restarts."""
     times, spans, features = parts.clock.take(), parts.clock.take_spans(), parts.policy.features
     work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
     cached = {} if features is None else features.metrics()

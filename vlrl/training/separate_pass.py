@@ -1,5 +1,5 @@
-"""Runs a method's additional loss (Pass), and measures its gradient norm before adding its gradient to the objective's.
-"""
+"""Computes the gradient of a method's additional loss (Pass) separately, to measure its norm before it is added to the
+gradient of the objective."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,10 @@ from vlrl.models.policy import Policy
 
 
 def accumulate_separately(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
-    """Runs the pass `one` and adds its gradients to the gradients of `weights` accumulated before. Both gradients are
-    first summed over ranks, and `one.end` is called with their two norms. Returns how many micro-batches were halved
-    for lack of memory. Called on every rank."""
+    """Runs the additional loss `one`, and adds its gradients to the gradients of the objective, which `weights` already
+    have. Both gradients are first summed over ranks. Then `one.end` gets the norms of the two gradients: that of the
+    additional loss, that of the objective. Returns how many micro-batches were halved for lack of memory. Called on
+    every rank."""
     comm.sum_gradients(weights)
     objective = [p.grad for p in weights]
 

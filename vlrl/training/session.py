@@ -44,7 +44,7 @@ _LONG_S = 10.0
 """If the previous step took longer than this many seconds, an interrupt saves the completed steps immediately."""
 
 _NEEDS = Table({"find": "vlrl.tools.machine.needs:find"})
-"""The function that reports needs of a run's presets that the config does not meet."""
+"""Function that finds what a run's presets need and the config lacks."""
 _MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
 """For a value of algo.loss whose evaluations have no rewards: function (parts, split, completed steps) that evaluates a
 split and returns (record, groups)."""
@@ -206,8 +206,8 @@ class Session:
         return done == 0 or (every > 0 and done % every == 0)
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the rollouts of a step in the background. The last `groups`, not trained on, are not in `per_token`.
-        """
+        """Writes the rollouts of a step in the background. per_token: arrays of the rollouts in the order of `groups`;
+        groups at the end that are not trained on have none."""
         if self.config.store.rollouts:
             count = sum(len(g.rollouts) for g in groups)
             padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}
@@ -317,7 +317,8 @@ class Session:
             write_to_terminal(text)
 
     def _interrupt(self, number: int) -> None:
-        """Handles the first signal to stop the run. Takes no lock, as the main thread may hold any lock right now."""
+        """Handles the first signal to stop the run. number: the signal. Saves the completed steps in the background if
+        steps take long, and prints what happens next. Takes no lock, as the main thread may hold any lock right now."""
         self._stop.set()
         if not comm.is_main() or not hasattr(self, "parts"):
             return

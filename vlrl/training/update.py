@@ -124,9 +124,10 @@ class NonFinite(TrainingError):
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter, also: Sequence[Pass] = ()) -> None:
-    """Accumulates the gradients of every micro-batch, then of the methods' additional losses `also`. When a micro-batch
-    runs out of memory, it is halved and the accumulation restarts. While only the head is trained, only losses with
-    a separate gradient are run. If the weight of the objective is 0, its gradient is not computed."""
+    """Accumulates the gradients of the objective over all micro-batches, then those of the additional losses `also` of
+    methods. When a micro-batch runs out of memory, it is halved and the accumulation restarts. While only the head
+    of the policy is trained, losses without a separate gradient are left out. If the weight of the objective is 0,
+    its gradient is not computed."""
     draws, head = _random_state(policy.device), policy.head
     alone, share = head is not None and head.warming_up(step), algorithm.share(step)
 
@@ -171,9 +172,9 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
 
 def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
-    """Runs the additional loss `one` of a method, and adds its gradient to the gradient of the objective. When a
-    micro-batch is halved, `anew` recomputes the gradient of the objective. Returns how many micro-batches were
-    halved."""
+    """Adds the gradient of a method's additional loss `one` to the gradient of the objective. When a micro-batch of
+    this loss is halved, both gradients are recomputed, that of the objective by `anew`. Returns how many
+    micro-batches were halved."""
     def again() -> None:
         one.begin()
         anew()
@@ -196,9 +197,9 @@ def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: t
 
 def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, algorithm: Algorithm, rate: float,
            config: Config, step: int, meter: _Meter, summed: bool = False) -> bool:
-    """Sums gradients over ranks unless they are `summed`, clips them and takes the optimizer step. Returns whether the
-    metrics of the step count. After an overflow in float16 only the loss scale changes; after NaN or infinity
-    nothing changes."""
+    """Sums gradients over ranks unless they are already summed (`summed`), clips them and takes the optimizer step. If
+    gradients overflow in float16, only the loss scale changes. If the loss or a gradient is NaN or infinite for
+    another reason, nothing changes and False is returned: the metrics of this optimizer step do not count."""
     scaler, engine = policy.scaler, engine_of(policy.shards)
     if engine:
         _set_rates(optimizer, rate)
@@ -302,12 +303,13 @@ class _Meter:
         """Gradient norms before clipping, of the optimizer steps that were taken."""
         self.head_norm, self.passes = 0.0, 0
         self.skipped = self.nonfinite = 0
-        """Number of skipped optimizer steps; `nonfinite`: of those skipped because of NaN or infinity."""
+        """Number of skipped optimizer steps. `nonfinite`: number of those that were skipped because of NaN or infinity.
+        """
         self.halved = 0
         """Number of micro-batches halved for lack of memory."""
         self.also = alternatives(k)
-        """Further statistics for the run folder, with the weights of the first pass. Computed in the pass for old
-        log-probabilities if there is one."""
+        """Further statistics to store per token, computed with the weights before the update: in the pass for old
+        log-probabilities if there is one, else in the first pass of the update."""
         names = ("trainer_logprobs", "entropies", "ratio", "clipped", *self.also)
         self.per_token: PerToken = {name: [None] * rollouts for name in names}
 
