@@ -42,9 +42,9 @@ class Alert:
 
 
 Columns = Mapping[str, Sequence[float]]
-"""Values by metric for the last alerts.window steps, NaN for a step without a value. reward/mean and reward/std have
-the values of the last steps with rewards. BEST: highest mean reward over a window so far. HIGHEST: largest entropy
-so far."""
+"""Values of each metric in the last alerts.window steps, NaN for a step without a value. For reward/mean and
+reward/std, these are the last steps with rewards. Two metrics have a single value: BEST, the highest mean reward
+over a window so far, and HIGHEST, the largest entropy so far."""
 BEST, HIGHEST = "reward/best", "entropy/highest"
 _RECENT = 5  # number of last steps that the rule zero_variance_above inspects
 Breach = tuple[float, float, str]  # (value, limit, message) of a rule whose condition is true
@@ -68,13 +68,13 @@ class Alerts:
         self._holding = set(self._breaches()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Adds the metrics of a step, and sends an alert for each rule whose condition has become true. Returns the
-        values of new alerts as metrics for trackers."""
+        """Adds the metrics of a step, and sends an alert for each rule whose condition has become true. Returns
+        {"alerts/<rule>": value} of these alerts, for trackers."""
         return self._tell(self._begun(line))
 
     def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
         """Sends an alert if the last line of eval.jsonl shows a drop of `metric`, unless the previous line of the same
-        split showed this drop too. Returns the alert's value as a metric for trackers; {} without an alert."""
+        split showed a drop too. Returns {"alerts/heldout_drop": value} for trackers; {} without an alert."""
         last, share = evals[-1], self.settings.heldout_drop
         lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
         if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):
@@ -150,11 +150,11 @@ def _number(value: Any) -> bool:
 
 
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
-    """Returns a Breach (value, limit, message) if `metric` in the last line is below the best earlier line by more than
-    `share` of the best value; else None.
+    """Returns a Breach (value, limit, message) if `metric` has dropped: its value in the last line is below its best
+    earlier value by more than the fraction `share` of that value. None if it has not dropped.
 
-    `lines` are lines of eval.jsonl of one split. If both lines have 95 % intervals of the metric, the intervals must
-    not overlap."""
+    `lines` are lines of eval.jsonl of one split. If the last and the best line have 95 % intervals of the metric, only
+    a drop without overlap of the intervals counts."""
     if len(lines) < 2:
         return None
     best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
@@ -205,8 +205,8 @@ def _last(columns: Columns, name: str) -> float:
 
 
 def _above(metric: str, name: str, text: str) -> Rule:
-    """Returns a rule whose condition is that the last value of `metric` is above the setting alerts.<name> (or below,
-    if `name` ends in "_below"). `text` is the message, formatted with the value and the limit."""
+    """Returns a rule that alerts if the last value of `metric` is above the setting alerts.<name>, or below it if
+    `name` ends in "_below". text: the message, to be formatted with the value and the limit."""
     def rule(columns: Columns, settings: AlertSettings) -> Breach | None:
         value, limit = _last(columns, metric), getattr(settings, name)
         exceeded = isinstance(limit, (int, float)) and (value < limit if name.endswith("_below") else value > limit)

@@ -16,7 +16,8 @@ from vlrl.distributed import comm
 from vlrl.types import Group, Rollout
 
 _watch: Callable[[str], Any] | None = None
-"""Function of a phase's name that returns a context manager for the phase, while a step is profiled; else None."""
+"""While a step is profiled, a function that takes the name of a phase and returns a context manager around the phase.
+Otherwise None."""
 _life = (0, "start")
 
 
@@ -86,7 +87,8 @@ class Clock:
         return out
 
     def add_parallel(self, name: str, seconds: float) -> None:
-        """Adds seconds of another thread to phase `name`, and subtracts them from the current phase of this thread."""
+        """Counts `seconds` of work in another thread for phase `name`, and subtracts them from the phase of this
+        thread."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._inner[-1] += seconds
 

@@ -53,9 +53,9 @@ _ANSWERED = {"completion/length_mean", "unscorable"}
 
 
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
-    """The line of eval.jsonl that has the best `metric` of a split (highest; for `loss` lowest), the first of equal
-    lines. None if no line after a training step has a value. Raises RunError if evaluations with rewards do not have
-    the metric."""
+    """Returns the line of eval.jsonl with the best `metric` of a split: the highest value, for `loss` the lowest; of
+    equal lines, the first. Lines before the first training step do not count. None if no line has a value. Raises
+    RunError if evaluations with rewards lack the metric."""
     lines = [line for line in evals if line.get("split") == split]
     scored = [line for line in lines if "reward/mean" in line or not _ANSWERED & line.keys()]
     if scored and not any(metric in line for line in lines):

@@ -102,8 +102,8 @@ class Watchdog:
         os._exit(1)
 
     def _farewell(self) -> None:
-        """Runs the last actions before the process ends, in a thread, as a full pipe or a lost disk must not block
-        them."""
+        """Prints the reason, removes the lock and flushes the output, before the process is killed. Runs in a thread,
+        as a full pipe or a lost disk must not block the kill."""
         message = f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode()
         lock = self.folder / "run.lock"
         for act in (lambda: os.write(2, message), lambda: lock.unlink(missing_ok=True) if comm.is_main() else None,

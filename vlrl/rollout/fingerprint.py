@@ -37,8 +37,8 @@ class Fingerprint:
         return {"rows": self.rows, "sums": self.sums}
 
     def check(self, state: Mapping[str, Any], named: str) -> None:
-        """Raises RunError if the rows differ from the rows of a checkpoint, whose `state_dict` is `state`. `named`: the
-        setting or task that provides the rows, for the message."""
+        """Raises RunError if the rows have changed since a checkpoint. state: the `state_dict` of the Fingerprint in
+        that checkpoint. named: the setting or task that provides the rows, for the message."""
         before = int(state["rows"])
         sums = np.asarray(state["sums"]) if "sums" in state else self.sums  # a checkpoint may have none
         if before != self.rows:
@@ -77,7 +77,8 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
 
 
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
-    """Returns id and CRC-32 of a row. For a row that is read on demand, the CRC-32 of its record in the file."""
+    """Returns (id, CRC-32) of the row `index`; ("", 0) if the row cannot be read. If rows are read on demand, the
+    CRC-32 is that of the row's record in the file."""
     try:
         raw = samples.raw_record(index) if isinstance(samples, SampleSequence) else None
     except DataError:

@@ -114,7 +114,8 @@ class GroupSource:
         return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Gives the policy's weights to the engine if training, or (`now`) an evaluation, samples with the engine."""
+        """Copies the policy's weights to the engine, if the engine samples for training or (`now`) for an evaluation.
+        step: number of completed steps of these weights."""
         if self.generates or now:
             self.engine.sync(policy, step)
 
@@ -261,8 +262,9 @@ class GroupSource:
 
 
 def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """Splits the episodes of each group. Returns (groups with the episodes to train on, groups with the episodes that
-    could not begin and have no tokens). Group ids are unchanged; empty groups are left out."""
+    """Separates the episodes whose environment could be reset from those whose environment could not, which have no
+    tokens. Returns (groups with the former, to train on; groups with the latter). Group ids are unchanged; empty
+    groups are left out."""
     begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) for g in groups]
     lost = [replace(g, rollouts=tuple(r for r in g.rollouts if not r.completion.begun), aside=()) for g in groups]
     return [g for g in begun if g.rollouts], [g for g in lost if g.rollouts]

@@ -27,7 +27,7 @@ MOST_BYTES = 2**24  # maximum size of a response in bytes
 MOST_PNG = 2**22  # maximum size of a PNG in bytes; a larger image is sent as JPEG of quality 95
 MOST_DETAIL = 300  # maximum number of characters of a server's response that an error message quotes
 WAIT_S, MOST_WAIT_S = 1.0, 60.0
-"""Number of seconds before the first retry, which doubles for each further retry, and the longest wait."""
+"""Seconds to wait before the first retry, and the longest wait. The wait doubles with each retry."""
 _FATAL = {HTTPStatus.UNAUTHORIZED: "refuses the key", HTTPStatus.FORBIDDEN: "refuses the key",
           HTTPStatus.PAYMENT_REQUIRED: "requires payment", HTTPStatus.NOT_FOUND: "does not know the path or the model"}
 _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
@@ -115,9 +115,9 @@ class ChatClient:
                  before: Callable[[], None] | None = None) -> ChatReply:
         """Requests a chat completion of at most `most_tokens` tokens, with retries, and returns the reply.
 
-        body: the request as JSON. accept: returns None for a good reply, or what is wrong with the reply; then the
-        request is retried with another seed. before: called before each attempt. Raises ChatError if all attempts fail,
-        and ConfigError if the server rejects the key, path or model."""
+        body: the request as JSON. accept: function that returns None for a usable reply, else a description of the
+        problem; the request is then retried with another seed. before: called before each attempt. Raises ChatError if
+        all attempts fail, and ConfigError if the server rejects the key, path or model."""
         tries = 0
         while not self.closed.is_set():
             length = self._length

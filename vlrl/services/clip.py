@@ -50,7 +50,8 @@ class Clip:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
-        """The service for one group: a callable that counts the compared images under split and step of `place`."""
+        """Returns the service for one group: a function with the signature of Clip, which counts the compared images
+        under split and step of `place`."""
         return partial(self._counted, (place.split, place.step))
 
     def _counted(self, key: tuple[str, int], images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:

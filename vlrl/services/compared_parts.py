@@ -31,9 +31,9 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
     """Compares each answer with one randomly chosen answer of the group, the anchor (BRPO, arXiv 2506.00103).
 
     `pairwise` is +1 if the judge prefers the answer to the anchor in both orders, else -1. The anchor gets 0. If the
-    absolute sum over the G answers of the group exceeds `most` * G, no answer has a value, so the group is dropped.
-    `order_disagreement` is 1 if the judge's preference depends on the order. reasoning: whether the judge sees whole
-    completions instead of final answers."""
+    absolute sum of `pairwise` over the G answers of the group exceeds `most` * G, no answer has a value, so the group
+    is dropped. `order_disagreement` is 1 if the judge's preference depends on the order. media: whether the judge sees
+    images. reasoning: whether the judge sees whole completions instead of final answers."""
     if len(answers) < 2:
         return [{"pairwise": 0.0, "order_disagreement": 0.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
@@ -64,8 +64,8 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
     First the judge compares the first answer with each other answer; the scores determine the seeds. A single
     elimination follows, in which the best seed plays against the last. Answers eliminated in the same round are ranked
-    by their mean score so far. Ties share a rank. reasoning: whether the judge sees whole completions instead of final
-    answers."""
+    by their mean score so far. Answers with equal scores share a rank. media: whether the judge sees images. reasoning:
+    whether the judge sees whole completions instead of final answers."""
     count = len(answers)
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
@@ -121,8 +121,9 @@ def _ranks(count: int, scored: Any) -> list[float] | None:
 
 
 def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], places: list[float]) -> None:
-    """Sets the ranks of the answers `lost`, which were eliminated in one round, in `places`: `first` and following, in
-    the order of their mean scores in `history`. Ties share the mean of their ranks."""
+    """Writes the ranks of the answers `lost`, which were eliminated in one round, into `places`, indexed by answer. The
+    best of these answers gets the rank `first`. They are ordered by the mean of their scores in `history`; answers
+    with equal means share the mean of their ranks."""
     for i in lost:
         better = sum(fmean(history[j]) > fmean(history[i]) for j in lost)
         equal = sum(fmean(history[j]) == fmean(history[i]) for j in lost)

@@ -50,7 +50,7 @@ PARTS = Table({
 
 @dataclass(frozen=True, eq=False)
 class ExtraPart:
-    """A function named in `task.parts`, with its options bound and the declaration of its reward parts (`offer`)."""
+    """A function named in `task.parts`, with its options bound. `offer` declares its reward parts."""
 
     function: Callable[..., list[Parts]]
     offer: PartSpec
@@ -128,9 +128,10 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
 
 def _replaced_weights(own: Mapping[str, Weight], outcome: Mapping[str, float],
                   extras: Sequence[ExtraPart]) -> dict[str, Weight]:
-    """Returns new weights {part: weight} where `extras` replace the task's outcome parts; {} if none does. The outcome
-    parts get weight 0. Their total weight is divided equally among the replacements. A weight schedule is kept if
-    one part replaces one part; otherwise its initial value is used."""
+    """Returns {part: weight} for the reward parts whose weight changes because some of `extras` replace the task's
+    outcome parts; {} if none of them does. The outcome parts get weight 0, and their total weight is divided equally
+    among the replacements. A weight schedule is kept if one part replaces one part; otherwise the schedule's initial
+    value is used."""
     given = [next(iter(extra.offer.weights)) for extra in extras if extra.offer.replaces_outcome]
     weights = [own[part] for part in outcome if part in own]
     if not given or not any(weight_at(w, 0) for w in weights):

@@ -53,7 +53,8 @@ class JudgeCounts:
 
 
 class GroupJudge:
-    """The judge for one group: a callable, questions -> replies. `failures` has the reasons for missing replies."""
+    """The judge for one group of answers: a callable that returns for each question the reply, or None. `failures`
+    collects the reasons for missing replies."""
 
     def __init__(self, judge: Judge, place: ServiceContext):
         self._judge, self._place = judge, place
@@ -97,7 +98,7 @@ class Judge:
         self.replies.sync()
 
     def at(self, place: ServiceContext) -> GroupJudge:
-        """The judge for one group: a callable that counts questions under split and step of `place`."""
+        """Returns the judge for one group of answers. Its questions are counted under split and step of `place`."""
         return GroupJudge(self, place)
 
     def problem(self) -> str:
@@ -111,8 +112,8 @@ class Judge:
         return ""
 
     def take(self, split: str, step: int) -> JudgeCounts:
-        """Returns and removes a split's statistics, summed over steps up to `step`. Called after the step is completed.
-        """
+        """Returns the number, tokens and duration of a split's requests, summed over steps up to `step`, and deletes
+        these counts. Called after the step is completed."""
         self.replies.settle(split, step)
         with self._lock:
             done = [place for place in self._tallies if place[0] == split and place[1] <= step]
@@ -236,8 +237,9 @@ def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
 
 
 def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
-    """Returns (the first reply with the most frequent verdict, ""), or (None, reason) if no vote has a reply or there
-    is a tie."""
+    """Returns (reply, "") with the first of the replies that have the most frequent verdict. Returns (None, reason) if
+    all votes lack a reply, or if there is a tie. votes: the replies to repetitions of one question. fields: the
+    question's reply fields."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
         return None, next((vote.failed for vote in votes if vote.failed), "no reply")

@@ -31,7 +31,8 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One row of the forward pass, of which the log-probabilities of the tokens start..end of `completion` are used."""
+    """One row of the forward pass: a completion, and the range start..end of its tokens whose log-probabilities are
+    used."""
 
     group: int
     key: Key
@@ -108,8 +109,9 @@ class Likelihoods:
         return _Row(i, key, group.prompt, completion, start, end)
 
     def _instead(self, whole: Completion | None, text: str, group: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
-        """Returns (completion, (start, end)): the completion `whole` up to its last <answer> tag, followed by `text`,
-        and the token range of `text`."""
+        """Returns (a completion that ends with `text` instead of the answer, token range of `text`). The completion is
+        `whole` up to its last <answer> tag, followed by `text`. The range is (0, 0) if there is no such tag or no
+        text. If `whole` is None, `text` follows the prompt without reasoning."""
         if whole is not None and whole.episode_id:
             raise TaskError(f"sample '{group.sample.id}': a Reading that replaces the answer by a text is not "
                             "possible for an episode")

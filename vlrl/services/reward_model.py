@@ -44,7 +44,8 @@ class _Scorer(Protocol):
 
 
 class GroupRewardModel:
-    """The reward model for one group, as a callable. `failures` collects the reasons why answers have no score."""
+    """The reward model for one group: a callable that returns for each answer a tuple with the score of each model, or
+    None. `failures` collects the reasons why answers have no score."""
 
     def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: ServiceContext):
         self._scorer, self.place = scorer, place
@@ -75,7 +76,7 @@ class RewardModel:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> GroupRewardModel:
-        """The reward model for one group: a callable that counts answers under split and step of `place`."""
+        """Returns the reward model for one group. Its answers are counted under split and step of `place`."""
         self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]
 

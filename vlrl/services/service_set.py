@@ -19,7 +19,8 @@ KINDS = Table({
     "clip": "vlrl.services.clip:of_run",
     "reward_model": "vlrl.services.reward_model:of_run",
 })
-"""Section of `services` -> "module:name" of a function (config, folder for replies) -> Service."""
+"""Section of `services` -> "module:name" of the function that creates the service: (config, folder for replies) ->
+Service."""
 _MOST_THREADS = 32
 
 
@@ -27,7 +28,7 @@ class Service(Protocol):
     """The interface of a service: a model other than the policy that computes reward parts, in one process."""
 
     concurrency: int
-    """Number of groups that may use the service at once; 1 = it computes in this process, for one group at a time."""
+    """Number of groups that may use the service at once. It is 1 for a service that computes in this process."""
 
     def at(self, place: ServiceContext) -> Callable[..., Any]:
         """The service for one group, as a callable. Requests are counted under `place`, the split and step of the
@@ -69,7 +70,7 @@ def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
 
 
 class GroupServiceSet:
-    """The services for one group, each as a callable."""
+    """The services that score one group of answers: `services` is {name: callable}."""
 
     def __init__(self, services: Mapping[str, Service], place: ServiceContext, turn: threading.Lock):
         self.turn = turn
@@ -81,8 +82,8 @@ class GroupServiceSet:
 
     @property
     def problem(self) -> str | None:
-        """The first reason why a service did not reply, as the `error` of the group's rollouts; None without failures.
-        """
+        """Why the group's answers lack replies of a service: the first reason and the number of others. It becomes the
+        `error` of the group's rollouts. None if no reply is missing."""
         failures = [f"{name}: {reason}" for name, asked in self._asked.items()
                     for reason in getattr(asked, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
@@ -116,7 +117,8 @@ class ServiceSet:
         return GroupServiceSet(self._services, place, self._turn)
 
     def standalone(self, split: str, step: int) -> GroupServiceSet:
-        """The services for a group that is scored outside of a run. `step` also stands for the step of the weights."""
+        """Returns the services for a group that is scored outside of a run. The weights that sampled the group count as
+        weights of `step`."""
         return self.at(ServiceContext(split, step, step))
 
     def warnings(self) -> list[str]:

@@ -171,7 +171,8 @@ def best_record(folder: Path) -> dict[str, Any]:
 
 
 def write_speed(folder: Path) -> tuple[int, float] | None:
-    """Returns (size of the newest checkpoint in bytes, bytes per second of its save); None without a checkpoint."""
+    """Returns (size in bytes, bytes per second while it was written) of the newest checkpoint whose manifest has both;
+    None if there is none."""
     for path in all_checkpoints(folder):
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")

@@ -59,8 +59,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether an error means that the disk failed, and not the code. The exceptions of safetensors and tokenizers are
-    recognized by their messages."""
+    """Whether the error comes from the disk or file system and not from the code. Exceptions of safetensors and
+    tokenizers are recognized by their messages, any other error by the type OSError."""
     words = ("no space left", "os error", "i/o error", "disk quota")
     return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
 
@@ -135,8 +135,8 @@ def _refuse_special(descriptor: int, path: Path) -> None:
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
-    """Returns the content of a settings or status file. Raises OSError for more than `most` bytes, and like
-    `open_regular`."""
+    """Returns the content of a settings or status file. Raises OSError if the file has more than `most` bytes, or is a
+    pipe or device."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -145,8 +145,8 @@ def read_small(path: Path, most: int = 64 << 20) -> bytes:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yields (line with its line break, length in bytes) from the offset `start`. If a line has more than MOST_LINE
-    bytes, yields "#" and the end of the line instead. Raises OSError like `open_regular`."""
+    """Yields (line with its line break, length in bytes) for each line from the offset `start`. Of a line with more
+    than MOST_LINE bytes, only "#" and the end of the line are yielded. Raises OSError for a pipe or device."""
     with open_regular(path) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
@@ -222,7 +222,7 @@ def _version(name: str) -> str | None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Returns facts that are needed to repeat a run: versions, git state of the folder, hardware, seed, command."""
+    """Returns what is needed to repeat a run: versions, git state of the folder, hardware, seed and command."""
     versions = {name: version for name in _PACKAGES if (version := _version(name))}
     commit = _output("git", "rev-parse", "HEAD")
     git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),

@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 class Lock:
-    """A lock on a folder that this process holds: the lock file `path`, which names `owner`."""
+    """A lock on a folder, held by this process. `path` is the lock file, `owner` the description of this process in it.
+    """
 
     def __init__(self, path: Path, owner: Mapping[str, Any]):
         self.path, self.owner = path, owner

@@ -128,8 +128,9 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
 
 
 def _turn_advantages(rollout: Rollout) -> list[float] | None:
-    """Returns the mean advantage over the trained tokens of each action of an episode. For a completion without
-    actions: of each part that a method stores in `extra["turns"]`. None if all tokens have the same advantage."""
+    """Returns for each action of an episode the mean advantage over its trained tokens. For a completion without
+    actions, returns this for each part of the completion in `extra["turns"]`, where a method stores such parts. None
+    if all tokens have the same advantage."""
     done = rollout.completion
     actions, mask = done.actions or _kept_turns(done), np.asarray(done.loss_mask, bool)
     if not actions or np.ndim(rollout.advantage) == 0:
@@ -181,8 +182,8 @@ def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = Non
 
 
 def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
-    """Returns the columns `fields` of a table of rollouts, null if missing in the table. Raises ValueError for a newer
-    schema."""
+    """Returns the columns `fields` of a table of rollouts; columns that the table lacks are null. Raises ValueError if
+    a newer version of vlrl wrote the table."""
     names = table.column_names
     newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
     if newest > SCHEMA_VERSION:

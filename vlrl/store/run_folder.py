@@ -193,8 +193,8 @@ class RunFolder:
         return records
 
     def rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
-        """Yields (file, range of its steps, split of an evaluation) for each rollout file, sorted by name. `folder` is
-        "rollouts" or "eval-rollouts"."""
+        """Yields (file, range of its steps, split) for each rollout file, sorted by name. The split is None for
+        rollouts of training. folder: "rollouts" or "eval-rollouts"."""
         for file in sorted((self.path / folder).glob("*.parquet")):
             if (match := ROLLOUT_FILE.fullmatch(file.name)) and not file.is_file():
                 self.notes.append(f"skipped {file}: it is not a regular file")

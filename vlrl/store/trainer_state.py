@@ -17,8 +17,8 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 class State(NamedTuple):
-    """A trainer's state as a checkpoint stores it: `tree` is JSON with everything but tensors; `tensors` has these by
-    name."""
+    """A trainer's state as a checkpoint stores it. `tree` is the state as JSON, with names in place of tensors;
+    `tensors` is {name: tensor}."""
 
     tree: Any
     tensors: dict[str, Any]
@@ -37,8 +37,8 @@ def view(state: Mapping[str, Any]) -> State:
 
 
 def merge(*states: State) -> State:
-    """Combines states of parts of the trainer into one. If several states have a key, their dictionaries under this key
-    are merged."""
+    """Combines the states of several parts of the trainer into one state. If a key occurs in several states, its values
+    are dictionaries, which are merged."""
     tree: dict[str, Any] = {}
     for state in states:
         for key, value in state.tree.items():

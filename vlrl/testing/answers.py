@@ -25,7 +25,8 @@ SLOW = 1.0
 
 
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Scores unusual texts (texts.py) as answers to the first sample and, if not very long, to the last sample."""
+    """Scores unusual texts (texts.py) as answers to the first and the last sample. Very long texts are scored only for
+    the first."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
         with findings.guard("messages", "messages", sample.id):
@@ -74,8 +75,8 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
 
 
 def quick_reward(task: Task, sample: Sample, text: str, findings: Findings) -> float:
-    """Returns the reward of a text, without the checks of `try_answer`; 0, with a finding, if scoring raises an error.
-    """
+    """Returns the reward of a text, without the checks of `try_answer`. If scoring raises an error, adds a finding and
+    returns 0."""
     findings.scoring()
     answer = answer_of(text)
     with findings.guard("raises", "score", sample.id, text):
@@ -180,8 +181,8 @@ def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
 
 
 def check_oracle(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Scores the perfect answers with the task's coordinates and, if the task converts coordinates, in every other
-    coordinate convention. Adds a finding if they earn less there."""
+    """Scores the perfect answers with the task's coordinates. If the task converts coordinates, scores them in every
+    coordinate convention too, and adds a finding for a convention in which they earn less."""
     used = _Spy(task.coordinates)
     own, task.coordinates = task.coordinates, used
     try:
@@ -215,14 +216,14 @@ def _oracle_rewards(task: Task, samples: Sequence[Sample], findings: Findings, w
 
 
 def wrapped(text: str) -> list[str]:
-    r"""The text in each of the answer formats that prompts usually ask for, such as <answer> tags or \boxed."""
+    r"""Returns the text in several answer formats that prompts may ask for, such as <answer> tags or \boxed."""
     return [text, f"<answer>{text}</answer>", f"<think>I look.</think><answer>{text}</answer>", f"\\boxed{{{text}}}",
             f"<think>I look.</think><answer>\\boxed{{{text}}}</answer>", f"The answer is {text}."]
 
 
 def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], findings: Findings) -> float | None:
-    """Returns the reward of the perfect answer `oracle`; None if it cannot be scored. Adds a finding if `others`, or
-    labels in the row, earn more."""
+    """Returns the reward of the perfect answer `oracle`; None if it cannot be scored. Adds a finding if one of the
+    answers `others`, or a value of the row given as an answer, earns more."""
     best = try_answer(task, sample, oracle, findings)
     if best is None or best >= full_marks(task) - 1e-6 * max(1.0, abs(full_marks(task))):
         return best

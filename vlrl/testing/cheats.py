@@ -20,13 +20,13 @@ MARGIN = 0.15
 _CANDIDATES = 40
 
 Text = str | tuple[str, ...]
-"""One answer, or several answers of which the lowest reward counts."""
+"""A text that a cheat gives as its answer. If it is a tuple of texts, the lowest of their rewards counts."""
 
 
 @dataclass(frozen=True)
 class CheatRow:
-    """The rewards of one cheat over the samples. If the cheat has several forms, these are the rewards of the form with
-    the highest mean reward."""
+    """The rewards of one cheat over the samples. If the cheat writes several answers to each sample, the answer with
+    the highest mean reward over the samples is meant."""
 
     name: str
     mean: float
@@ -105,7 +105,7 @@ def _size(case: CheatCase) -> tuple[float, float] | None:
 
 
 def _hidden(case: CheatCase) -> list[Text]:
-    """Answers with the right answer in the reasoning and a different final answer."""
+    """Answers that give the right answer in the reasoning, and a wrong, empty or missing final answer."""
     right, wrong = case.right, case.wrong
     return [f"<think>{right}</think><answer>{wrong}</answer>", f"<think>{right}</think>{wrong}",
             f"<think><answer>{right}</answer></think><answer>{wrong}</answer>",
@@ -115,7 +115,8 @@ def _hidden(case: CheatCase) -> list[Text]:
 
 
 def _two_answers(case: CheatCase) -> list[Text]:
-    """Answers that contain both the right and a wrong answer, in both orders. At most one order may be rewarded."""
+    """Pairs of texts that give both the right and a wrong answer, in either order. At most one text of each pair may be
+    rewarded."""
     pairs = [(case.right, case.wrong), (case.wrong, case.right)]
     joins: list[Callable[[str, str], str]] = [
         "{}, {}".format, "{} or {}".format, "<answer>{}, {}</answer>".format, "<answer>{}</answer><answer>{}</answer>"
@@ -132,10 +133,12 @@ CONSTANT: dict[str, Callable[[CheatCase], list[Text]]] = {
     "all answers in one": _everything, "every digit": lambda case: _joined("0123456789", " ", ", ", ""),
     "every letter": _each("A, B, C, D, E", "A B C D", "ABCD", "yes, no", "yes no", "no yes"),
     "whole image": _whole_image, "many boxes": _many_boxes}
-"""Name -> function that writes a cheat that ignores the image, which must not beat the best constant answer."""
+"""{name of a cheat: function that writes its answers}, for cheats that ignore the image. They must not earn clearly
+more than the best constant answer."""
 KNOWING: dict[str, Callable[[CheatCase], list[Text]]] = {
     "hidden in the reasoning": _hidden, "two answers": _two_answers}
-"""Name -> function that writes a cheat: answers that contain the right answer without committing to it."""
+"""{name of a cheat: function that writes its answers}, for cheats that contain the right answer without committing to
+it."""
 NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 """Names of the cheats that are tried on every task."""
 
@@ -188,8 +191,9 @@ def _wrong(right: str, candidates: Sequence[str]) -> str:
 
 def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable[[CheatCase], list[Text]],
                best: Sequence[float], findings: Findings, template: str) -> list[CheatRow]:
-    """Returns a list with the CheatRow of a cheat, in its form with the highest mean reward. The list is empty if the
-    cheat applies to none of the samples. best: reward of the perfect answer to each sample."""
+    """Returns [the CheatRow of the cheat `name`], or [] if the cheat applies to none of the samples. `make` may write
+    several answers to each case; of these, the answer with the highest mean reward is used. best: reward of the
+    perfect answer to each sample."""
     try:
         variants = [(i, make(case)) for i, case in enumerate(cases)]
     except Exception as error:  # coordinates of a row without sizes

@@ -69,8 +69,8 @@ def hostile_calls(task: Task, sample: Sample) -> list[str]:
 
 
 def _check_left(host: Environments, task: Task, sample: Sample, findings: Findings) -> list[psutil.Process]:
-    """Returns the processes of the `host` that remain after all episodes and are shared by them, e.g. a browser. If
-    every episode leaves another process running, adds a finding and returns []."""
+    """Returns the processes that the `host` of environments still runs after all episodes, such as a browser that all
+    episodes share. If every episode leaves another process running, adds a finding and returns []."""
     shared = _left(host)
     if shared:
         for _ in range(_MORE):

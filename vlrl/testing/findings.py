@@ -44,8 +44,8 @@ class Findings:
             listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
 
     def take(self, found: Iterable[Finding]) -> None:
-        """Adds findings of vlrl.checks. Those of level "error" become findings of this check; warnings, grouped by
-        message, become notes."""
+        """Adds findings that the rules of vlrl.checks made. Errors are added as findings; warnings with the same
+        message are combined into one note."""
         warned = []
         for one in found:
             if one.level == "error":

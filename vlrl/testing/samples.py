@@ -100,8 +100,9 @@ def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str
 
 
 def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
-    """Returns (index, knobs) of each sample to generate. Knob values: all at their minimum, in the middle or at their
-    maximum, and each knob alone at its maximum with the others at their minimum."""
+    """Returns (index, {knob: value}) of each sample to generate; [] for a task without difficulty knobs. The values
+    are: all knobs at minimum, all in the middle, all at maximum, and each knob alone at maximum with the others at
+    minimum."""
     spots = [{name: low + share * (high - low) for name, (low, high) in task.knobs.items()} for share in (0, 0.5, 1)]
     spots += [{**spots[0], name: float(high)} for name, (_, high) in task.knobs.items() if len(task.knobs) > 1]
     return [(index, spot) for spot in spots for index in (0, 1)] if task.knobs else []
@@ -140,8 +141,8 @@ def _sized(sample: Sample) -> Sample:
 
 def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
                  count: int, findings: Findings) -> None:
-    """Applies the rules of vlrl.checks to the `chosen` rows. Rules that compare rows of a file also see further rows.
-    """
+    """Applies the rules of vlrl.checks to the rows `chosen` by split, and adds their findings. Rules that compare rows
+    of a file also see some rows that were not chosen. count: number of chosen rows per split."""
     rows: list[CheckedRow] = []
     for split, looked in chosen.items():
         for row in looked:
@@ -249,7 +250,8 @@ def _address(cls: type[Task]) -> str | None:
 
 
 def child(given: Mapping[str, Any]) -> None:
-    """Main function of a separate process: prints the fingerprints of the samples that `given` lists, as JSON."""
+    """Main function of a separate process. Makes the task that `given` describes, and prints {split: fingerprints of
+    the listed samples} as JSON. Exits with the message of a VlrlError."""
     try:
         task = load(given["name"], given["settings"])
         task.seed, task.data = given["seed"], given["data"] and DataSettings(**given["data"])

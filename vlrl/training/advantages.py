@@ -70,12 +70,11 @@ class Credit:
         return out
 
     def has_signal(self, group: Group) -> bool | None:
-        """Whether the shaped rewards of a group give any of its rollouts a nonzero advantage. None if a method
-        processes the groups first, or a shaping covers the whole step, so that this is unknown before the step is
-        complete.
+        """Whether the shaped rewards of a group give any of its rollouts a nonzero advantage. None if this is unknown
+        before the step is complete, because a method processes the groups first or a shaping covers the whole step.
 
-        For an advantage that is computed over all groups of the step, returns whether the rewards (or reward parts)
-        that it reads differ within the group."""
+        If the advantage is computed over all groups of the step, returns whether the rewards (or reward parts) that the
+        advantage uses differ within the group."""
         shaping, advantage = self.algorithm.shaping, self.algorithm.advantage
         needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
         if any(m.overrides("read") for m in self.algorithm.methods) or not all("local" in f.requires for f in shaping):

@@ -42,9 +42,9 @@ def check_engine(config: Config) -> None:
 
 def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,
                 episodes: bool = False) -> Engine:
-    """Makes the engine of `engine.name`. The caller must close it. `folder` belongs to this process, and is emptied by
-    engines that write files. `apart`: whether the engine generates during the update, with a copy of the weights.
-    `episodes`: whether prompts grow turn by turn."""
+    """Makes the engine of `engine.name`. The caller must close the engine. folder: a folder for files of the engine,
+    used only by this process; if the engine writes files, the folder is emptied first. apart: whether the engine
+    generates during the update, with a copy of the weights. episodes: whether prompts grow turn by turn."""
     settings = config.engine
     if settings.name == "hf":
         kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine

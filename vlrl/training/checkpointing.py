@@ -76,9 +76,10 @@ class Saver:
 
     def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: trainer_state.State,
                       ready: Callable[[], bool]) -> bool:
-        """Starts a save from within a signal handler. `state` is copied now; `frozen` is the rest of the state, copied
-        earlier. The thread writes the checkpoint only if `ready()` returns True in the thread. Returns False and
-        does nothing if memory is short, a save is running or save.background is off."""
+        """Starts a save in the background, from within a signal handler. `state` is copied now; `frozen` is the rest of
+        the state, which was copied earlier. Before the background thread writes the checkpoint, it calls `ready()`,
+        and writes nothing if the result is False. Returns False and does nothing if memory is short, a save is
+        running or save.background is off."""
         if self.busy or not self.settings.background or not fits_in_memory(policy, state):
             return False
         self.last = step
@@ -205,8 +206,9 @@ def estimate(folder: Path, size: int) -> str:
 
 
 class RunCheckpoints:
-    """Restores and saves the state of a run. Its methods are called on every rank at the same time. `flush` waits until
-    the rollouts of earlier steps are written, so a checkpoint never has more steps than the run folder."""
+    """Restores and saves the state of a run. Its methods are called on every rank at the same time. flush: function
+    that waits until the rollouts of earlier steps are written; it is called before a save, so that a checkpoint
+    never has more steps than the run folder. say: prints a message."""
 
     def __init__(self, parts: Parts, folder: RunFolder, saver: Saver, flush: Callable[[], None],
                  say: Callable[[str], None]):

@@ -135,7 +135,8 @@ class EmergencyCheckpoint:
         return target
 
     def _live(self) -> dict[str, Any]:
-        """The state that changes only in the update, not while sampling."""
+        """The state that changes only in the update, not while sampling: of the optimizer, and of a moving reference.
+        """
         parts = self.parts
         reference = dict(parts.policy.moving_reference) if parts.algorithm.moves_reference else {}
         moving = {"algorithm": {"reference": reference}} if reference else {}

@@ -89,8 +89,8 @@ class Session:
         return self
 
     def _open(self) -> tuple[Path | None, tuple[str, ...], dict[str, Any]]:
-        """On rank 0: locks the folder. Returns the folder of the checkpoint, warnings, and the files whose contents
-        every rank needs."""
+        """Locks the run folder and prepares it for this run; on rank 0. Returns (folder of the checkpoint to resume
+        from, or None; warnings; {file name: content} of the files that every rank needs)."""
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
