@@ -72,8 +72,9 @@ def holds(part):
 
 
 def work_left(text, parse, config):
-    """How many computations a text leaves undone after its last equals sign: sums and products of several numbers, and
-    single numbers in an unevaluated form such as 10!, 24/2 or sqrt(4)."""
+    """The number of computations that a text leaves undone after its last equals sign. Counted are sums and products of
+    several numbers, and single numbers in an unevaluated form such as 10!, 24/2 or sqrt(4). `parse` and `config` are
+    those of `expression`."""
     text = last_side(text)
     (expr, *_) = expression(text, parse, config) or [None]
     if getattr(expr, "is_Integer", False) and _DIVIDES.search(text):
@@ -91,7 +92,8 @@ def last_side(text):
 
 
 def unwritten(node):
-    """Yields the subexpressions that are not numbers in plain notation (see is_written)."""
+    """Yields an expression and, recursively, its subexpressions, except numbers in plain notation (see is_written) and
+    everything inside such a number."""
     if hasattr(node, "free_symbols") and hasattr(node, "func") and not is_written(node):
         yield node
         for arg in node.args:
@@ -128,7 +130,8 @@ def _is_number(node):
 
 
 def _numbers(node):
-    """The numeric terms of a sum or factors of a product, without a factor of -1 that only gives the sign."""
+    """The numeric terms of a sum, or the numeric factors of a product. A factor of -1 is left out, because it only
+    gives the sign."""
     return [arg for arg in node.args if _is_number(arg) and arg != -1]
 
 

@@ -131,9 +131,10 @@ def mathvista(answer: str, truth: str, options: Sequence[str] = (), precision: i
 
 
 def video_mme(answer: str, truth: str) -> float | None:
-    """1 if an answer is correct under the rule of Video-MME (2405.21075; eval_your_results.py, linked from the page of
-    Video-MME), else 0: the first capital letter from A to D anywhere in the answer must be `truth`. None if the
-    answer contains no such letter; Video-MME leaves these answers out of its accuracy."""
+    """1 if the first capital letter from A to D anywhere in an answer is `truth`, else 0. None if the answer contains
+    no such letter; Video-MME leaves these answers out of its accuracy.
+
+    This is the rule of Video-MME (2405.21075), in the script eval_your_results.py that its web page links to."""
     match = re.search("[ABCD]", answer[:MOST_CHARACTERS].replace("Answer:", ""))
     return float(match[0] == truth) if match else None
 
@@ -141,9 +142,9 @@ def video_mme(answer: str, truth: str) -> float | None:
 def mvbench(answer: str, truth: str) -> float:
     """1 if an answer is correct under MVBench's rule (2311.17005, video_chat2/mvbench.ipynb), else 0.
 
-    MVBench ends the prompt with an opening parenthesis. The first word of the answer's first line, without full stops,
-    must be a substring of the parenthesised letter `truth`, or contain it. So an empty answer is correct, and "B or C"
-    is read as B."""
+    MVBench ends the prompt with "(" and puts it before the answer, too. The answer is correct if its first word,
+    without full stops, is a part of "(A)" for the truth A, or if "(A)" is a part of the word. So an empty answer is
+    correct, and "B or C" is read as B."""
     lines = answer[:MOST_CHARACTERS].strip().split("\n")
     word, mark = f"({lines[0].lower()}".split(" ")[0], f"({truth.lower()})"
     return float(word.replace(".", "") in mark or mark in word)
@@ -171,8 +172,8 @@ def close(a: float, b: float, within: float) -> bool:
 
 
 def same_number(answer: str, truth: str) -> float:
-    """1 if both texts are numbers that are equal to two decimals, and either both or neither contain a decimal
-    separator; else 0 (Video-R1)."""
+    """1 if both texts are numbers that are equal to two decimals, else 0 (Video-R1). Also 0 if only one of the texts
+    contains a decimal separator."""
     a, b = read_number(answer), read_number(truth)
     separated = [not {".", ","}.isdisjoint(western(text)) for text in (answer, truth)]
     return float(a is not None and b is not None and separated[0] == separated[1] and round(a, 2) == round(b, 2))
@@ -238,10 +239,10 @@ def rouge(answer: str, truth: str) -> float:
 
 
 def free_text(answer: str, truth: str) -> float:
-    """The ROUGE score of an answer, with two exceptions that score 0:
-    - The ground truth is a code, number or quantity, and the answer is a different one ("12 m" does not match "13 m").
-    - The ground truth has at most three words, and a word of it that contains a digit is missing in the answer
-    ("Highway 101")."""
+    """The ROUGE score of an answer. It is 0 in two cases:
+    - The ground truth is a code, number or quantity, and the answer differs from it ("12 m" does not match "13 m").
+    - The ground truth has at most three words, and the answer lacks one of them that contains a digit ("Highway 101").
+    """
     wanted = rouge_tokens(truth)
     named = {word for word in wanted if not word.isalpha() and any(map(str.isdigit, word))}
     other = len(wanted) <= _SHORT and not named.issubset(rouge_tokens(answer))
@@ -267,11 +268,11 @@ written; `tolerant` returns more lenient functions."""
 
 
 def tolerant(kind: str, options: Sequence[str] = (), labels: Sequence[str] = (), tolerance: float = 0.0) -> Scorer:
-    """The scoring function of the answer type `kind`, for answers in free wording.
+    """Returns the scoring function of the answer type `kind`, for answers in free wording.
 
-    The function accepts an option by its letter or text, a number among words that differs from the truth by at most
-    `tolerance`, and one of the closed list `labels` regardless of case and punctuation. The other types are scored as
-    in `STRICT`."""
+    For a choice it accepts an option's letter or text. For a number it accepts a text with one number that differs from
+    the truth by at most `tolerance`. For a text with a closed list of answers (`labels`) it ignores case and
+    punctuation. All other types are scored as in `STRICT`."""
     if kind == "choice":
         return partial(choice, options=options)
     if kind == "number":

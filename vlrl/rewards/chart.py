@@ -40,8 +40,8 @@ def chart_equal(answer: str, truth: str, close: float = CLOSE, units: float = 0.
 
 
 def count(text: str) -> int | None:
-    """The count in a text: the only number in the text, or a text that is just a number word from zero to twenty or a
-    Chinese numeral up to 99. None for any other text, and for a percentage."""
+    """The count in a text, as an integer: the only number in the text, or a text that is just a number word from zero
+    to twenty or a Chinese numeral up to 99. None for a percentage and for any other text."""
     word = clean_label(text)
     if word in _WORDS:
         return _WORDS.index(word)
@@ -54,8 +54,8 @@ def count(text: str) -> int | None:
 
 
 def one_yes_no(text: str) -> str | None:
-    """"yes" or "no" as read by `text.yes_no`, plus Chinese, Japanese and Russian words for them. None if the text
-    contains both, such as "yes, no", or neither."""
+    """Reads "yes" or "no" from a text in English (as `text.yes_no` does), Chinese, Japanese or Russian. None if the
+    text says both, such as "yes, no", or neither."""
     text = text.casefold()
     if not text.isascii():
         text = _AS_YES.sub(" yes ", _AS_NO.sub(" no ", text))

@@ -19,9 +19,10 @@ HALF = 0.5
 
 
 def carl(before: float, now: float, factors: Iterable[float]) -> float:
-    """CaRL's reward for one decision, in [0, 1]: the gain in route completion multiplied by the factors.
+    """CaRL's reward for one decision, in [0, 1]: the gain in route completion multiplied by the penalty factors.
 
-    `before` and `now` are the completed fractions of the route, in [0, 1]. Driving backwards earns 0."""
+    `before` and `now` are the completed fractions of the route before and after the decision. Driving backwards earns
+    0."""
     return max(0.0, now - before) * math.prod(factors)
 
 
@@ -61,9 +62,10 @@ def target_speed(limit: float, gap: float, near: float = 4.0, far: float = 24.0)
 def shaped(speed: float, wanted: float, limit: float, off_centre: float, turned: float, ended: bool) -> float:
     """A shaped reward for one decision, at most 1, similar to rewards before CaRL (Roach, 2108.08265).
 
-    1 - |speed - wanted| / limit (`wanted` is the target speed), minus half the distance from the lane centre in metres
-    (at most 1), minus the angle between vehicle and lane in radians (at most 1). If a collision or leaving the road
-    ended the episode, the reward is -1 - speed / limit."""
+    It is 1 - |speed - wanted| / limit - min(1, |off_centre|) / 2 - min(1, |turned|). `wanted` is the target speed,
+    `limit` the speed limit, `off_centre` the distance from the lane centre in metres, and `turned` the angle between
+    vehicle and lane in radians. If a collision or leaving the road `ended` the episode, the reward is -1 - speed /
+    limit."""
     if ended:
         return -1 - speed / limit
     return 1 - abs(speed - wanted) / limit - 0.5 * min(1.0, abs(off_centre)) - min(1.0, abs(turned))

@@ -30,8 +30,8 @@ def is_code(text: str) -> bool:
 
 
 def is_exact(text: str) -> bool:
-    """Whether a ground truth must be matched literally: a code, a number with at most a unit or short name, or a single
-    letter."""
+    """Whether a ground truth must be matched literally: it is a code, a single letter, or a number, alone or with a
+    unit or a short name."""
     text = western(text)
     letters, digits = sum(map(str.isalpha, text)), sum(map(str.isdigit, text))
     return len(text) <= _LONGEST and (digits + letters == 1 or 0 < digits >= letters - _MOST_LETTERS)

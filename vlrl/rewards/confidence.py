@@ -25,8 +25,8 @@ def read_confidence(text: str) -> float | None:
 
 
 def brier(confidence: float | None, accuracy: float) -> float:
-    """The squared difference between confidence and accuracy, both in [0, 1]. Without a confidence it is 1, the worst
-    value."""
+    """The squared difference between confidence and accuracy, both in [0, 1]; 1, the worst value, if the confidence is
+    None."""
     return 1.0 if confidence is None else (confidence - accuracy) ** 2
 
 

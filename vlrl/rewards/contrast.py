@@ -6,11 +6,12 @@ from __future__ import annotations
 
 
 def contrast_goal(negative: float, positive: float, span: float = 0.03) -> float:
-    """VLM-RL's contrasting language goal of an image, in [0, 1].
+    """How well an image fits a positive text compared with a negative text, in [0, 1]: the contrasting language goal of
+    VLM-RL (2412.15544), as computed by the authors' code.
 
-    1 - clip(negative - positive, 0, span) / span, where `negative` and `positive` are the image's cosine similarities
-    with a negative and a positive text (2412.15544, as its code computes it). It is 1 if the image is closer to the
-    positive text by any margin, and 0 if it is closer to the negative text by at least `span`."""
+    It is 1 - clip(negative - positive, 0, span) / span, where `negative` and `positive` are the cosine similarities of
+    the image and the two texts. So it is 1 if the image is closer to the positive text by any margin, and 0 if the
+    image is closer to the negative text by at least `span`."""
     return 1 - min(max(negative - positive, 0.0), span) / span
 
 
@@ -42,9 +43,11 @@ def linear_falloff(value: float, most: float) -> float:
 
 
 def vlm_rl_reward(base: float, speed: float, clear: float, target: float, *terms: float) -> float:
-    """VLM-RL's reward of a state: the product of `speed_term` and `terms`, which are values of `linear_falloff`.
+    """VLM-RL's reward of a state: the product of `speed_term(speed, clear, target)` and all `terms`, which are values
+    of `linear_falloff`.
 
-    A negative `base`, the environment's penalty for a collision or for leaving the road, is returned instead."""
+    `base` is the environment's own reward. If it is negative, a penalty for a collision or for leaving the road, it is
+    returned instead."""
     if base < 0:
         return base
     reward = speed_term(speed, clear, target)

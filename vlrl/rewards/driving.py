@@ -1,9 +1,9 @@
 """Comparison of a vehicle's plans and trajectories with those of an expert. No text and no finite number makes a
 function raise.
 
-A plan consists of words for two heads, speed and path. A trajectory is a list of waypoints [x, y, t] in metres and
-seconds, in the ego frame: x ahead, y to the left. It starts at the vehicle's centre [0, 0, 0], which is not listed.
-Headings are in radians, counter-clockwise from the x axis."""
+A plan consists of words for two decisions, speed and path, which are called its heads. A trajectory is a list of
+waypoints [x, y, t] in metres and seconds, in the ego frame: x ahead, y to the left. It starts at the vehicle's centre
+[0, 0, 0], which is not listed. Headings are in radians, counter-clockwise from the x axis."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def mean_weight(words: Collection[str], weights: Mapping[str, float]) -> float:
 
 def diversity(answers: Sequence[Collection[str]]) -> list[float]:
     """AlphaDrive's diversity factor for each answer of a group, in [.8, 1]: 1 - min(.2, share of answers with the same
-    words). An answer is given as its words.
+    words). Each item of `answers` has the words of one answer.
 
     This is Algorithm 1 of 2503.07608, but computed over the whole group, so that the result does not depend on the
     order of the answers. Answers without words are not counted and get a factor of 1."""
@@ -122,10 +122,10 @@ def alphadrive_right(text: str, truth: Mapping[str, str]) -> bool:
 
 def alphadrive_f1(answers: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, float]:
     """Word -> F1 score in [0, 1], as AlphaDrive's evaluation computes it (2503.07608, qwen2vl_plan_cmd_eval_grpo.py).
-    `answers` are pairs of an output and the true word of each head.
+    `answers` are pairs (output text, {head: true word}).
 
-    AlphaDrive counts a word in an answer as correct whenever the answer also contains the true word of that head, so an
-    answer that names every word is never wrong."""
+    AlphaDrive counts a word in an answer as correct whenever the answer also contains the true word of the same head.
+    So an answer that names every word is never wrong."""
     hits, wrong, missed = Counter[str](), Counter[str](), Counter[str]()
     for text, truth in answers:
         for head, words in HEADS.items():
@@ -183,8 +183,7 @@ def distance_score(points: Points, truth: Points, scale: float) -> float:
 
 
 def sample_times(horizon: float) -> np.ndarray:
-    """The times at which a trajectory is checked for collisions: at most STEP apart, up to and including the horizon.
-    """
+    """The times in seconds at which a trajectory is checked for collisions: at most STEP apart, ending at `horizon`."""
     count = max(1, math.ceil(horizon / STEP - 1e-9))
     return horizon * np.arange(1, count + 1) / count
 
@@ -199,10 +198,12 @@ def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.n
 
 @np.errstate(all="ignore")  # numbers near zero underflow inside GEOS
 def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times: np.ndarray) -> bool:
-    """Whether a vehicle's footprints [times] touch an obstacle at any of the times.
+    """Whether a vehicle (its footprint at each of the `times`) touches an obstacle at any of these times.
 
-    An obstacle is one of three dicts: {"center": [x, y], "size": [length, width]} with "heading" and "velocity" [x, y]
-    in m/s; {"size": ..., "track": [[x, y, heading, t], ...]}; or {"polygon": [[x, y], ...]} with "velocity"."""
+    An obstacle is a dict in one of three formats, where "heading" and "velocity" [x, y] in m/s are optional:
+    - {"center": [x, y], "size": [length, width], "heading": angle, "velocity": [x, y]};
+    - {"track": [[x, y, heading, t], ...], "size": [length, width]};
+    - {"polygon": [[x, y], ...], "velocity": [x, y]}."""
     import shapely
 
     return any(bool(shapely.intersects(vehicle, _moving(obstacle, times)).any()) for obstacle in obstacles)
@@ -210,7 +211,8 @@ def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times:
 
 @np.errstate(all="ignore")
 def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
-    """Whether more than 1 % of any footprint lies outside the union of the drivable polygons."""
+    """Whether a vehicle, given by its footprints, leaves the road: more than 1 % of a footprint lies outside the union
+    of the `drivable` polygons."""
     import shapely
 
     road = shapely.union_all([shapely.make_valid(shapely.Polygon(polygon)) for polygon in drivable])

@@ -152,8 +152,9 @@ def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = T
 
 @functools.lru_cache(maxsize=50_000)
 def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool) -> bool | str:
-    """The verdict of math-verify, cached; the reason as a string if there is no verdict. With answer=None, the verdict
-    says whether the gold answer can be parsed. Failures are cached too, so that a comparison hangs only once."""
+    """The verdict of math-verify whether an answer equals the gold answer or, with answer=None, whether the gold answer
+    can be parsed. If there is no verdict, the reason as a string. Both are cached, so that a comparison hangs only
+    once."""
     question = {"gold": gold, "seconds": seconds, "worked_out": worked_out}
     try:
         return _VERIFIER.ask(question | ({} if answer is None else {"answer": answer}))
@@ -203,8 +204,8 @@ def _dollars(text: str) -> list[str]:
 
 
 def _usable(text: str) -> str | None:
-    """The text as an expression for math-verify; None if it is too long, has unbalanced braces, or contains two
-    adjacent numbers, which math-verify would add. A mixed number becomes one fraction."""
+    """The text as an expression for math-verify, with a mixed number as one fraction. None if the text is empty, is too
+    long, has unbalanced braces, or contains two adjacent numbers, which math-verify would add."""
     if mixed := _MIXED.fullmatch(text):
         sign, whole, above, below = mixed.groups()
         return f"{sign}{int(whole) * int(below) + int(above)}/{below}"
@@ -234,16 +235,16 @@ class _Verifier:
         return reply["value"]
 
     def forget(self) -> None:
-        """To be called in a forked child process: drops the worker, which belongs to the parent process, and replaces
+        """To be called in a forked child process. Drops the worker process, which belongs to the parent, and replaces
         the lock, which another thread of the parent may have held."""
         self.worker.forget()
         self.__init__()
 
 
 def _started() -> tuple[Connection, subprocess.Popen[bytes]]:
-    """Starts a process that runs math-verify. It is not forked, so that it shares no threads, locks or devices with
-    this process. Its hash seed is fixed because sympy's results depend on it, and it has a session of its own, so
-    that Ctrl-C does not reach it."""
+    """Starts a process that runs math-verify; returns the connection to it and the process. It is not forked, so that
+    it shares no threads, locks or devices with this process. Its hash seed is fixed, because sympy's results depend
+    on the seed. It runs in a session of its own, so that Ctrl-C does not reach it."""
     require_library()
     mine, other = socket.socketpair()
     with other:

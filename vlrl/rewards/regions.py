@@ -11,8 +11,8 @@ Box = Sequence[float]
 
 @dataclass(frozen=True)
 class VoteGrid:
-    """A grid whose lines are the edges of a group's boxes, with the number of boxes that cover each cell. It is exact
-    for any image size."""
+    """The image divided by the edges of the boxes of a group's answers, with the number of boxes that cover each cell.
+    It is exact for any image size."""
 
     counts: np.ndarray  # [rows, columns] Number of boxes that cover each cell
     xs: np.ndarray  # [columns + 1] x coordinates of the grid lines in pixels
@@ -44,11 +44,11 @@ def count_votes(boxes: Sequence[Box]) -> VoteGrid:
 
 
 def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
-    """GUI-RCPO's reward for each box of a group, in [0, 1]: the mean number of boxes that cover a pixel of this box,
-    divided by the largest number of boxes that cover the same pixel.
+    """GUI-RCPO's reward for each box of a group, in [0, 1]: how many boxes cover a pixel of this box on average,
+    divided by the number of boxes at the pixel of the image that most boxes cover.
 
-    Boxes are in integer pixels. None stands for an answer without a readable box; it gets 0 and is not counted. If no
-    two boxes overlap, every box gets 1."""
+    Boxes are in integer pixels. None stands for an answer without a readable box: its reward is 0, and it is not
+    counted. If no two boxes overlap, every box gets 1."""
     known = [box for box in boxes if box is not None]
     if not known:
         return [0.0] * len(boxes)
@@ -65,8 +65,8 @@ def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
 
 
 def region_vote(boxes: Sequence[Box]) -> list[float] | None:
-    """GUI-RC's consensus answer of a group: the bounding box of the largest connected region that is covered by the
-    largest number of boxes. None if there are no boxes."""
+    """GUI-RC's consensus answer of a group, as a box: the bounding box of the largest connected region among the pixels
+    that most boxes cover. None if there are no boxes."""
     if not boxes:
         return None
     from scipy import ndimage

@@ -1,4 +1,4 @@
-"""The Porter stemmer with NLTK's extensions, which ROUGE was published with. Linear time for every word."""
+"""The Porter stemmer with the extensions of NLTK; ROUGE was published with this stemmer. Linear time for every word."""
 
 import re
 from functools import lru_cache
@@ -75,7 +75,8 @@ def _final_y(word: str) -> str:
 
 
 def _replaced(word: str, table: dict[str, str]) -> str:
-    """Replaces a word's ending by the first matching entry of the table, if a syllable is left before that ending."""
+    """Returns the word with its ending replaced as in `table` (ending -> replacement). Only the first matching entry is
+    used, and only if at least one syllable is left before the ending."""
     for suffix, replacement in table.items():
         if word.endswith(suffix):
             before = word[:-len(suffix)]

@@ -88,9 +88,9 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 
 def canonical_verdict(text: str, fields: Fields | None = None) -> str:
-    """A judge's reply in a normal form, so that equivalent replies compare as equal. With `fields`, it is the reply's
-    fields as JSON. Otherwise it is the last decimal number such as 1.0 or, if there is none, the text in lower case
-    with single spaces."""
+    """A judge's reply in a normal form, so that equivalent replies are equal. With `fields`, this is JSON of the fields
+    in the reply. Without `fields`, it is the last decimal number such as 1.0 or, without such a number, the whole
+    text in lower case with single spaces."""
     if fields:
         return json.dumps(read_fields(text, fields), sort_keys=True)
     numbers = re.findall(r"(?<![\d.])-?\d+\.\d+(?![\d.])", text)
@@ -109,8 +109,8 @@ def sanitized(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def quoted(name: str, text: str, most: int = MOST_SHOWN) -> str:
-    """A text, cut to `most` characters, enclosed in tags such as <answer-3f2a9c41d0e8>: `name` and a hash, which the
-    text does not contain and its author could not have predicted."""
+    """Returns a text, cut to `most` characters, between tags such as <answer-3f2a9c41d0e8>. The name of the tag is
+    `name` and a hash. The text does not contain this hash, and its author could not have predicted it."""
     text, salt = sanitized(text, most), ""
     while (mark := hashlib.sha256((salt + text).encode("utf-8", "replace")).hexdigest()[:12]) in text:
         salt += "+"

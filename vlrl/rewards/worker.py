@@ -40,14 +40,14 @@ class WorkerHung(WorkerEnded):
 
 
 class Worker:
-    """Sends requests to a process of its own, which is started at the first request and, after it has ended or was
-    killed, again at the next one."""
+    """Sends requests to a process, which the function `start` starts at the first request. If the process has ended or
+    was killed, the next request starts a new one."""
 
     def __init__(self, start: Callable[[], tuple[Connection, subprocess.Popen[bytes] | int]]):
         self._start = start
         self.process: subprocess.Popen[bytes] | int | None = None
-        """The process, or its id if it is not a child of this process (a fork server started it). It leads its own
-        process group."""
+        """The process that answers, or its id if a fork server started it, so that it is not a child of this process.
+        The process leads its own process group."""
         self.late = 0  # number of replies that did not belong to the current request and were dropped
         self._connection: Connection | None = None
         self._number = self._answered = 0
@@ -115,8 +115,8 @@ class Worker:
 
 
 def _await(connection: Connection, patience: Callable[[], tuple[object, float]]) -> None:
-    """Waits until a reply can be received. `patience` is that of `Worker.ask`. Raises WorkerHung if the progress has
-    not changed for too long."""
+    """Waits until a reply can be received. `patience` is described in `Worker.ask`. Raises WorkerHung if the progress
+    has not changed for too long."""
     at, seconds = patience()
     quiet, then = 0.0, time.monotonic()
     while not connection.poll(tick := min(_TICK_S, seconds / 4)):
