@@ -104,9 +104,9 @@ def names_in(text: str) -> list[str]:
 
 
 def _names(form: AnswerFormat, row: Record, given: str, label: str, negations: bool) -> bool:
-    """Whether the text `given` of an answer names the class `label`, as decided by the answer format. With `negations`,
-    a text that starts with a negation matches only class names that also start with a negation, and a clause that
-    denies the class does not count."""
+    """Whether `given`, a part of an answer, names the class `label`; the answer format `form` decides how texts are
+    compared. With `negations`, a text that starts with a negation only names classes whose names start with a
+    negation too. A clause that denies the class does not count either."""
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
     own = [name for name in own if denies(name)] if negations and denies(given) else own
@@ -134,11 +134,11 @@ def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
 
 
 def names_class(text: str, name: str, others: Sequence[str] = ()) -> bool:
-    """Whether a text names a class: the text equals the class name, contains the name, or makes up at least half of it.
-    Case is ignored, and underscores count as spaces. Visual-RFT (2503.01785) accepts any containment, even of an
-    empty text, so that a single letter or a list of all names is right. Here only whole words count, and the text
-    must not match any of the `others`. If `others` is empty, the class name may only be surrounded by words such as
-    "it is a"."""
+    """Whether a text names a class: the text equals the class name, contains the name, or is at least half of it. Case
+    is ignored, and underscores count as spaces. Only whole words count, and the text must not match any of the
+    `others`. If `others` is empty, the class name may only be surrounded by words such as "it is a". Visual-RFT
+    (2503.01785) is more lenient: it also accepts parts of words and an empty text, so that a single letter or a list
+    of all names is right."""
     if len(text) > _LONGEST:
         return False
     words, wanted = _words(text), _words(name)
@@ -176,8 +176,8 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 
 
 def _plain(row: Record, answer: Answer) -> float:
-    """Returns 1 if the answer consists of names from the row's `labels`; if the row has no `labels`, 1 for a single
-    line without tags. Else 0."""
+    """Returns 1 if the answer has the right format, else 0. If the row has `labels`, the answer must consist of names
+    from them. Otherwise it must be a single line without tags."""
     text = said(answer)
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])

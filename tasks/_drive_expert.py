@@ -24,8 +24,8 @@ _AIMS = (0.5, 1.0, 1.5)  # seconds of the waypoints
 
 @lru_cache(maxsize=4096)
 def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: bool) -> tuple[Decision, ...] | None:
-    """The expert's decisions in a drive that reaches the goal in time; None if the expert does not reach the goal. With
-    `ways` the decisions are waypoints, else words."""
+    """Lets the expert drive in `World(scenario, seed, seconds, traffic)`. Returns its decisions, as waypoints (with
+    `ways`) or as words; None if it does not reach the goal within `seconds`."""
     world, decisions = World(scenario, seed, seconds, traffic), []
     while world.left:
         decisions.append(choose(world, ways))
@@ -36,7 +36,8 @@ def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: 
 
 
 def choose(world: World, ways: bool) -> Decision:
-    """The most preferred safe decision, or to stop if none is safe. With `ways` as waypoints, else as words."""
+    """The first of the expert's preferred decisions that is safe; if none is safe, the decision to stop. It consists of
+    waypoints with `ways`, else of words."""
     liked = (as_waypoints(world, words) if ways else words for words in _liked(world))
     stop = Decision("STOP")
     return next((decision for decision in liked if _safe(world, decision)), as_waypoints(world, stop) if ways else stop)
@@ -108,7 +109,7 @@ def _paths(world: World) -> list[str]:
 
 
 def _free(world: World, number: int) -> float:
-    """Metres to the next vehicle ahead in lane number `number` of the current road; 100 if there is none."""
+    """Metres to the next vehicle ahead in lane number `number` of the current road; 100 if no vehicle is ahead."""
     lane = world.road.network.get_lane((*world.ego.lane_index[:2], number))
     own, ahead = lane.local_coordinates(world.ego.position)[0], [100.0]
     for other in world.road.vehicles:

@@ -143,9 +143,9 @@ class Route:
         return abs(aside) <= way.width_at(along) / 2 + _MARGIN
 
     def points(self, lane: int, done: float, far: float = _FAR) -> np.ndarray:
-        """Returns [n, 2] positions along the route, two metres apart. They begin `done` metres after the start and
-        extend over `far` metres, or to the goal if it is nearer. They follow lane number `lane`, or the last lane
-        where the road has fewer lanes."""
+        """Returns [n, 2] positions along the route, two metres apart. The first is `done` metres after the start of the
+        route. The last is `far` metres after the first, or at the goal if the goal is nearer. They follow lane
+        number `lane`, or the last lane where the road has fewer lanes."""
         ends = np.arange(done, min(done + far, self.length), 2.0)
         return np.array([self._place(lane, float(at)) for at in (*ends, min(done + far, self.length))])
 
@@ -220,7 +220,7 @@ class World:
 
     @property
     def gap(self) -> float:
-        """Metres to the next obstacle ahead in the vehicle's path, at most 60."""
+        """Metres to the next obstacle ahead in the vehicle's path, at most 60; 60 if there is none."""
         return min((gap for gap, _ in self._ahead()), default=_FAR)
 
     @property
@@ -268,7 +268,8 @@ class World:
             second.ttc = min(second.ttc, rules.time_to_collision(gap, closing))
 
     def _ahead(self) -> list[tuple[float, float]]:
-        """Returns (distance in metres, closing speed in m/s) of everything in the vehicle's path."""
+        """Returns one (distance in metres, closing speed in m/s) for each vehicle or object in the vehicle's path, up
+        to 60 m ahead."""
         (x, y), gaps = map(float, self.ego.position), []
         frame = Frame(x, y, float(self.ego.heading))
         for thing in (*self.road.vehicles, *self.road.objects):

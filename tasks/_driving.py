@@ -81,8 +81,8 @@ def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
 
 
 def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The F1 of every word, e.g. `f1/STOP`, and `speed_f1` and `path_f1`, the mean F1 of the words that occur in the
-    true plans."""
+    """Metrics of a split: the F1 of every word, e.g. `f1/STOP`, and their means `speed_f1` and `path_f1`. Only words
+    that occur in the true plans are included."""
     summary: dict[str, float] = {}
     for head in HEADS:
         pairs = [((r["parsed"] or {}).get(head, ()), r["target"][head]) for r in records if r["target"]]
@@ -94,8 +94,8 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def one_plan(target: Any) -> dict[str, str] | None:
-    """Returns {head: word} for a plan with exactly one word per head, where a head is a decision of the plan (HEADS:
-    speed and path); None for any other target."""
+    """Returns the plan as {"speed": word, "path": word} if it has exactly one word for each; None for any other target.
+    """
     single = isinstance(target, Mapping) and all(len(target[head]) == 1 for head in HEADS)
     return {head: target[head][0] for head in HEADS} if single else None
 
@@ -127,8 +127,9 @@ PLAN = Recipe(
 
 
 def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
-    """Makes a group reward function with the parts `speed` and `path`. Each part is `pay(F1 of the words, mean weight
-    of the words, novelty of the words)`. The function `novelty` gives the last value for every answer of the group."""
+    """Makes a group reward function with the parts `speed` and `path`. A part is `pay(f1, weight, new)`: the F1 of the
+    words that an answer's plan has for this decision, their mean weight, and their novelty in the group. `novelty`
+    computes the novelty for all answers, from the words of each answer."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
         plans = [_plan_of(task, answer) for answer in answers]
@@ -185,8 +186,8 @@ def _way_format(answer: Answer, points: Any, truth: Any) -> float:
 
 
 def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Two penalties of a trajectory, each 0 or 1: (it hits an obstacle, it leaves the road). Both are checked up to the
-    time of the last true waypoint."""
+    """Returns two penalties of a trajectory, each 0 or 1: the first for hitting an obstacle, the second for leaving the
+    road. Both are checked up to the time of the last true waypoint."""
     obstacles, drivable = sample.get("obstacles"), sample.get("drivable")
     if not obstacles and not drivable:
         return 0.0, 0.0
@@ -197,8 +198,8 @@ def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple
 
 
 def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of a trajectory. An answer that cannot be parsed gets the worst value of each part, so that it
-    never pays to give no trajectory."""
+    """The reward parts of a trajectory: `l2`, `collision`, `off_road` and `format`. An answer that cannot be parsed
+    gets the worst value of each part, so that leaving out the trajectory never pays."""
     points, truth = read_way(task, sample, answer), sample["trajectory"]
     if points is None:
         return {"l2": 0.0, "collision": 1.0, "off_road": 1.0, "format": 0.0}
@@ -243,9 +244,9 @@ def needs_outcomes(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
-    """Makes a group reward function with the part `goal`: `pay(task, cosines)` of the image that the row has for the
-    outcome of the plan. `cosines` are the cosine similarities of the image to task.goal_negative and
-    task.goal_positive. The part is 0 for a plan without an image."""
+    """Makes a group reward function with the part `goal`: `pay(task, cosines)` for the row's image of the outcome of
+    the answer's plan; 0 if the row has no such image. `cosines` are the image's cosine similarities to
+    task.goal_negative and task.goal_positive."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # looked up first, so that no image is read if the service is absent
         plans = [plan_text(_plan_of(task, answer)) for answer in answers]

@@ -60,7 +60,8 @@ def labelled(task: Any, entries: Sequence[Mapping[str, Any]], name: str = "") ->
 
 
 def label_of(task: Any, text: Any) -> str:
-    """Normalizes a label for comparisons, as `task.label_case` says."""
+    """A label in the form in which labels are compared: unchanged with task.label_case=kept, else in lower case with
+    single spaces."""
     return str(text) if task.label_case == "kept" else " ".join(str(text).casefold().split())
 
 
@@ -188,8 +189,8 @@ OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] =
 
 
 def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
-    """The name of the reward in `OVD`: `task.ovd_reward`; if that is `row`, the row's accu_reward_method; if the row
-    has none, odLength."""
+    """The name in `OVD` of the reward for a row: task.ovd_reward or, with task.ovd_reward=row, the row's
+    accu_reward_method. odLength if the row has no accu_reward_method or "default"."""
     meta = row.get("meta")
     method = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
     if task.ovd_reward != "row" or method in (None, "default"):
@@ -255,8 +256,9 @@ def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, A
 
 
 def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of Vision-R1: `precision` (quality of the matched boxes), `recall` (share of objects found), and
-    `format`."""
+    """The reward parts of Vision-R1: `precision`, the mean quality of the matched boxes; `recall`, the share of objects
+    found; and `format`. If the image has no such object or the answer no box, `precision` and `recall` are 1 for an
+    answer that rightly says that there is nothing, else 0."""
     wanted, boxes = truths(task, sample), _read_griffon(task, sample, answer)
     if not wanted or not boxes:
         text = answer_text(answer.text)
@@ -272,9 +274,9 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _bars(task: Any, step: int) -> tuple[float, float, float, tuple[float, float]]:
-    """Thresholds of Vision-R1 at a training step, as (low, high, least, (lowest, highest)): `low` and `high` clip the
-    quality of a box for precision, `least` is the quality from which a box counts for recall, and the last pair
-    clips the recall."""
+    """The thresholds of Vision-R1 at a training step, as (low, high, least, (lowest, highest)). For the part
+    `precision`, the quality of a box counts as 0 below `low` and as 1 above `high`. For the part `recall`, boxes
+    count from the quality `least`; a recall below `lowest` counts as 0, and above `highest` as 1."""
     if not task.progressive:
         return 0.0, 1.0, 0.5, (0.0, 1.0)
     return (0.5, 0.75, 0.5, (0.5, 0.75)) if step < task.switch_step else (0.75, 0.9, 0.75, (0.5, 0.75))

@@ -57,9 +57,9 @@ def _qwen_box(text: str) -> list[float]:
 
 
 def _vlm_r1(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """The metric of VLM-R1 on RefCOCO (2504.07615, test_rec_r1.py): 1 if the last box of integers in braces in the
-    first <answer>, else [0, 0, 0, 0], has an IoU above .5. An overlap of at most one pixel counts as no overlap. {}
-    if the object is absent."""
+    """The metric of VLM-R1 on RefCOCO (2504.07615, test_rec_r1.py): 1 if the answer's box has an IoU above .5, else 0.
+    This box is the last one of integers between braces in the first <answer>; without such a box it is [0, 0, 0, 0].
+    An overlap of at most one pixel counts as no overlap. {} if the object is absent."""
     truth = first_box(task, sample)
     if truth is None:
         return {}
@@ -124,7 +124,8 @@ READINGS: Mapping[str, Callable[[Mapping[str, Any], str, str], Detections]] = {"
 
 
 def check(name: str, one_box: bool) -> None:
-    """Raises ConfigError if the benchmark `name` does not fit a recipe with one box (`one_box`) or with all boxes."""
+    """Raises ConfigError if `name` is neither "" nor a benchmark for recipes with one box (with `one_box`) or with all
+    boxes (without it)."""
     known, other = (RULES, READINGS) if one_box else (READINGS, RULES)
     if name and name not in known:
         why = ("needs a recipe with all boxes." if one_box else "needs a recipe with one box.") if name in other else \
@@ -136,8 +137,9 @@ def maps(records: Sequence[Mapping[str, Any]], labelled: Callable[[Any], Detecti
          benchmark: str) -> dict[str, float]:
     """COCO's mAP of the answers as the task parses them and, as `<benchmark>_map`, as the benchmark parses them.
     `labelled` converts boxes of a row to detections; `name_of` returns what a row asks for. Crowds and boxes of zero
-    area, which COCO's rows have in `meta`, are handled as in COCO's evaluation. If all samples have a number as id,
-    they are sorted by it as in COCO's evaluation, because the order of images decides between equal confidences."""
+    area, which rows of COCO have in `meta`, are handled as in COCO's evaluation. If the ids of all samples are
+    numbers, the samples are sorted by id, also as in COCO's evaluation: the order of images decides between equal
+    confidences."""
     if all(str(r["sample"].get("id", "")).isdecimal() for r in records):
         records = sorted(records, key=lambda r: int(r["sample"]["id"]))
     metas = [meta if isinstance(meta := r["sample"].get("meta"), Mapping) else {} for r in records]

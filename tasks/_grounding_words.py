@@ -165,7 +165,7 @@ _OWN_KIND = {"curr_reft_binary": (r"^\W*(?:is|are|was|were|do|does|did|can|could
 
 
 def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
-    """Explains why a recipe cannot ask the question of a row whose answer is boxes; None if it can."""
+    """Returns why a recipe cannot ask the question of a row that has boxes but no `answer`; None if it can."""
     question, known = row.get("question"), _OWN_KIND.get(recipe)
     if not known or not isinstance(question, str) or row.get("answer") is not None or re.search(
             known[0], question, re.IGNORECASE):

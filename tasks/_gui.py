@@ -86,8 +86,9 @@ def _read_g1(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _g1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of GUI-G1: `hit` (whether the centre of the box lies in the target), `iou`, and `box` (how close
-    the four sides are). GUI-G1's difficulty weight of a row scales only the loss, not these parts."""
+    """The reward parts of GUI-G1: `hit`, 1 if the centre of the box lies in the target, else 0; `iou`; and `box`, how
+    close the four sides are to the target's. GUI-G1's difficulty weight of a row scales only the loss, not these
+    parts."""
     box, truth = _read_g1(task, sample, answer), element(task, sample)
     if box is None or truth is None:
         return {"hit": 0.0, "iou": 0.0, "box": 0.0}
@@ -133,8 +134,8 @@ def _read_tool_call(task: Any, sample: Sample, answer: Answer) -> list[float] | 
 
 
 def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of SE-GUI. `point` is whether the point lies in the target, plus a term that decreases with the
-    squared distance to the target's centre."""
+    """The reward parts of SE-GUI: `point` and `format`. `point` is 1 if the point lies in the target, else 0, plus a
+    term that decreases with the squared distance to the target's centre."""
     point, truth = _read_tool_call(task, sample, answer), element(task, sample)
     paid = distance_reward(point, truth, sample["width"], sample["height"]) if point and truth else 0.0
     return {"point": paid, "format": max(think_answer_within(answer.text), _one_call(said(answer)))}

@@ -144,8 +144,9 @@ def _in_thousandths(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]
 
 
 def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
-    """The parsed answer `given` with its positions in pixels. GLM's action becomes {"type", "text"}, with "box" and its
-    centre "point" if it has a box. Any other answer is in pixels already and is returned unchanged."""
+    """Returns the parsed answer `given` with positions in pixels. An action in GLM's format is converted to {"type",
+    "text"}; if it has a box, "box" and the centre of the box, "point", are added. Any other answer is in pixels
+    already and is returned unchanged."""
     if not isinstance(given, dict) or "type" in given:
         return given
     box = pixels(task, sample, numbers_of(given.get("box_2d"), 4))
@@ -289,8 +290,8 @@ INFIGUI_R1 = Recipe(
 
 
 def _glm_answer(text: str) -> str | None:
-    r"""The text between GLM's box tags in an answer; None if the answer is not valid. A valid answer has thinking in
-    <think>, then <answer> with exactly one box; it has no nested tags and no \boxed."""
+    r"""The text between GLM's box tags in an answer; None if the answer has the wrong format. It must have its thinking
+    in <think>, followed by an <answer> with exactly one pair of box tags. Nested tags and \boxed are not allowed."""
     match = _GLM_FORM.fullmatch(text)
     if not match or text.lower().count("<think>") != 1 or text.lower().count("<answer>") != 1 or "\\boxed{" in match[2]:
         return None
@@ -316,8 +317,8 @@ def _tame(value: Any) -> Any:
 
 
 def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action in the prompt's format: action_type, box_2d, the text under the key that belongs to the type,
-    and the other fields of the row's action."""
+    """The right action in the format of GLM's prompt: `action_type`, `box_2d`, the text under the name that the prompt
+    has for this action type, and the other fields of the row's action."""
     action = dict(sample.get("action") or {"type": "click"})
     kind = action.pop("type")
     for place in ("box", "point", "coordinate", "x", "y"):

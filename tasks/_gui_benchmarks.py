@@ -93,8 +93,8 @@ def _tapped(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_box(action: Mapping[str, Any]) -> list[int] | None:
-    """The box of an action in integer pixels; for an action with a point, a box of zero area at that point; None for an
-    action without a place."""
+    """The box of an action in integer pixels. For an action with a point, a box of zero area at this point; None for an
+    action without a position."""
     place = action.get("box") or (action["point"] * 2 if action.get("point") else None)
     return place and [int(v) for v in place]
 
@@ -104,7 +104,7 @@ def _named(name: str, scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def problem(benchmark: str, row: Mapping[str, Any]) -> str | None:
-    """Describes what a row lacks for the benchmark; None if it lacks nothing."""
+    """Describes what is wrong with a row for the benchmark; None if the row is valid."""
     kind = (row.get("action") or {}).get("type")
     if benchmark != "gui_act":
         return None

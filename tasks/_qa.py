@@ -50,8 +50,8 @@ def _read(task: Any, sample: Sample, answer: Answer) -> Any:
 
 
 def _says_so(text: str, row: Mapping[str, Any]) -> bool:
-    """Whether a text that starts with a negation contains a right answer, or an option, that starts with a negation too
-    ("not enough data")."""
+    """Whether a text contains a right answer or an option of the row that itself starts with a negation ("not enough
+    data"). Such a text may start with a negation without denying its answer."""
     known = [*kinds.right_answers(row), *kinds.options_of(row)]
     return any(denies(name) and name.strip().casefold() in text.casefold() for name in known)
 
@@ -138,8 +138,8 @@ def mixes_languages(text: str) -> bool:
 
 
 def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """The part `judge` of each answer in a group. It is 1 if the rule does not give full accuracy but the judge accepts
-    the answer, and the answer has passed the format check; None if the judge failed; else 0."""
+    """The part `judge` of each answer in a group: 1 if the judge accepts an answer that passes the format check but
+    does not get full accuracy by the rule. None if the judge failed; 0 for all other answers."""
     given = [glm_answer(answer.text) for answer in answers]
     unsolved = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
     replies = services.judge([_question(sample, given[i] or "") for i in unsolved])
@@ -201,8 +201,9 @@ def noise_step(step: int, first: float, over: int) -> int:
 
 
 def _noisy(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """A prompt variant for half of the `n` completions of the group: they are sampled with noise on every image, and
-    trained with the clean images in the prompt. Returns () if there is no noise at this step or no image."""
+    """Returns one prompt variant, for half of the `n` completions of the group. These completions are sampled with
+    noise on every image, but trained with the clean images. Returns () if there is no noise at this step or no
+    image."""
     amount = noise_step(step, task.noise, task.noise_steps)
     if not amount or n < 2 or not any(m.kind == "image" for m in sample.media):
         return ()

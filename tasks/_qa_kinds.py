@@ -182,7 +182,8 @@ def _option_problem(row: Record) -> str | None:
 
 
 def tolerance(row: Record) -> tuple[float, float]:
-    """The tolerance of a number as (absolute tolerance, relative tolerance); a row may state `tolerance: "5%"`."""
+    """The tolerance of a row's number as (absolute tolerance, relative tolerance), of which one is 0. The row's field
+    `tolerance` is a number, or a percentage such as "5%"."""
     given = row.get("tolerance") or 0.0
     return (0.0, float(given[:-1]) / 100) if isinstance(given, str) else (float(given), 0.0)
 
@@ -199,8 +200,9 @@ def _number(text: str, row: Record) -> float | None:
 
 
 def _near(_task: Any, given: float, right: float, row: Record) -> float:
-    """Returns 1 if the parsed number is within the row's tolerance of the right number, or if both numbers are equal
-    when rounded to the row's `precision`; else 0."""
+    """Returns 1 if the parsed number is within the row's tolerance of the right number, else 0. For a row with
+    `precision` and without a tolerance, it is enough that both numbers are equal when rounded to `precision`
+    decimals."""
     units, share = tolerance(row)
     same = close(given, right, max(units, share * abs(right)))
     return float(same or (row.get("precision") is not None and not row.get("tolerance")
@@ -302,7 +304,7 @@ def perfect_answer(sample: Sample) -> str:
 
 
 def own(row: Record) -> Record:
-    """Returns the row unchanged: the question is asked as in the row."""
+    """The conversion for questions that are asked as in the row: returns the row unchanged."""
     return row
 
 

@@ -47,8 +47,8 @@ def background(rng: random.Random, side: int) -> Image.Image:
 
 
 def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int = 128) -> tuple[Image.Image, dict]:
-    """Draws a scene like ``scene``, but with the number of objects and the size of the object to find that `knobs`
-    gives under the names in KNOBS."""
+    """Draws a scene like `scene`, but with a given difficulty: `knobs` has the number of objects and the size of the
+    object to find, under the names in KNOBS."""
     count, share = (float(knobs[name]) for name in KNOBS)
     rng = random.Random(f"made/{seed}/{index}/{count!r}/{share!r}")
     image = background(rng, size)
@@ -61,8 +61,8 @@ def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int
 
 
 def _places(rng: random.Random, size: int, count: int, share: float, tries: int = 100) -> list[Box]:
-    """Chooses disjoint squares at random; the side of the first is the given share of the image's. Returns the first of
-    `tries` attempts that has room for all squares, else the attempt with the most squares."""
+    """Chooses up to `count` disjoint squares at random. The side of the first is `share` times the image's side.
+    Returns the first of `tries` attempts that has room for all squares, else the attempt with the most squares."""
     best: list[Box] = []
     for _ in range(tries):
         places: list[Box] = []
@@ -88,8 +88,8 @@ def _row(name: str, size: int, target: tuple[str, str, Box], objects: int) -> di
 
 def free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
                 sides: tuple[float, float] = (SMALLEST, LARGEST)) -> Box | None:
-    """A random square that overlaps none of the boxes in ``taken``; None if none of ``tries`` attempts finds one, which
-    cannot happen for the first object. ``sides`` are the smallest and largest side length as shares of the image's."""
+    """A random square that overlaps none of the boxes in `taken`. None if `tries` attempts find no such square, which
+    cannot happen if `taken` is empty. `sides` are the smallest and largest side length as shares of the image's."""
     margin = -int(-size * MARGIN // 1)  # rounded up
     for _ in range(tries):
         side = rng.randint(*(max(1, round(size * share)) for share in sides))

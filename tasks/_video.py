@@ -96,7 +96,7 @@ def strict(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def free(sample: Sample, given: str) -> float:
-    """The accuracy of a parsed answer that may have other words around the letter, the number or the label."""
+    """The accuracy, in [0, 1], of a parsed answer whose letter, number or label may stand among other words."""
     score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
                      sample.get("tolerance") or 0.0)
     return score(given, truth(sample))
@@ -145,7 +145,8 @@ PLAIN = {
         tracks.VIDEOCHAT_R1_TRACK, read=_read_track, score=_track, 
         say=lambda task, sample, track: answer_tag(tracks.VIDEOCHAT_R1_TRACK.say(task, sample, track)) or "",
         prompt="Where is {object} in each of {count} frames?\nAnswer [[x1, y1, x2, y2], ...].")}
-"""Answer type -> the recipe that asks for a plain answer; only for types whose plain answer is not one line of text."""
+"""Answer type -> its recipe for plain answers, i.e. answers without thinking and tags. Types whose plain answer is one
+line of text are left out."""
 
 
 def plain(row: Any) -> times.TimeRecipe:
@@ -181,8 +182,8 @@ BY_TYPE = {
 
 
 def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """A prompt variant with half as many completions as the group has (`n`), for the same clip with its frames
-    shuffled. Returns () for a sample without a video."""
+    """Returns one prompt variant: the same clip with its frames shuffled, for `n` // 2 completions, where `n` is the
+    number of completions in the group. Returns () for a sample without a video."""
     if n < 2 or all(media.kind != "video" for media in sample.media):
         return ()
     seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))
@@ -191,8 +192,8 @@ def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]
 
 
 def _temporal(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """The reward parts of each answer in a group that compare it with the group: `temporal` (of T-GRPO) and `length`
-    (of Video-R1)."""
+    """Two reward parts of each answer that depend on the other answers of the group: `temporal` (of T-GRPO) and
+    `length` (of Video-R1)."""
     still = bool(sample.media) and all(media.kind != "video" for media in sample.media)
     right = [strict(task, sample, answer) for answer in answers]
     shuffled = [strict(task, sample, answer) for answer in services.variants.get("shuffled", ()) if not still]
@@ -210,8 +211,8 @@ VIDEO_R1 = _thinking(
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """GRPO-CARE's part `consistency` of each answer in a group. It compares the mean probabilities that the reference
-    model assigns to the tokens of the answers, given the thinking of each answer."""
+    """GRPO-CARE's part `consistency` of each answer in a group. It compares the answers by the mean probability that
+    the reference model assigns to the tokens of an answer after its thinking."""
     right = [strict(task, sample, answer) for answer in answers]
     likely = [float(np.exp(logprobs).mean()) if len(logprobs) else None
               for logprobs in services.reference_logprobs(answers)]

@@ -41,7 +41,7 @@ class TimeRecipe(Recipe):
     """A recipe that can also write an answer with given spans, to make perfect and cheating answers."""
 
     say: Callable[[Any, Sample, Any], str]
-    """Writes an answer that gives these spans, from (task, sample, spans)."""
+    """Writes an answer with the given spans (or track): (task, sample, spans) -> text."""
 
 
 def spans_of(_task: Any, sample: Sample) -> list[list[float]]:
@@ -139,9 +139,9 @@ _LONG_THOUGHT = 500
 
 
 def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Time-R1's reward parts, and its optional parts for the thinking, each in [0, 1]. `timestep` is 1 if the thinking
-    has a time range. `length` grows until the thinking has 500 characters, `keywords` until it has two of the
-    keywords, and `paragraphs` until it has two lines."""
+    """Time-R1's reward parts, and four optional parts for the thinking, each in [0, 1]. `timestep` is 1 if the thinking
+    has a time range. The others grow to 1: `length` until the thinking has 500 characters, `keywords` until it has
+    two of the keywords, and `paragraphs` until it has two lines."""
     thought = (extract_tag(answer.text, "think", "last") or "").strip()
     lowered = thought.lower()
     return {**_time_r1(task, sample, answer), "timestep": float(_STEP.search(thought) is not None),
@@ -314,7 +314,8 @@ def span_measures(target: Any, parsed: Any) -> dict[str, float]:
 
 
 def span_cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Name -> an answer that can be given without looking at the clip, or that fits no clip."""
+    """Name -> an answer that should not earn the full reward: it can be given without looking at the clip (the whole
+    clip, every second), or its times are impossible (after the clip, end before start)."""
     end = float(sample.get("duration") or 2 * max([s[1] for s in sample.get("spans") or []], default=10.0))
     seconds = [[float(t), t + 1.0] for t in range(min(60, int(end)))]
     cases = {"whole clip as written": [[0.0, end]], "from the end to the start": [[end, 0.0]],

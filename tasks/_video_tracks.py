@@ -146,8 +146,8 @@ def cheats(task: Any, sample: Sample) -> dict[str, str]:
 
 
 def marks(sample: Sample, parsed: Any, role: str) -> list[dict[str, Any]]:
-    """The marks that the inspector draws for a parsed answer or a target, which is a track or spans; [] for other
-    answers. `role` says in every mark which of the two it belongs to: "answer" or "target"."""
+    """The marks that the inspector draws for `parsed`, a track or spans; [] for any other value. `role`, which every
+    mark contains, says where `parsed` comes from: "answer" or "target"."""
     boxes, spans = (parsed.get("boxes"), parsed.get("spans")) if isinstance(parsed, dict) else (None, parsed)
     if isinstance(boxes, list):
         track = track_of(sample)

@@ -141,8 +141,8 @@ class PagePool:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def take(self) -> Tab:
-        """Opens an empty page. Raises ConfigError if the browser cannot be started, BrowserLost if the browser ends in
-        the meantime, and PageFailed if no page can be opened."""
+        """Returns a Tab with an empty page. Raises ConfigError if the browser cannot be started, BrowserLost if the
+        browser ends in the meantime, and PageFailed if no page can be opened."""
         return self.run(self._take())
 
     def use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:
@@ -227,8 +227,8 @@ class PagePool:
             pass
 
     async def _emptied(self, tab: Tab) -> bool:
-        """Resets a page so that another episode can use it; returns whether that succeeded. A page that has failed,
-        crashed or been used often is not reset."""
+        """Resets a page so that another episode can use it. Returns False if that failed or was not tried, because the
+        page has failed, has crashed or was used often."""
         if tab.failed or tab.crashed or tab.uses >= _USES or tab.context.browser is not self._browser:
             return False
         try:

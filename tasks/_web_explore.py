@@ -54,8 +54,8 @@ def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: r
 
 
 def solved(task: Any, page: str, seed: int, goals: Sequence[Goal]) -> bool:
-    """Whether the actions of each sub-goal, on a fresh page, reach exactly this sub-goal: none is missed, and none is
-    reached by the actions of an earlier one."""
+    """Whether the sub-goals are reached one by one: on a fresh page, the actions of each sub-goal must reach this
+    sub-goal and no later one."""
     opened = _opened(task, page, seed, [goal.check for goal in goals])
     try:
         look = opened.begin()
@@ -142,8 +142,8 @@ def new_seed(rng: random.Random) -> int:
 
 
 VARIATIONS = {"seed": 0, "element": 0, "fewer": -1, "more": 1}
-"""Kind of variation -> by how much it changes the number of sub-goals. "seed" changes the content of the page,
-"element" one of the elements, or the text if the element is a field."""
+"""Kind of variation of a goal -> by how much it changes the number of sub-goals. "seed" changes the content of the
+page. "element" exchanges the element of one sub-goal or, if this element is a field, the typed text."""
 
 
 def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
@@ -161,8 +161,8 @@ def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) ->
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
     """Returns (kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`; None if no
-    variation leads to a different goal. If the row has no sub-goals, a walk over its page finds some, and the kind
-    is "page"."""
+    variation leads to a different goal. If the row has no sub-goals, they are found by a walk over its page; the
+    kind is then "page"."""
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
         goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)

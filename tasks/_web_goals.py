@@ -131,7 +131,8 @@ def episode_goals(sample: Sample) -> tuple[Goal, ...]:
 
 
 class GoalPage(Page):
-    """A page with sub-goals in place of its own goal. A view of the page says whether all sub-goals are reached."""
+    """A page whose own goal is replaced by sub-goals, given by their `checks`. Each PageView says whether all of them
+    are reached."""
 
     def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
         super().__init__(pages, path, seed, settle_ms)
@@ -151,8 +152,8 @@ class GoalPage(Page):
         return self._judged(super().act(action))
 
     def _judged(self, look: PageView) -> PageView:
-        """The view `look`, with `done` and `raw` set according to the sub-goals. Without sub-goals, only the page ends
-        the episode."""
+        """Returns the PageView `look` with `done` and `raw` set according to the sub-goals. Without sub-goals, only the
+        page ends the episode, and `raw` is 0."""
         self.state = page_state(self.ask(SEEN))
         while self.reached < len(self.checks) and self.checks[self.reached].holds(self.state):
             self.reached += 1

@@ -56,8 +56,8 @@ class PageDriver:
         self.do("type", text=text)
 
     def at(self, selector: str, words: str | None = None, number: int = 0) -> Point:
-        """The centre of an element: the one at index `number` among the elements that match the selector and, unless it
-        is None, have the text `words`."""
+        """The centre of an element: the one at index `number` among the elements that match the CSS selector. With
+        `words`, only elements with exactly this text are counted."""
         x1, y1, x2, y2 = self.page.ask(_FIND, {"selector": selector, "words": words})[number]
         return (x1 + x2) / 2, (y1 + y2) / 2
 

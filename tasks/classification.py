@@ -101,8 +101,9 @@ class Classification(RecipeTask):
 
     def chosen(self, split: str, entries: Sequence[tuple[str, Sequence[str]]], names: Sequence[str],
                samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The `samples` that `task.classes` and `task.shots` select. `entries` has the (id, classes) of each sample,
-        `names` all classes in the order in which they are halved. A sample is made only when it is accessed."""
+        """The `samples` that `task.classes` and `task.shots` select. `entries` has the (id, classes) of each sample.
+        `names` has all classes, in the order in which `task.classes` splits them into halves. A sample is made only
+        when it is accessed."""
         places = list(range(len(entries)))
         half_of: dict[str, str] = {}
         halves = recipes.halves(names) if self.classes != "all" else {}

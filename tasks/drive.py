@@ -49,7 +49,7 @@ _TRIES = 100  # scenes tried to find one in which the expert arrives
 
 
 class DriveEnvironment(Environment):
-    """One drive. For a decision that cannot be parsed, the vehicle brakes."""
+    """One drive, with one decision per turn. If a decision cannot be parsed, the vehicle brakes."""
 
     def __init__(self, task: Drive, sample: Sample):
         self.task, self.sample = task, sample
@@ -136,8 +136,8 @@ class Drive(Task):
         return drawn(self, split, self._sample)
 
     def _sample(self, split: str, index: int) -> Sample:
-        """Sample number `index` of a split. The name of its scene contains the split, so that no two splits share a
-        scene. With task.solvable, raises DataError if the expert solves none of the scenes tried."""
+        """Sample number `index` of a split. The name of the sample's scene contains the split, so that splits share no
+        scene. With task.solvable, scenes are tried until the expert reaches the goal; DataError if it never does."""
         scenario, scene = self.scenarios[index % len(self.scenarios)], f"{self.seed}/{split}/{index}"
         row = {"scenario": scenario, "scene": scene, "category": scenario, "ask": _ASK[self.actions]}
         sample = Sample(id=f"{split}-{index:06d}", row=row)
@@ -159,8 +159,9 @@ class Drive(Task):
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         """The part `contrast` of each episode in a group: VLM-RL's reward, averaged over the maximum number of seconds.
-        For each second it is the speed, scaled by how clear the road looks, multiplied by lane keeping; it is -1 for
-        a second with a collision or in which the vehicle leaves the road. None without images (stored episodes)."""
+        In a normal second, the reward is how well the speed fits the road ahead, multiplied by terms for keeping the
+        lane. It is -1 for a second in which the vehicle collides or leaves the road. The part is None for an episode
+        without images (a stored one)."""
         clip = services.clip  # looked up first, so that no image is read if the service is absent
         return [{"contrast": self._contrast(clip, answer)} for answer in answers]
 

@@ -140,7 +140,7 @@ class Preference(RecipeTask):
         return base if orders == (False,) else Drawn(len(base) * len(orders), make)
 
     def pair(self, sample: Sample) -> tuple[str, str] | None:
-        """Returns (better response, worse response) with recipe=respond; None if the prompt shows both responses."""
+        """Returns (better response, worse response), from which a reward model learns; None unless recipe=respond."""
         better = _better(sample)
         other = sample["responses"][2 - sample["answer"]]
         return (better, other) if self.used is RESPOND else None

@@ -41,7 +41,8 @@ def _attempt(action: str, step: int = 0) -> Answer:
 
 
 class RepairEnvironment(Environment):
-    """Scores one attempt per turn, until an attempt is right or no attempts are left."""
+    """Scores one attempt per turn with the base task and returns feedback, until an attempt is right or no attempts are
+    left."""
 
     def __init__(self, task: Repair, sample: Sample):
         self.task, self.sample, self.count = task, sample, 0
@@ -117,7 +118,8 @@ class Repair(Task):
         return RepairEnvironment(self, sample)
 
     def judged(self, sample: Sample, answer: Answer) -> JudgedAttempt:
-        """The answer as scored by the base task alone, without the other answers of its group."""
+        """Returns the JudgedAttempt of an answer: its scores from the base task alone, without the other answers of its
+        group."""
         parts = {name: None if value is None else float(value)
                  for name, value in self.other.score(sample, answer).items()}
         known = {name: value for name, value in parts.items() if value is not None}

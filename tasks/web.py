@@ -181,8 +181,8 @@ class Web(Task):
         return {"success": success, "efficiency": success, "format": formed, "page": page}
 
     def _check_size(self, sample: Sample) -> None:
-        """Raises DataError if the model writes points in pixels of the processed image, but this image does not have
-        the size that was assumed when the actions were parsed."""
+        """Checks the size of the processed screenshot, if the model writes points in its pixels. Raises DataError if
+        this size differs from the size that was assumed when the actions were parsed."""
         known, taken = sample.get("processed_size"), _placed(sample)["processed_size"]
         if known and list(known) != taken and isinstance(self.coordinates, Convention) and \
                 self.coordinates.used(sample) == "processed":
@@ -200,7 +200,8 @@ class Web(Task):
                 for a, right in zip(answers, won, strict=True)]
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Metrics of an episode: `unread`, the share of actions that cannot be parsed, and `turns`."""
+        """Metrics of an episode: `unread`, the share of actions that could not be parsed, and `turns`, the number of
+        turns."""
         read = [turn for turn in answer.turns if not turn.observation.startswith(UNREAD)]
         return {"unread": 1 - len(read) / max(1, len(answer.turns)), "turns": float(len(answer.turns))}
 
@@ -224,9 +225,9 @@ class Web(Task):
 
 
 def _placed(sample: Sample) -> Sample:
-    """Adds the field `processed_size` to the sample: the size in pixels that the screenshot is assumed to have after
-    image processing. Points that a model writes in pixels of the processed image are converted with this size
-    (models/families.py)."""
+    """Returns the sample with the field `processed_size`: the size in pixels that the screenshot is assumed to have
+    after image processing. If a model writes points in pixels of the processed image, they are converted with this
+    size (models/families.py)."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})
 

@@ -35,8 +35,8 @@ def serve(connection, reply_to):
 
 @contextlib.contextmanager
 def ending_forked_copies():
-    """A context manager around foreign code that may call os.fork. A forked child that reaches the end of the `with`
-    block is ended at once; otherwise it would go on as a second copy of this process."""
+    """A context manager around foreign code that may call os.fork. A forked child that leaves the `with` block is ended
+    at once; otherwise it would go on as a second copy of this process."""
     process = os.getpid()
     try:
         yield
