@@ -32,7 +32,8 @@ _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
 """SQL for the value that decides whether an answer passes: whether it is correct, its reward, or a reward part."""
 CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) AS shown, first(target) AS target, "
            "min(prompt) AS prompt, bool_or(turns IS NOT NULL) AS episode")
-"""SQL columns with the content of a sample, from which `item` makes an Item for pairing samples across runs."""
+"""SQL columns with the content of a sample (id, media, target, prompt, whether it is an episode). `item` converts a row
+with these columns to an Item, to pair the samples of two runs."""
 SAMPLE = "sample_id, coalesce(shown, media), target"
 """SQL columns that identify a sample: two answers belong to the same sample if these columns are equal."""
 _EQUAL = 1e-9  # rewards that differ by less are a tie
@@ -54,7 +55,7 @@ class Visit:
     pass_rate: float | None
     """Share of the scored answers that pass, in [0, 1]."""
     visits: int
-    """Number of training groups of the sample that the run has drawn so far, including this group if it is one."""
+    """Number of training groups of the sample that the run has drawn so far, including this group in training."""
     weight: float | None
     """`visits` divided by the mean number of visits of all samples drawn so far in the run; 1 means that the sample was
     drawn as often as the average sample. None in evaluations."""
@@ -82,8 +83,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """One sample of both sides of a comparison. `a` and `b` are the sample's mean rewards on these sides, and `key_a`
-    and `key_b` name its groups."""
+    """A sample that was evaluated on both sides, a and b, of a comparison. `a` and `b` are the mean rewards of its
+    answers on the two sides, and `key_a` and `key_b` identify the groups of these answers."""
 
     sample_id: str
     category: str | None
@@ -104,7 +105,7 @@ class Comparison:
 
     a: Side
     b: Side
-    """In `a` and `b`, a step of None has been replaced by the step of the run's last evaluation."""
+    """The second side. In `a` and `b`, a step of None is replaced by the step of the run's last evaluation."""
     split: str
     n: int
     wins: int
@@ -151,7 +152,7 @@ class Curriculum:
     judged: bool
     """True: an answer passes if the run stored that it is correct. False: if its value is at least `threshold`."""
     bins: tuple[tuple[int, int], ...]
-    """First and last step of each bin."""
+    """First and last training step of each range of steps; [bins] below means one value for each range."""
     edges: tuple[float, ...]
     """[classes + 1] Edges of the pass rate classes. Class i covers [edges[i], edges[i + 1]), but only the first class
     holds 0, and only the last class holds 1."""
@@ -172,8 +173,8 @@ class Curriculum:
 
 def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
             threshold: float | None = None) -> History:
-    """Collects every group of `sample_id` in the given runs (() = all runs). `part` (a reward part) and `threshold`
-    change which answers pass, see the module. Raises AppError for an unknown run."""
+    """Collects every group of `sample_id` in the given runs (() = all runs). An answer passes if its reward, or its
+    reward part `part`, is at least `threshold`; for the defaults see the module. Raises AppError for an unknown run."""
     scope = index.refresh(runs)
     limits = _thresholds(index, scope.runs, part, threshold)
     rows = index.table.fetch(f"""
@@ -198,8 +199,9 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
 
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
-    """Compares two evaluations on their common samples; with `split` None, on the first split that both runs evaluated.
-    Raises AppError if a run has no such evaluation, or if the evaluations have no sample in common."""
+    """Compares the evaluations `a` and `b` of a data split on the samples that both contain. If `split` is None, the
+    first split that both runs evaluated is taken. Raises AppError if a run was not evaluated on the split at the
+    step of its side, or if the evaluations have no sample in common."""
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
     (a, first), (b, second) = (_evaluated(index, side, split) for side in (a, b))
@@ -228,8 +230,8 @@ def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tup
 
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
                bins: int = 24) -> Curriculum:
-    """Summarizes the training groups of a run in at most `bins` ranges of steps. `part` (a reward part) and `threshold`
-    change which answers pass, see the module. Raises AppError for an unknown run."""
+    """Summarizes the training groups of a run in at most `bins` ranges of steps. An answer passes if its reward, or its
+    reward part `part`, is at least `threshold`; for the defaults see the module. Raises AppError for an unknown run."""
     scope = index.refresh([run])
     limit = _thresholds(index, [run], part, threshold).get(run)
     rows = index.table.fetch(f"""
@@ -260,7 +262,8 @@ def _value(part: str | None, threshold: float | None) -> list[Any]:
 
 
 def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
-    """Run id -> the lowest value with which an answer passes (`given` or the default), for runs with scored answers."""
+    """Returns {run id: lowest value with which an answer passes}, for the runs with scored answers. `part` is the
+    reward part that decides, or None. The value is `given`, or if that is None the run's default, see the module."""
     rows = index.table.fetch(f"""
         SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
         FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])
@@ -352,8 +355,8 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
-    """Looks up one evaluation; returns its Side with the step filled in, and a row for each sample. A row has the mean
-    reward, category, group and content of the sample. Raises AppError if there is no such evaluation."""
+    """Looks up the evaluation of `split` on a side; returns the Side with its step filled in, and a row for each sample
+    (mean reward, category, group, content). Raises AppError if there is no such evaluation."""
     records = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
                                 "ORDER BY step", [side.run, split])
     steps = [row["step"] for row in records]

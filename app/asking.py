@@ -35,7 +35,7 @@ _MODEL = ("dtype", "max_pixels", "min_pixels", "video_fps", "video_min_frames", 
           "video_min_pixels", "video_total_pixels")
 _DATA = ("train", "heldout", "root", "format", "seed", "quarantine")
 _WORDS = ("prompt", "prompts", "system", "name", "combine")
-"""Task settings whose value may contain a colon without naming code, and settings that `own_code` checks separately."""
+"""Task settings in which a colon does not name code, and settings that `own_code` checks in another way."""
 _MOST_TASKS = 3
 
 
@@ -73,7 +73,7 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class SamplePreview:
-    """A sample as the page shows it before it is sent to the model. `place` is its index in the split."""
+    """A sample as the page shows it before the model is asked about it. `place` is the sample's index in the split."""
 
     place: int
     count: int
@@ -84,7 +84,7 @@ class SamplePreview:
     media: tuple[LoadedMedia, ...]
     target: Any
     marks: tuple[Any, ...] = ()
-    """The target's marks, as returned by Task.overlay."""
+    """The marks (boxes, points ...) that Task.overlay returns for the target."""
 
 
 class Tasks:
@@ -121,8 +121,8 @@ class Tasks:
         return tree
 
     def usual(self, ask_task: str, model_run: str | None) -> tuple[int, float]:
-        """Returns the default (max_new_tokens, temperature), read from the config of the task's run, else of the
-        model's run, else 64 and 1.0."""
+        """Returns the default (max_new_tokens, temperature): the settings in the config of the task's run, or of the
+        run `model_run` if the task is built-in. A setting that is missing or invalid there becomes 64 or 1.0."""
         run = run_of(ask_task) or model_run
         given = _some(self.tree(run), "rollout", ("max_new_tokens", "temperature")) if run else {}
         tokens, heat = given.get("max_new_tokens", 64), given.get("temperature", 1.0)
@@ -130,9 +130,9 @@ class Tasks:
                 heat if isinstance(heat, (int, float)) and 0 <= heat <= 10 else 1.0)
 
     def config(self, ask: Ask, name: str, model_run: str | None = None) -> Config:
-        """Builds the Config for prompting and scoring, from the settings of the task's run, the model's run, or the
-        defaults. `name` becomes model.name. Raises AppError if the settings name untrusted code or data, and
-        ConfigError if they are invalid."""
+        """Builds the Config for prompting and scoring. Its settings come from the task's run and from the run
+        `model_run` of the model; others have their defaults. `name` becomes model.name. Raises AppError if the
+        settings name untrusted code or data, and ConfigError if they are invalid."""
         run = run_of(ask.task)
         if not (run or ask.task in builtin_names() or self.trust):
             raise AppError(f"Task {ask.task[:200]!r} is not in the list: choose a task from the list. Tasks from a "
@@ -159,8 +159,8 @@ class Tasks:
         return config.model_copy(update={"model": config.model.model_copy(update={"train": ()})})
 
     def _check_trust(self, run: str | None, task: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Raises AppError if the settings of an untrusted `run` name code (`task`), or data outside of RUNS_DIR and the
-        current folder (`data`). Does nothing if runs are trusted, or if `run` is None."""
+        """Raises AppError if the task settings `task` of a run name code, or if its data settings `data` name a path
+        outside of RUNS_DIR and the current folder. Does nothing if all runs are trusted, or if `run` is None."""
         if self.trust or run is None:
             return
         way = "Start the app with --trust-tasks if you trust this run."
@@ -227,8 +227,8 @@ class Tasks:
 
 
 def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the task settings from a run's nested settings: a list with one entry, or one entry for each labelled
-    task; [] if an entry is invalid."""
+    """Returns a list with the settings of each task of a run, from the run's nested settings `tree`. [] if one of the
+    tasks has no name, or if one of several tasks has no label."""
     several, one = tree.get("tasks"), tree.get("task")
     entries = several if isinstance(several, list) and several else [one]
     named = [t for t in entries if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]
@@ -237,7 +237,7 @@ def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def title_of(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """A short title for the task or tasks of a run."""
+    """A short title for the task or tasks of a run: their labels or names, joined by " + "."""
     return " + ".join(str(t.get("label") or t["name"]) for t in tasks)[:60]
 
 

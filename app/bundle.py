@@ -45,7 +45,7 @@ _STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class BundleSummary:
-    """The result of `write`: the folder, numbers of groups and bytes, and sentences on what was left out."""
+    """The result of `write`: the bundle's folder, numbers of groups and bytes, and sentences on what it omits."""
 
     folder: Path
     groups: int
@@ -56,8 +56,8 @@ class BundleSummary:
 
 
 class BundleImages:
-    """Implements draw.Addresses with relative URLs of downscaled images. An image is written to the bundle when its URL
-    is first requested. Unless `wanted`, no image has a URL."""
+    """Returns the URLs of downscaled images relative to the bundle, as draw.Addresses requires. An image is written to
+    the bundle when its URL is first requested. If `wanted` is false, no image is written and no image has a URL."""
 
     def __init__(self, media: MediaStore, folder: Path, wanted: bool = True):
         self.media, self.folder, self.wanted = media, folder, wanted
@@ -102,7 +102,8 @@ def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool
 
 
 def _hidden(path: Path) -> Redactor:
-    """A Redactor that removes the names of this machine and of the machines named in the run's files."""
+    """Returns the Redactor for the run folder `path`. It removes the host names and folders that identify this machine,
+    and those recorded in the run's files."""
     library = Library(path)
     said = [read_json(path / name) or {} for name in ("heartbeat.json", "env.json")] + library.alerts(RUN)
     folders = [library.settings(RUN).get("run.dir"), *(record.get("run") for record in said)]

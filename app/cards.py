@@ -24,9 +24,9 @@ Links = bool | Mapping[str, Any]
 def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None, links: Links = True,
           most_frames: int = draw.FRAMES, notes: Mapping[int, Html] | None = None, answers: Html | None = None) -> Html:
     """The HTML of a whole group: header, prompt, media and answers. `chosen` is the index of the highlighted answer.
-    `links`: True for links to other pages of the app; a mapping of URL parameters that these links keep; or False
-    for a page without the app. `notes`: answer index -> HTML on its card. `answers`: HTML in place of the cards. For
-    the other arguments see draw.media."""
+    `links` is True for links to other pages of the app, a mapping of URL parameters that these links keep, or False
+    for a page outside the app. `notes` maps an answer index to the HTML of the notes on its card. `answers` is HTML
+    to show instead of the answer cards. For the other arguments see draw.media."""
     pictures = len(view.media) if all(one.kind != "video" for one in view.media) else 0
     beside = " v-beside" if pictures == 1 else " v-many" if pictures >= _MANY else ""
     return el("section", head(view, links), question(view), draw.media(view, addresses, chosen, most_frames),
@@ -34,7 +34,7 @@ def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None,
 
 
 def where(view: GroupView, **more: Any) -> dict[str, Any]:
-    """The URL parameters of a group's page, for links. `more` are further parameters."""
+    """Returns the URL parameters of the page of this group, for links. The parameters in `more` are added."""
     key = view.key
     return {"page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
             "group": key.group, **more}
@@ -47,8 +47,8 @@ def _link(links: Links, query: Mapping[str, Any], words: str, title: str) -> Htm
 
 
 def head(view: GroupView, links: Links = True) -> Html:
-    """The header of a group: identity, and mean, standard deviation, best, worst and zero variance of its rewards. For
-    `links` see `group`."""
+    """The header of a group: task, sample, step, split and ids, followed by statistics of its rewards (mean, standard
+    deviation, best, worst, and whether all are equal). For `links` see `group`."""
     key = view.key
     history = {"page": "history", "run": key.run, "sample": view.sample_id}
     sample = _link(links, history, view.sample_id, "this prompt over the steps")
@@ -99,8 +99,8 @@ def _prompt(text: str) -> Html:
 
 def strip(view: GroupView, chosen: int | None = None, links: Links = True,
           notes: Mapping[int, Html] | None = None) -> Html:
-    """All answers of a group as cards in a horizontally scrolling strip. On a narrow screen the cards are stacked. For
-    the arguments see `group`."""
+    """The answers of a group as cards in a horizontally scrolling strip; on a narrow screen the cards are stacked. Of
+    more than MOST_CARDS answers, a part that includes answer `chosen` is shown. For the arguments see `group`."""
     if not view.rollouts:
         return el("p", "The group has no answers.", class_="v-dim")
     most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
@@ -132,8 +132,9 @@ def _largest(view: GroupView) -> dict[str, float]:
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
          links: Links = True, remark: Html | str = "", tools: Html | None = None) -> Html:
     """The card of one answer: notes (`remark`), reward and reward parts, advantage, format problems, reasoning, answer,
-    parsed value, and scoring error. `most`: reward part -> value at which its bar has full length. `tools` are
-    controls above the text; with `tools` the answer is not shortened, and is shown both raw and rendered."""
+    parsed value, and scoring error. `most` maps a reward part to the value at which its bar has full length.
+    `chosen` highlights the card, and for `links` see `group`. `tools` are controls above the text; with them the
+    answer is not shortened, and is shown both raw and rendered."""
     form = None if turns.is_episode(rollout) else forms.read(
         rollout.completion, view.prompt, rollout.truncated, forms.common_tags([r.whole for r in view.rollouts]),
         rollout.opened)
@@ -248,7 +249,8 @@ ORDERS = {"": "as drawn", "best": "best first", "worst": "worst first"}
 
 
 def ordered(view: GroupView, first: str) -> GroupView:
-    """Returns the group with its answers sorted by `first`, a key of ORDERS. Answers without a reward come last."""
+    """Returns the group with its answers sorted by reward, the best or the worst first. Answers without a reward come
+    last. `first` is "best" or "worst"; for any other text the group is returned unchanged."""
     if first not in ("best", "worst"):
         return view
     sign = -1.0 if first == "best" else 1.0
@@ -257,7 +259,7 @@ def ordered(view: GroupView, first: str) -> GroupView:
 
 
 def view_links(where: Mapping[str, Any]) -> list[Html]:
-    """Links that change the view: one answer or all answers, and the order of the answers."""
+    """Two links: one switches between one answer and all answers, the other to the next order of the answers."""
     first = where.get("first", "") if where.get("first", "") in ORDERS else ""
     after = list(ORDERS)[(list(ORDERS).index(first) + 1) % len(ORDERS)]
     reads = where.get("read") == "yes"

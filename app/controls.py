@@ -19,7 +19,8 @@ from .queries import GroupKey, RolloutKey
 
 
 def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") -> Html:
-    """A form whose fields form a row, which wraps on narrow screens; `keep` holds the URL parameters to preserve."""
+    """An HTML form with its `fields` in a row, which wraps on narrow screens. `keep` holds the URL parameters that stay
+    in the URL when a field changes. `label` names the form for screen readers."""
     query = "?" + urlencode({k: v for k, v in keep.items() if v not in (None, "")})
     return el("form", *fields, class_="go v-form", data_keep=query, aria_label=label)
 
@@ -114,7 +115,8 @@ _MOST_LOOKED_AT = 8  # runs whose splits are offered if no run is selected
 
 
 def selection(where: Mapping[str, str]) -> dict[str, str]:
-    """The URL parameters in `where` that the bar above all pages sets: run, split, first and last step, annotator."""
+    """Returns the URL parameters in `where` that the bar above all pages sets: run, split, first and last step,
+    annotator. The run is omitted if it belongs only to the open group, while the list shows every run."""
     run_is_of_group = "group" in where and where.get("in") == "all"
     return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}
 
@@ -128,7 +130,7 @@ def step_range() -> Html:
 
 
 def key_dialog(keys: Iterable[tuple[str, str]]) -> Html:
-    """A dialog of keyboard shortcuts. `keys` holds (keys separated by spaces, what they do) for each line."""
+    """A dialog of keyboard shortcuts. `keys` has (keys separated by spaces, what these keys do) for each line."""
     lines = [el("tr", el("td", join([el("kbd", key) for key in names.split()], " ")), el("td", words))
              for names, words in keys]
     return el("dialog", el("h3", "Keys"), el("table", *lines), el("form", el("button", "Close"), method="dialog"),

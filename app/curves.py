@@ -17,15 +17,16 @@ _MOST = 400  # points of a line
 
 
 class EvalPoints(NamedTuple):
-    """The evaluations of one split as (step, mean, low, high) tuples. `low` and `high` bound the confidence interval,
-    and may be None."""
+    """The evaluations of one split, whose name is `name`, as (step, mean, low, high) tuples. `low` and `high` bound the
+    confidence interval of the mean; they are None if unknown."""
 
     name: str
     points: Sequence[tuple[float, float, float | None, float | None]]
 
 
 def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[EvalPoints] = ()) -> Html:
-    """A plot of a metric over the steps: values, bold moving average, and evaluations (`dots`) with 95 % intervals."""
+    """A plot of the metric `title` over the steps. `points` are its (step, value) pairs, drawn with their moving
+    average, and `dots` are evaluations, drawn with 95 % intervals. Empty if there is no value."""
     points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     every = [*points, *((x, v) for d in dots for x, *ys in d.points for v in ys if v is not None)]
     if not every:
@@ -121,7 +122,8 @@ _MOST_PARTS = 8
 
 
 def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> list[Html]:
-    """Plots of a run with its evaluations: reward and its parts, lengths, entropy, KL, sampler mismatch and times."""
+    """Returns the plots of a run: reward and its parts, lengths, entropy, KL, sampler mismatch and times. Each plot
+    also shows the evaluations of its metric. `metrics` and `evals` are records of metrics.jsonl and eval.jsonl."""
     names = [name for record in metrics[-3:] for name in record if name.startswith("reward/")]
     parts = [n for n in dict.fromkeys(names) if n not in ("reward/mean", "reward/std")][:_MOST_PARTS]
     wanted = {"reward/mean": _SHOWN["reward/mean"], **{n: f"Part {n.removeprefix('reward/')}" for n in parts}, **_SHOWN}

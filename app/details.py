@@ -102,7 +102,7 @@ class RolloutView:
     episode_id: str | None
     variant: str | None
     marks: tuple[Mark, ...] | None
-    """None if the rollout file stores no marks."""
+    """The marks (boxes, points ...) that the task draws for the answer; None if the rollout file stores no marks."""
     media: tuple[MediaView, ...] = ()
     """The media that an episode showed after its prompt."""
     turn_advantages: np.ndarray | None = None
@@ -123,7 +123,7 @@ class RolloutView:
 
     @property
     def aside(self) -> bool:
-        """Whether the answer belongs to a prompt variant that is not trained on; group statistics leave it out."""
+        """Whether the answer belongs to a prompt variant that is not trained on. Group statistics omit such answers."""
         return self.variant is not None and self.advantage is None
 
 
@@ -154,12 +154,12 @@ class GroupView:
     zero_variance: bool
     notes: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
-    """Marks of the target, if the answers have no marks."""
+    """The marks of the target in the preview of a sample; () for a group with answers."""
 
 
 def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:
-    """Reads one group from training or evaluation (`source`); with an empty `split`, from the first split that has it.
-    Raises AppError if there is no such group."""
+    """Reads one group of `source`, which is "train" or "eval". If `split` is empty, the group is taken from the first
+    split that has a group with this id at this step. Raises AppError if there is no such group."""
     if source not in SOURCES:
         raise AppError(f"source {str(source)[:100]!r} is unknown: choose one of {', '.join(SOURCES)}")
     folder, group_id = library.folder(run), utf8(str(group_id))  # as the writer encodes it
@@ -185,9 +185,9 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
 
 
 def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupView:
-    """Adds marks to the answers of a group if the rollout file stores none, by running the group's task. If the task
-    fails, the group is returned unchanged except for a note. Only built-in tasks with default settings are used. With
-    `trust`, a task that config.yaml names by path or module is used as well, which executes its code."""
+    """Adds marks to the answers of a group whose marks the rollout file does not store, by running the group's task. If
+    the task cannot be loaded, only a note on the reason is added. Tasks that are not built-in are run only with
+    `trust`, since this executes code that config.yaml names by path or module."""
     if all(rollout.marks is not None for rollout in view.rollouts):
         return view
     name = _of_task(library.settings(view.key.run), view.task, "name")
@@ -207,8 +207,8 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
 
 
 def box_convention(library: Library, view: GroupView) -> str:
-    """The coordinate convention in which the group's model writes boxes, from config.yaml or the model family;
-    "original" if unknown."""
+    """Returns the coordinate convention in which the group's model writes boxes. It is the task's setting `coordinates`
+    in config.yaml, else the convention of the model family; "original" if neither is known."""
     settings = library.settings(view.key.run)
     set_to, model = _of_task(settings, view.task, "coordinates"), settings.get("model.name")
     if set_to in CONVENTIONS:
@@ -248,8 +248,8 @@ def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> 
 
 
 def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.ndarray:
-    """[rows] bool mask of the rows that belong to the group. Rows without a step belong to the first step of the file,
-    and rows without a group id to the group ""."""
+    """Returns a bool mask [rows]: which rows of `keys` (columns step and group_id) belong to the group. A row without a
+    step has the step `first_step`, and a row without a group id belongs to the group ""."""
     size = keys.num_rows
     steps = pc.fill_null(keys["step"].cast(pa.int64()), first_step) if "step" in keys.column_names else None
     ids = pc.fill_null(keys["group_id"].cast(pa.string()), "") if "group_id" in keys.column_names else None

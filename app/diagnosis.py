@@ -23,7 +23,7 @@ class Answer(NamedTuple):
     """One scored answer from the last steps of a run."""
 
     group: Any
-    """Answers of the same group have equal values."""
+    """A value that identifies the group: it is equal for answers of the same group, and differs for other answers."""
     reward: float
     length: int
     """Number of tokens."""
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem or observation that the diagnosis of a run shows on one line: `words`, followed by the remedy `do`."""
+    """A problem or observation in the diagnosis of a run: its description `words`, and the remedy `do` or ""."""
 
     kind: str
     """"bad", "warn", "good", or "" for a neutral finding."""
@@ -63,7 +63,7 @@ class Evidence:
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Returns all findings on a run: alerts first, then the findings of the checks: bad, warn, neutral, good."""
+    """Returns all findings on a run: those on alerts, then those of CHECKS in the order bad, warn, neutral, good."""
     findings = [finding for look in CHECKS for finding in look(evidence)]
     return [*alerts(evidence), *sorted(findings, key=lambda finding: _KINDS.index(finding.kind))]
 
@@ -107,7 +107,8 @@ ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def alerts(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding for each alert raised during the run, latest first."""
+    """Yields a finding for each alert raised during the run, latest first. Only the last MOST_ALERTS alerts have their
+    own findings; one finding gives the number of the others."""
     lines = [line for line in evidence.alerts if isinstance(line.get("alert"), str)]
     for line in reversed(lines[-MOST_ALERTS:]):
         do, filters = ADVICE.get(line["alert"], ("See docs/troubleshooting.md for remedies.", {}))
@@ -221,7 +222,8 @@ def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def held_out(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding for each held-out split that compares its first and its last evaluation, with 95 % intervals."""
+    """Yields a finding for each held-out split, which compares the rewards of its first and its last evaluation with
+    their 95 % intervals. A split with a single evaluation is skipped."""
     for split in dict.fromkeys(str(line.get("split")) for line in evidence.evals):
         lines = [line for line in evidence.evals if str(line.get("split")) == split
                  and finite(line.get("reward/mean")) is not None]

@@ -43,8 +43,8 @@ class Addresses(Protocol):
 
 
 def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most_frames: int = FRAMES) -> Html:
-    """Every image and video of the prompt with the marks of all answers; the marks of answer `chosen` are highlighted.
-    At most `most_frames` sampled frames of a video are shown, evenly spaced."""
+    """The HTML of every image and video of the prompt with the marks of all answers; those of answer `chosen` are
+    highlighted. At most `most_frames` sampled frames of a video are shown, evenly spaced."""
     drawable, bad = shapes(view)
     drawn = [_one(view, place, [s for s in drawable if s.media == place], addresses, chosen, most_frames)
              for place in range(len(view.media))]
@@ -262,8 +262,9 @@ def _video(view: GroupView, item: MediaView, all_shapes: Sequence[Shape], source
 
 
 def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestamps: Sequence[float]) -> Html:
-    """The boxes of tracks on top of a clip, at most 200 boxes per track, evenly spaced. clips.js moves the box of a
-    track during playback. The box is hidden while the track has no position within half a frame interval."""
+    """SVG with the boxes of tracks, to lie on a playing clip of this `size`. At most 200 evenly spaced boxes per track
+    are kept. During playback clips.js moves the box of each track. It hides the box at times that are more than half
+    a frame interval from any box of the track."""
     times = [t for t in timestamps if finite(t) is not None]
     tracks = [s for s in all_shapes if s.kind == "track"]
     if not tracks or len(times) < 2:
@@ -319,8 +320,8 @@ def _duration(view: GroupView, item: MediaView | None) -> float | None:
 
 
 def timeline(all_shapes: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
-    """The time spans of the target and of each answer as rows of bars over the duration of a clip, with the IoU of each
-    answer. `ticks` are the times of the sampled frames."""
+    """The time spans of the target and of each answer as rows of bars over the `duration` of a clip in seconds, with
+    the IoU of each answer. `ticks` are the times of the sampled frames. Empty if `all_shapes` has no span."""
     ends = [max(s.at) for s in all_shapes if s.kind == "span"]
     if not ends:
         return Html("")

@@ -23,7 +23,7 @@ _COLUMNS = ["group_id", "reward", "parts", "loss_mask", "variant", "advantage"]
 
 
 class Reader:
-    """Reads what the diagnosis needs of a run in a library. Caches a run's answers until its next step. Thread-safe."""
+    """Reads the records that a diagnosis uses. Caches the answers of a run until its next step is done. Thread-safe."""
 
     def __init__(self, library: Library):
         self.library = library
@@ -31,7 +31,7 @@ class Reader:
         self._answers: OrderedDict[str, tuple[Any, tuple[Answer, ...]]] = OrderedDict()
 
     def of(self, run: str) -> Evidence:
-        """Collects what the diagnosis of a run needs. Raises AppError for an unknown run; damaged files are ignored."""
+        """Collects the Evidence on a run; damaged files are ignored. Raises AppError for an unknown run."""
         metrics = self.library.metrics(run)
         last = (len(metrics), metrics[-1]["step"] if metrics else None)
         with self._lock:

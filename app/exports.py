@@ -86,8 +86,8 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
 
 def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
-    """Yields (notes, table with the columns `names` and one row for each of these notes, in the same order) for each
-    step of each run. Rollouts that cannot be read are described in `left_out`."""
+    """Yields (notes, table) for each step of each run. The table has the columns `names`, and a row for each note, in
+    the order of the notes. Rollouts that cannot be read are described in `left_out`."""
     by_file: dict[tuple, list[Note]] = {}
     for note in chosen:
         by_file.setdefault(note.key[:4], []).append(note)
@@ -206,8 +206,9 @@ def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
 
 
 def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
-    """The data set row of a rollout, with its answer as the solution. `ids` are the row ids used so far, to which the
-    id of this row is added. If several answers to a sample are exported, a number is appended to the row id."""
+    """The data set row of a rollout, with its answer as the solution. If the sample's id is already in `ids`, the ids
+    of earlier rows, a number is appended to it. The id of the row is added to `ids`. Raises AppError if the data row
+    was not stored, or if the answer is empty or truncated."""
     row = record["sample"]
     if not isinstance(row, dict):
         raise AppError("its data row was not stored")

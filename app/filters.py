@@ -28,7 +28,7 @@ _YES = {"yes": True, "no": False}
 _NO = {"yes": False, "no": True}
 _OPENED = ("source", "split", "step", "group", "rollout", "in")
 _NAMES = ("set", "part", "cut", "end", "tool", "err", "cat", "alike", "form", "odd", "sample", "text", "flag")
-"""URL parameters of the filters that have a single value; the filters of RANGES have two bounds."""
+"""URL parameters of the filters that have a single value. Filters with two bounds are in RANGES."""
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "zero variance": {"alike": "yes"}, "cut off": {"cut": "yes"}, "malformed": {"form": "no"},
     "full reward, but unusual": {"odd": "yes", "view": "rollouts"}, "tool errors": {"tool": "yes", "view": "rollouts"},
@@ -40,8 +40,8 @@ _SORT_WORDS = {"index": "number in the group", "sample_id": "sample", "part": "r
 
 
 def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = None) -> Query:
-    """Converts URL parameters to a Query. Raises AppError for an invalid number. `flagged` are the rollouts with notes,
-    which `flag=yes` selects and `flag=no` excludes."""
+    """Converts URL parameters to a Query. Raises AppError for an invalid number. `flagged` are the rollouts with notes:
+    `flag=no` excludes these rollouts, and `flag=yes` selects only them. None if no filter concerns notes."""
     ranges = {name: (decimal(where, low), decimal(where, high)) for name, (low, high) in RANGES.items()}
     open_group = "group" in where
     runs = () if where.get("in") == "all" or not where.get("run") else (where["run"],)
@@ -93,7 +93,7 @@ def set_filters(where: Mapping[str, str]) -> int:
 
 
 def chips(where: Mapping[str, str]) -> list[Html]:
-    """A link for each active filter, which removes that filter."""
+    """Returns a link for each active filter; following the link removes the filter."""
     given: list[tuple[str, tuple[str, ...]]] = [(words, (name,)) for name, words in _words(where).items()]
     for name, (low, high) in RANGES.items():
         if where.get(low) or where.get(high):
@@ -105,7 +105,7 @@ def chips(where: Mapping[str, str]) -> list[Html]:
 
 
 def presets(where: Mapping[str, str]) -> Html:
-    """Links to common queries. The link of the active query removes its filters."""
+    """Links to common queries. If such a query is active, its link removes the filters of the query."""
     base = controls.selection(where) | {k: where[k] for k in ("kind", "sort", "dir") if k in where}
     links = []
     for words, wanted in PRESETS.items():

@@ -27,7 +27,7 @@ def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, 
 
 
 def chips(notes: Sequence[Note]) -> list[Html]:
-    """Small labels for the notes on the answers in one row of the list."""
+    """Small labels for the notes on the answers in one row: the number of each flag, and of comments without a flag."""
     counts = Counter(one.flag or "comment" for one in notes)
     return [chip(words if count == 1 and len(notes) == 1 else f"{count} {words}", KINDS.get(words, ""), "notes")
             for words, count in counts.items()]
@@ -43,8 +43,9 @@ def of_groups(notes: Mapping[RolloutKey, Note]) -> dict[GroupKey, list[Note]]:
 
 def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str, Any] | None,
              by: str = "") -> dict[int, Html]:
-    """Answer index -> HTML of the notes on its card. The card of the answer `chosen` (else the first) has buttons and a
-    comment field. `after` holds the URL parameters to open after flagging; `by` is the annotator."""
+    """Returns {answer index: HTML of the notes on its card}. The card of the answer `chosen` (else of the first answer)
+    has buttons for flags and a comment field. `after` holds the URL parameters of the page to open after flagging.
+    With `by`, only the flags of this annotator are shown."""
     notes, own = noted(site, view.key.run, by), own_flags(site, view.key.run, by)
     current = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
     return {r.index: _form(r, own.get(r.key, ""), _comment(site, r.key), after) if r is current else
@@ -79,9 +80,9 @@ def _form(rollout: RolloutView, flag: str, comment: str, after: Mapping[str, Any
 
 
 def save_note(site: Site, text: str) -> tuple[Html, str]:
-    """Saves a flag or comment from a JSON request of app.js with these keys: "key" (see controls.packed), the request
-    number "n", the annotator "by", and "flag" or "comment". Returns the error message (or empty HTML), and the
-    reply: n, followed by "failed" on error."""
+    """Saves a flag or comment from a JSON request of app.js. The request has the keys "key" (of the rollout, see
+    controls.packed), "n" (its number), "by" (the annotator), and "flag" or "comment". Returns the error message as
+    HTML, empty on success, and the reply to app.js: the number, followed by "failed" on error."""
     try:
         request = json.loads(text or "")
         number, key = int(request["n"]), controls.unpacked(request["key"])
@@ -100,9 +101,9 @@ def save_note(site: Site, text: str) -> tuple[Html, str]:
 
 
 def save_label(site: Site, text: str) -> tuple[Html, str]:
-    """Saves the tags or the archived state of a run from a JSON request of app.js with these keys: "key" (the run id),
-    the request number "n", and "tags" (comma-separated) or "archived". Returns the error message (or empty HTML),
-    and the reply: n, followed by "failed" on error."""
+    """Saves the tags or the archived state of a run from a JSON request of app.js. The request has the keys "key" (the
+    run id), "n" (its number), and "tags" (separated by commas) or "archived". Returns the error message as HTML,
+    empty on success, and the reply to app.js: the number, followed by "failed" on error."""
     number = 0
     try:
         request = json.loads(text or "")

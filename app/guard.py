@@ -59,8 +59,8 @@ p {{color: #c33; margin: 0}}</style>
 
 
 class Guard:
-    """ASGI middleware that checks every request. `address` describes how browsers reach the app; `head` is HTML to
-    insert into the <head> of the page."""
+    """ASGI middleware that checks every request. `address` describes how browsers reach the app, `password` is asked
+    for unless it is None, and `head` is HTML to insert into the <head> of the page."""
 
     def __init__(self, app: ASGIApp, address: Address, password: str | None, head: str):
         self.app, self.address = app, address

@@ -153,7 +153,8 @@ class Index:
         self.table.close()
 
     def refresh(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Scope:
-        """Reads new files of the given runs (() = all runs); returns the Scope. Raises AppError for an unknown run."""
+        """Reads new files of the given runs (() = all runs) for at most `budget_s` seconds. Returns a Scope: the ids of
+        the runs, the number of files not read yet, and notes on skipped files. Raises AppError for an unknown run."""
         names = list(runs) or [info.id for info in self.library.runs()]
         return Scope(names, *self.table.refresh(names, budget_s))
 
@@ -201,8 +202,8 @@ class Index:
         return sides.get(-1), sides.get(1)
 
     def facets(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Facets:
-        """Collects the values that the filter form offers for the given runs (() = all runs). Of each kind, at most the
-        500 most frequent values are returned."""
+        """Collects the values that the filter form offers for the given runs (() = all runs): for each filter, the 500
+        most frequent values. New rollout files are read first, for at most `budget_s` seconds."""
         scope = self.refresh(runs, budget_s)
 
         def common(value: str) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class MediaStore:
 
     def frames(self, run: str, name: str, timestamps: Sequence[float], size: int = 256) -> list[bytes]:
         """The video frames shown at `timestamps` (seconds from the start of the file), each as a JPEG of at most `size`
-        x `size` pixels. Only the first 64 times are used. Raises AppError as `thumbnail` does."""
+        x `size` pixels. Only the first 64 times are used. Raises AppError for the same reasons as `thumbnail`."""
         path, size = self.resolve(run, name), _side(size)
         times = tuple(_seconds(t) for t in list(timestamps)[:_MOST_FRAMES])
         return self._cached(path, size, times, lambda: _frames(path, times)) if times else []

@@ -139,8 +139,8 @@ def _cached(name: str) -> Path | None:
 
 
 def check_memory(config: Config, loaded: bool) -> int:
-    """Checks that the model fits in the free memory; returns the size of its weights in bytes. A model that is already
-    `loaded` needs memory only for generation. Raises AppError if the memory does not suffice."""
+    """Checks that the config's model fits in the free memory; returns the size of its weights in bytes. A model that is
+    already `loaded` needs memory only for generation. Raises AppError if the memory does not suffice."""
     import psutil
     import torch
 

@@ -18,7 +18,8 @@ MOST = 20
 
 @dataclass(frozen=True)
 class NotableGroup:
-    """A group worth showing, and the reason `why`. Only a group of the last evaluation has a `before`."""
+    """A group worth showing, and the reason `why`. `before` is None unless the group was chosen because its sample's
+    reward changed between the first and the last evaluation."""
 
     why: str
     source: str
@@ -43,9 +44,9 @@ class _Row:
 
 
 def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[NotableGroup]:
-    """Selects at most `most` groups of a run, of these kinds in turn:
+    """Selects at most `most` groups of a run, alternating between these kinds:
 
-    - the largest gains and the largest losses between the first and the last evaluation
+    - the largest gains and the largest losses between the first and the last evaluation of each of `splits`
     - the groups with the largest spread of rewards, the best and the worst of the last quarter of training
     - groups with scoring errors
 
@@ -94,7 +95,8 @@ def _known(step: Any, group: Any, reward: Any) -> bool:
 
 
 def _changes(run: RunFolder, split: str) -> list[tuple[float, NotableGroup]]:
-    """(gain in mean reward, group) for each sample in both the first and the last stored evaluation of a split."""
+    """Returns (gain in mean reward, group of the last evaluation) for each sample that both the first and the last
+    stored evaluation of a split contain. [] if there are fewer than two evaluations."""
     table = run.rollouts(split=split, columns=["step", "sample_id", "group_id", "reward"])
     means = table.group_by(["step", "sample_id", "group_id"]).aggregate([("reward", "mean")]).to_pylist()
     means = [r for r in means if _known(r["step"], r["group_id"], r["reward_mean"])]

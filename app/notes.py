@@ -166,7 +166,7 @@ class Notes:
         return self.get(key)
 
     def problem(self) -> str:
-        """The reason why notes cannot be written, as a text for the page; "" if they can."""
+        """The reason why notes cannot be read or written, as a text for the page; "" if there is no problem."""
         try:
             self._select("LIMIT 1", ())
         except AppError as error:

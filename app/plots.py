@@ -83,7 +83,8 @@ def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
-    """Values of a metric in the records `lines`; neighbours are averaged so that at most MOST_POINTS points remain."""
+    """The values of the metric `name` in the records `lines` of metrics.jsonl. Neighbouring values are averaged so that
+    at most MOST_POINTS points remain."""
     points = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
     width = max(1, -(-len(points) // MOST_POINTS))
     buckets = [points[i:i + width] for i in range(0, len(points), width)]
@@ -119,7 +120,7 @@ def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str,
 
 
 def step_query(run: str, source: str = "train", split: str = "") -> str:
-    """The URL query that opens the rollouts of one step; it contains {x} as a placeholder for the step."""
+    """Returns the URL query that opens the rollouts of one step of a run, with {x} in place of the step."""
     filters = {"page": "rollouts", "run": run, "kind": source, "set": split}
     return f"?{urlencode({k: v for k, v in filters.items() if v})}&from={{x}}&to={{x}}"
 

@@ -133,8 +133,8 @@ class Where:
             self.add(f"{column} = ?", utf8(str(value)))
 
     def within(self, expression: str, name: str, bounds: Range, *values: Any) -> None:
-        """Adds the condition that `expression`, whose SQL parameters are `values`, lies in `bounds`. The condition is
-        false for null. Raises AppError, with the name `name` of the filter, for bounds that are not numbers."""
+        """Adds the condition that the SQL `expression`, with the parameters `values`, lies in `bounds`. The condition
+        is false for null. Raises AppError, which mentions the filter's `name`, for bounds that are not numbers."""
         for sign, bound in zip((">=", "<="), _bounds(name, bounds), strict=True):
             if bound is not None:
                 self.add(f"{expression} {sign} ?", *values, bound)
@@ -211,7 +211,8 @@ def group_order(query: Query) -> str:
 
 
 def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
-    """The ORDER BY terms (a total order) for rollouts, and their parameters. `runs` must be sorted by start time."""
+    """Returns the ORDER BY terms for rollouts, which define a total order, and their parameters. `runs` must be sorted
+    by start time. Raises AppError for sort="part" without a selected part."""
     column = _SORT[_chosen("sort", query.sort, SORTS)]
     if query.sort == "part" and query.part is None:
         raise AppError("the list cannot be sorted by a reward part, because none is selected: select the part "

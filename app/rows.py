@@ -13,7 +13,8 @@ _PAGE = 500  # rows at a time, the most that an Index returns
 
 
 class Span(NamedTuple):
-    """The answers of a run in the steps `first` to `last` (None: no limit), from training or evaluation."""
+    """The answers of a run in the steps `first` to `last`, from training or evaluation (`source`). None means no limit,
+    and a `split` of None means every split."""
 
     run: str
     source: str

@@ -61,7 +61,8 @@ _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" vie
 def create(root: str | Path, *, address: Address | None = None, password: str | None = None,
            trust_tasks: bool = False) -> tuple[FastAPI, gr.Blocks]:
     """Builds the ASGI app for a folder of runs; returns the app and its Gradio part. `address` describes how browsers
-    reach the app, by default only from this machine. Raises RunError if the folder is missing."""
+    reach the app, by default only from this machine. If `password` is None, none is asked for. `trust_tasks` permits
+    running code that the runs name. Raises RunError if the folder is missing."""
     from .index import Index
     from .library import Library
     from .media import MediaStore
@@ -166,7 +167,8 @@ def _add_files(app: FastAPI, site: Site) -> None:
 
 
 def _absent(destination: str) -> Response:
-    """The response for missing media: empty if `destination` is image or video (browsers log every 404), else a 404."""
+    """The response for missing media. An <img> or <video> element (`destination` "image" or "video") gets an empty
+    image or video, because browsers log every 404. Any other request gets a 404."""
     if destination == "image":
         return Response(_ABSENT, media_type="image/svg+xml", headers=_MEDIA_HEADERS | {"Cache-Control": "no-store"})
     if destination == "video":

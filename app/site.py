@@ -62,7 +62,7 @@ class Site:
     _messages: dict[str, gr.Column] = field(default_factory=dict)
     _answers: dict[str, gr.HTML] = field(default_factory=dict)
     _context: tuple[gr.HTML, gr.HTML] | None = None
-    """The bar above all pages, and the component that holds its digest."""
+    """The bar above all pages, and the hidden component that holds the digest of the bar's HTML (see `same`)."""
 
     def labels(self) -> dict[str, Label]:
         """The labels of runs; empty if the notes file is unreadable, which the Notes page reports."""
@@ -125,7 +125,7 @@ class Site:
                 **_IN_PLACE)
 
     def digests(self, number: int) -> list[gr.HTML]:
-        """Adds hidden components for digests of shown values, see `same`. Must be called inside the page's column."""
+        """Adds hidden components for digests of shown values (see `same`). Must be called inside the page's column."""
         return [gr.HTML("", elem_classes="v-hidden", apply_default_css=False) for _ in range(number)]
 
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
@@ -242,10 +242,9 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
 
 
 def same(digests: Sequence[str], values: Sequence[str]) -> tuple[Any, ...]:
-    """Returns the values followed by their digests, with gr.skip() for each value that the browser already has.
-    `digests` are the values of the components of `Site.digests`; with a digest of "" the value is always sent. The
-    browser keeps a digest together with the value that it describes, since a tick and a change of the URL may be
-    answered concurrently."""
+    """Returns new values of components, followed by their digests. `digests` are those of the values that the browser
+    already has; if one is unchanged, gr.skip() replaces the value and its digest. A digest of "" always differs. The
+    browser keeps the digests, since a tick and a change of the URL may be answered concurrently."""
     new = [hashlib.sha256(value.encode("utf-8", "replace")).hexdigest() for value in values]
     changed = [old != digest for old, digest in zip(digests, new, strict=True)]
     return tuple(value if change else gr.skip()

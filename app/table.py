@@ -103,7 +103,7 @@ class _File:
 class _Run:
     files: dict[tuple[str, str], _File] = field(default_factory=dict)
     waiting: dict[tuple[str, str], tuple[_Place, tuple[int, int, int]]] = field(default_factory=dict)
-    """(source, file name) -> (file, signature) of each file still to be read."""
+    """Files still to be read: (source, file name) -> (file, its time of last change, size and inode)."""
     requested: float = 0.0
     listed: float = -math.inf
     listing_s: float = 0.0
@@ -383,9 +383,10 @@ def _light(batch: _Batch) -> pa.Table:
 
 
 def is_malformed(answers: Any, prompts: Any, episodes: Any, opened: Any) -> Any:
-    """[N] bool: whether the tags of an answer are malformed: missing, unpaired, repeated, or with text outside of them.
-    A fast version of forms.read that sees only the stored beginning of the text, and expects the tags found in the
-    answer or its prompt. The tags of episodes are never malformed."""
+    """Returns [N] bool: whether the tags of each answer are malformed, that is missing, unpaired, repeated, or with
+    text outside of them. A fast version of forms.read for the stored beginnings of the texts. It expects those tags
+    that occur in the answer or its prompt. `opened` are the ends of the prompts that count as part of the answers.
+    The tags of `episodes` (not null) are never malformed."""
     if opened.null_count < len(opened):
         rows = [[text or "" for text in row] for row in zip(*map(pa.Array.to_pylist, (answers, prompts, opened)),
                                                             strict=True)]

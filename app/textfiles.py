@@ -115,7 +115,7 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
 
 
 def _check(events: Iterator[Any]) -> None:
-    """Raises BadFile for YAML with aliases, which can expand to a tree of any size, and for too many settings."""
+    """Raises BadFile for YAML with aliases, which can expand without limit, and for too many or too deep settings."""
     depth = 0
     for nodes, event in enumerate(events):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -126,8 +126,8 @@ def _check(events: Iterator[Any]) -> None:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested settings to dotted names ("train.lr") after `prefix`. Lists are kept, and values that JSON cannot
-    represent become text."""
+    """Flattens nested settings to {dotted name: value}, e.g. "train.lr"; `prefix` is put before each name. Lists are
+    kept, and values that JSON cannot represent become text."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"

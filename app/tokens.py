@@ -157,7 +157,7 @@ class Numbers:
 
 
 def numbers(rollout: RolloutView) -> Numbers:
-    """Collects the per-token values of an answer. A column of another length than the tokens counts as unknown."""
+    """Collects the per-token values of an answer. A column without exactly one value per token counts as unknown."""
     ids = np.asarray(rollout.token_ids).reshape(-1)
     count = len(ids)
 
@@ -178,8 +178,8 @@ def numbers(rollout: RolloutView) -> Numbers:
 
 
 class View(NamedTuple):
-    """One colouring of the tokens: a strength in [-1, 1] for each token, and the texts of the legend. With `two`, the
-    sign of a strength selects one of two hues."""
+    """One colouring of the tokens. `strengths` has a number in [-1, 1] for each token; with `two`, its sign selects one
+    of two hues. `title`, `low` and `high` are the texts of the legend."""
 
     title: str
     low: str
@@ -219,8 +219,7 @@ VIEWS: dict[str, tuple[str, Callable[[Numbers], View]]] = {
 
 
 def _largest(values: np.ndarray, least: float) -> float:
-    """The magnitude that gets the full colour: the 99th percentile of `values`, so that outliers matter little, or
-    `least`."""
+    """The magnitude that gets the full colour: the 99th percentile of the absolute `values`, at least `least`."""
     known = np.abs(values[np.isfinite(values)])
     return max(float(np.percentile(known, 99)) if len(known) else 0.0, least)
 

@@ -40,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class TurnView:
-    """An action and its result. The first turn of an episode is the prompt, which has no action."""
+    """An action of an episode and its result. The first TurnView of an episode is the prompt, which has no action."""
 
     action: str | None
     observation: str = ""
@@ -199,7 +199,7 @@ def _pictures(view: GroupView, place: int, turn: TurnView, addresses: draw.Addre
 
 
 def lines(rollout: RolloutView) -> Html:
-    """The first actions of an episode for its card, one line for each."""
+    """The HTML list of an episode's first actions for its card, with one line for each action."""
     acted = [t for t in rollout.turns if t["role"] != "observation"]
     rows = []
     for place, turn in enumerate(acted[:_LINES], 1):

@@ -34,7 +34,7 @@ MOST = 5
 
 
 def remarks_on(site: Site, runs: Sequence[str], notes: Sequence[str]) -> list[Html]:
-    """Remarks on rollout files that are still being read, and on skipped files, each described by one of `notes`."""
+    """Remarks on rollout files still being read, and on skipped files. `notes` has a sentence for each skipped file."""
     pending = site.index.refresh(list(dict.fromkeys(runs)), 0.0).pending
     lines = [note(f"Still reading {pending:,} files; what is below grows until then.")] if pending else []
     lines += [note(words, kind="warn") for words in notes[:MOST]]
@@ -43,7 +43,8 @@ def remarks_on(site: Site, runs: Sequence[str], notes: Sequence[str]) -> list[Ht
 
 def figure(id: str, title: str, traces: Sequence[dict[str, Any]], unit: str = "", x: str = "step",
            **axis: Any) -> dict[str, Any]:
-    """One plot from its traces; `unit` and `x` are the axis titles, `axis` holds options of the vertical axis."""
+    """Returns one plot for site.chart_value. `unit` is the title of the vertical axis and `x` of the horizontal axis.
+    `axis` holds further options of the vertical axis."""
     named = sum(trace.get("showlegend", True) for trace in traces) > 1
     return {"id": id, "title": title, "data": list(traces),
             "layout": {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": unit}, **axis}, "height": 300,
@@ -57,6 +58,7 @@ def label(text: str, most: int = 32) -> str:
 
 
 def line(name: str, x: Sequence[Any], y: Sequence[float | None], place: int, **more: Any) -> dict[str, Any]:
-    """A line with a small marker at each value; `place` is the index of its colour."""
+    """Returns the trace of a line with a small marker at each value, for `figure`. `place` is the index of its colour,
+    and `more` holds further keys of the trace (see site.chart_value)."""
     return {"mode": "lines+markers", "name": label(name), "x": list(x), "y": list(y),
             "line": {"color": color(place), "width": 2}, "marker": {"size": 4, "color": color(place)}, **more}

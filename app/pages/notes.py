@@ -175,8 +175,9 @@ def _date(seconds: float) -> str:
 
 
 def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tuple[Path, Html]:
-    """Writes the notes, or with `which`="filter" the filtered rollouts, to a file of this `form` (see exports.FORMS).
-    Returns the file and a summary. Raises AppError if no rollout is selected."""
+    """Writes rollouts to a file of this `form` (see exports.FORMS): the rollouts of the listed notes, or with
+    `which`="filter" those that pass the filters of the Rollouts page. Returns the file and a summary. Raises
+    AppError if no rollout is selected."""
     chosen = _filtered_notes(site, where) if which == "filter" else listed_notes(site, where)
     if not chosen:
         raise AppError("No rollout is selected: flag rollouts first, or relax the filters.")

@@ -88,7 +88,8 @@ class Page:
 
     def arrive(self, where: Mapping[str, str], model: str | None, task: str | None, split: str, sample: str
                ) -> tuple[Any, ...]:
-        """Fills the drop-down lists; the URL parameters may preselect a run, model, task, split and sample."""
+        """Returns new values for the drop-down lists of models and tasks, split, sample, answer length and temperature,
+        and the results of `look`. The URL parameters may preselect a run, model, task, split and sample."""
         known, tasks = models.listed(self.site.library), self.play.tasks.listed()
         drawn = next((value for _, value in tasks if value == "grounding"), tasks[0][1])  # needs no data
         first = tasks[0][1] if tasks[0][1].startswith("run:") else drawn
@@ -111,7 +112,7 @@ class Page:
         return gr.update(visible=source == _SAMPLE), gr.update(visible=source == _UPLOAD)
 
     def take_task(self, model: str, task: str, split: str, sample: str) -> tuple[Any, ...]:
-        """Updates the page for another task: default answer length and temperature, and preview of the sample."""
+        """Returns the default answer length and temperature of a newly chosen task, and the results of `look`."""
         return (*self.play.tasks.usual(task or "", models.run_of(self.site.library, model or "")),
                 *self.look(model, task, split, sample))
 
@@ -132,8 +133,8 @@ class Page:
         return el("section", facts, body, class_="v"), (shown.place, shown.count)
 
     def step(self, move: int, model: str, task: str, split: str, sample: str, place: Sequence[int]) -> tuple[Any, ...]:
-        """Goes from sample `place` (index, count) to the next (`move` 1), the previous (-1) or a random sample (0).
-        Returns "#" and the new index, and the results of `look`."""
+        """Moves from a sample to the next (`move` 1), the previous (-1) or a random sample (0) of the split. `place` is
+        (sample index, number of samples). Returns "#" followed by the new index, and the results of `look`."""
         at, count = int(place[0]), max(1, int(place[1]))
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")
