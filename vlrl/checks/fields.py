@@ -86,10 +86,11 @@ def span_problem(row: Row) -> str | None:
 
 def length_problem(row: Row, clip: float, name: str, start: float | None = None, end: float | None = None
                    ) -> str | None:
-    """A message if the row's `video_end`, `duration` or (without a duration) `spans` contradict the video file; None if
-    they agree.
+    """Returns a message if the row's `video_end`, `duration` or (without a duration) `spans` contradict the video file;
+    None if they agree.
 
-    clip: length in seconds of the part of the file `name` that the row selects, from `start` to `end`."""
+    name: the video file. start, end: the part of the file that the row selects, in seconds. clip: the length of this
+    part in seconds."""
     duration, start = number(row.get("duration")), start or 0.0
     if end is not None and end - start > clip + max(SLACK, LATE * clip):
         return f"video_end={end:g} lies after the end of {name}, which lasts {start + clip:.3g} seconds"

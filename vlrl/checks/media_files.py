@@ -34,8 +34,8 @@ def file_keys(media: Media) -> list[Key]:
 
 
 def unread_file(key: Key, **facts: object) -> MediaFile:
-    """Returns the description of a file that is not read: its name, path and selected part, and the values `facts` of
-    other fields."""
+    """Returns the MediaFile of a file without reading the file. It has the name, path, start and end from `key`, and
+    the fields in `facts`."""
     path, _, start, end = key
     return MediaFile(name=path.name, path=str(path), start=start, end=end, **facts)  # pyright: ignore
 

@@ -142,8 +142,8 @@ def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterato
 
 
 def _repeated(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
-    """The first samples, generated a second time; [] if they are rows of files. With quick=False, samples in a list are
-    not generated again, because making the list is slow."""
+    """Returns the first training samples, generated a second time for a comparison; [] if the samples are rows of
+    files. With quick=False, the samples of a task that returns a list are not generated again, because this is slow."""
     own, listed = type(task).samples is not Task.samples, isinstance(samples, (list, tuple))
     if not own or isinstance(samples, Samples) or (listed and not quick):
         return []
@@ -167,8 +167,8 @@ def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Con
 
 def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, refusal: Callable[[Size], str]
           ) -> Iterator[CheckedRow]:
-    """Yields rows of a split: the checked rows and, if the samples are in memory, unchecked rows for the comparison
-    with other rows. `refusal` returns why the model's processor refuses an image of a size."""
+    """Yields the rows of a split that are checked. If the samples are in memory, also yields unchecked rows, with which
+    other rows are compared. `refusal(size)` returns why the model's processor refuses an image of this size."""
     count = len(samples)
     others = min(count, OTHERS) if count and where(samples, 0) is not None else 0
     checked = {*range(min(count, FIRST * len(task.members))), *random.Random(config.seed).sample(range(count), others)}

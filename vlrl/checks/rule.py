@@ -59,7 +59,7 @@ class CheckedRow:
 
 
 def default_refusal(size: Size) -> str:
-    """Why the image processors of most model families refuse an image of this size; "" if they accept it."""
+    """Returns why the image processors of most model families refuse an image of this size; "" if they accept it."""
     width, height = size
     if max(size) > 200 * min(size):
         return (f"an image of {width}x{height} pixels has an aspect ratio of {max(size) / min(size):.0f}, and the "
@@ -75,7 +75,7 @@ class Context:
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     boxes: str = ""  # the setting data.boxes (the format of boxes); "" = the format given by the task's own data
     refusal: Callable[[Size], str] = default_refusal
-    """Returns why the model's processor refuses an image of a size; "" if it accepts it."""
+    """Function that returns why the model's processor refuses an image of a given size; "" if it accepts the image."""
 
     @property
     def canonical(self) -> bool:

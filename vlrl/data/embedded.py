@@ -132,11 +132,11 @@ def decode_base64(text: str) -> bytes | None:
 
 
 def media_item(value: Any, row: str = "") -> Any:
-    """Converts one image or video value of a row to EmbeddedMedia (if the row holds its content), or to its path or
-    URL.
+    """Converts one value of a row's image or video field to an EmbeddedMedia if the value holds the content, else
+    returns the path or URL.
 
-    Accepts bytes, base64, pixel values, a path, or an object with 'bytes' or 'path'. Raises DataError for any other
-    object, and for malformed content."""
+    `value` is bytes, base64, pixel values, a path, or an object with 'bytes' or 'path'. `row` is the id of the row.
+    Raises DataError for any other object, and for malformed content."""
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path") or value.get("url")
         if not data and not path:
@@ -152,8 +152,8 @@ def media_item(value: Any, row: str = "") -> Any:
 
 
 def video_items(value: Any, row: str = "") -> list[Any]:
-    """Converts a row's video field to a list of videos, each a media item or a list of frames (see `media_item`). A
-    list that holds only still images is one video given as frames."""
+    """Converts a row's video field to a list of videos. Each video is a media item (see `media_item`) or a list of
+    frames. A list that holds only still images is one video given as frames. `row` is the id of the row."""
     several = value if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, (list, tuple)) and several and all(map(_is_still, several)):
         return [[media_item(frame, row) for frame in several]]
@@ -162,7 +162,8 @@ def video_items(value: Any, row: str = "") -> list[Any]:
 
 
 def image_items(value: Any, row: str = "") -> list[Any]:
-    """Converts a row's image field, a single image or a list of images, to a list of media items (see `media_item`)."""
+    """Converts a row's image field, a single image or a list of images, to a list of media items (see `media_item`).
+    `row` is the id of the row."""
     several = isinstance(value, (list, tuple)) and not is_pixels(value)
     return [media_item(one, row) for one in (value if several else [value])]
 
@@ -176,7 +177,8 @@ def is_pixels(value: Any) -> bool:
 
 
 def without_bytes(value: Any) -> Any:
-    """Returns a value of a row in which embedded media are replaced by their hash, and other bytes by their length."""
+    """Returns a row, or a value of a row, with hashes in place of embedded media, and with lengths in place of other
+    bytes."""
     if isinstance(value, str):
         return _short(value) if value[:4].lower() in _BEGINS and len(value) > 40 else value
     if value is None or isinstance(value, (int, float)):

@@ -23,8 +23,9 @@ def unshown_columns(sample: Sample, canonical: Collection[str], media_fields: Co
                     ) -> list[str]:
     """Returns the columns of a sample's row that hold or name media which the sample does not show.
 
-    Searches the `media_fields` and all columns that are not in `canonical`; other canonical fields, such as `meta`, may
-    hold anything. Returns [] if the task drew or edited the sample's media, because their origin is then unknown."""
+    Searches the columns in `media_fields`, and all columns that are not in `canonical`. Other canonical fields are not
+    searched, because some of them (`meta`) may hold anything. Returns [] if the task has created or edited the sample's
+    media, because their origin is then unknown."""
     shown = [source for media in sample.media for source in sources_of(media)]
     if not all(isinstance(source, (str, os.PathLike, EmbeddedMedia)) for source in shown):
         return []

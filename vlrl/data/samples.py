@@ -27,9 +27,8 @@ def train_or_heldout(name: Any) -> str | None:
 
 
 def with_split(settings: Iterable[Any]) -> list[str]:
-    """Returns the names in data.train and data.heldout that select a split, as in org/name@train.
-
-    Such a name means a split of a Hub data set or of a folder."""
+    """Returns the names in data.train and data.heldout that select a split of a Hub data set or of a folder, such as
+    org/name@train. `settings` are the data settings of the tasks."""
     names = [getattr(one, split, None) or "" for one in settings for split in SPLITS]
     return [name for name in dict.fromkeys(names) if "@" in name]
 

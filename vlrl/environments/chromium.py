@@ -14,9 +14,9 @@ _DISABLED = ("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserCl
              "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled", "PreconnectToSearch",
              "msForceBrowserSignIn", "msEdgeUpdateLaunchServicesPreferredVersion",
              "WebUIOmniboxPopup", "WebUIOmniboxAimPopup")
-"""Chromium features to disable. Chromium uses only the last list of features, so those that playwright 1.65 disables
-are repeated. The last two are the suggestion lists of the address bar. For these, Chromium 156 starts two processes
-per window, which take most of the time of opening a page."""
+"""Chromium features to disable. Chromium uses only the last list of features, so the features that playwright 1.65
+disables are repeated here. The last two features are the suggestion lists of the address bar. For these lists,
+Chromium 156 starts two processes per window, which take most of the time of opening a page."""
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",
          "--force-color-profile=srgb", "--hide-scrollbars", "--disable-features=" + ",".join(_DISABLED))
 """Command-line flags. The sandbox is off, because containers often run as root; pages are local files. The other flags

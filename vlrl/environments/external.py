@@ -36,8 +36,8 @@ class EnvironmentKind:
     package: str  # the Python package that this kind requires
     extra: str  # the extra of vlrl that installs the package
     make: Callable[[Sequence[str], Mapping[str, Any]], Make]
-    """(addresses, options) -> a function that creates environments, called with parts, step_s and reset_s. Raises
-    ConfigError for invalid addresses or options."""
+    """Takes (addresses, options), and returns a function that creates environments. That function takes the names of
+    the reward parts, step_s and reset_s. Raises ConfigError for invalid addresses or options."""
     tools: Callable[[Sequence[str], Mapping[str, Any], float], Sequence[Tool]] = lambda addresses, options, seconds: ()
     several: bool = False  # whether several addresses can be given
 
@@ -160,8 +160,8 @@ def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
 
 
 def checked_options(options: Mapping[str, Any], function: Callable[..., Any], given: Sequence[str] = ()) -> None:
-    """Raises ConfigError for an option that is not a keyword-only argument of `function`, or that vlrl sets itself
-    (`given`)."""
+    """Raises ConfigError unless every option is a keyword-only argument of `function`. The arguments in `given` are not
+    allowed either, because vlrl sets them itself."""
     known = [name for name, p in inspect.signature(function).parameters.items()
              if p.kind == p.KEYWORD_ONLY and name not in given]
     unknown = next((name for name in options if name not in known), None)

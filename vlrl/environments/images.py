@@ -72,8 +72,8 @@ def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> O
 
     An image is one of: a base64 string of a PNG, JPEG, WebP or GIF file (or a data: URL with it); {"type": "image",
     "data": base64 string}; a list [height, width, 3] of numbers; a flat list of numbers, if the field `<name>_shape`
-    has its shape. The fields in `images` must be images. A single text field becomes the text. Several fields become
-    lines `name: value`. Raises ProtocolError for an invalid image."""
+    gives the shape of the image. The fields in `images` must be images. If only one field is text, the observation's
+    text is this text. Several other fields become lines `name: value`. Raises ProtocolError for an invalid image."""
     missing = [name for name in images if name not in fields]
     if missing:
         known = ", ".join(map(str, fields))[:200]

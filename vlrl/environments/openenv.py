@@ -130,8 +130,8 @@ class OpenEnv(Environment):
 
     def _connect(self, full: Mapping[str, ServerFull], until: Deadline) -> None:
         """Opens a session on the first server that accepts one. Raises ProtocolError if no server accepts a session
-        before the deadline `until`. full: servers without a free session, which are skipped, and the errors they
-        reported."""
+        before the deadline `until`. full: the servers to skip because they have no free session, with the error that
+        each has reported."""
         from websockets.exceptions import WebSocketException
 
         self.close()

@@ -85,8 +85,9 @@ class Tool:
             raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
 
     def _model(self, descriptions: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
-        """Returns {argument: field} and a pydantic model of the arguments with these fields. The fields have other
-        names than the arguments, because an argument may have the name of a method of the model."""
+        """Returns ({argument: field}, model): a pydantic model of the arguments, and the field of the model for each
+        argument. Fields have other names than arguments, because an argument may have the name of a method of the
+        model."""
         try:
             hints = get_type_hints(self.function, include_extras=True)
             names, fields = {}, {}

@@ -26,10 +26,10 @@ def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 
 def changed_basis(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of the values that differ between the basis `now` and that of the split's last line in
-    eval.jsonl. `before` are the lines of the file.
+    """Returns the names of the values that differ between `now`, the basis of this evaluation, and the basis of the
+    last evaluation of the split. `before` are the lines of eval.jsonl so far.
 
-    If eval.samples changed, only settings are named, because the rows then differ anyway."""
+    If eval.samples changed, only settings are named, because the samples then differ anyway."""
     known = (line["measured"] for line in reversed(before) if line.get("split") == split and "measured" in line)
     then = next(known, {})
     names = [name for name, value in now.items() if then.get(name, value) != value]

@@ -57,8 +57,8 @@ def paired_gain(before: Sequence[float] | np.ndarray, after: Sequence[float] | n
 def gain_of_runs(before: Sequence[float], after: Sequence[float]) -> Interval:
     """Mean of `after` - `before` over a few pairs of runs with equal seeds, with its 95 % Student's t interval.
 
-    Student's t, because the bootstrap interval is too narrow for about five values. A single pair gives NaN bounds,
-    equal differences width 0."""
+    Student's t interval is used because the bootstrap interval is too narrow for about five values. For a single pair,
+    the bounds are NaN. If all differences are equal, the width is 0."""
     from scipy.stats import t
 
     gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)

@@ -42,8 +42,8 @@ _ASKS_PLACE = re.compile(r"^\W*where\b|\b(?:click|tap|press|screenshot|screen|bu
 
 
 def answer_text(value: Any) -> str:
-    """Returns the text of an answer: the content of its last <answer> tag; without a tag, the text after </think>, or
-    all of it."""
+    """Returns the text of an answer: the content of the last <answer> tag if there is one, else the text after
+    </think>, else the whole answer."""
     said = str(value)
     inner = between(said, "<answer>", "</answer>", "last")
     return (said.rpartition("</think>")[2] if inner is None else inner).strip()
@@ -80,8 +80,8 @@ def _by_commas(text: str, record: Record) -> list[str] | None:
 
 
 def _columns(record: Record) -> list[Any] | None:
-    """The options of a record with one field per option; None if the record has no such fields. Raises DataError if a
-    field before the last filled one is empty."""
+    """Returns the options of a record with one field per option; None if the record has no such fields. Raises
+    DataError if an empty field precedes a filled one."""
     gap = None
     for names in _COLUMNS:
         own = [name for name in names if has(record, name)]
@@ -166,17 +166,17 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
 
 
 def letter_at(value: Any, options: Sequence[str]) -> str:
-    """Returns the letter of the correct option. `value` is the content of one of the fields INDICES.
+    """Returns the letter of the correct option. `value` is the content of one of the fields in INDICES.
 
-    An integer is always read as an index counted from 0, even if an option consists of this number. Any other value is
-    read by `option_letter`."""
+    An integer that is a valid index is read as an index counted from 0, even if the text of an option is this number.
+    Any other value is read by `option_letter`."""
     index = number(value)
     return option_letter(value if index is None or index != int(index) or not 0 <= index < len(options)
                   else chr(ord("A") + int(index)), options)
 
 
 def _is_ambiguous(answer: str, options: Sequence[str]) -> bool:
-    """Whether an answer that equals the text of one option is also the letter of an option."""
+    """Whether `answer`, which equals the text of an option, is also a valid option letter."""
     return len(answer) == 1 and answer.isupper() and ord(answer) - ord("A") < len(options)
 
 

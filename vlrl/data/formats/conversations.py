@@ -30,8 +30,8 @@ LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts"
 _REPLIES = {"prompt": "completion", "input": "output"}
 """Maps each field that holds only a prompt to the field with the reply."""
 _TURN_KEYS = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
-"""Maps a field that need not hold turns to keys. The field holds turns if each object of its list has one of these
-keys."""
+"""Maps fields that may also hold something other than turns to keys of turns. Such a field holds turns if each object
+in its list has one of these keys."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
 """Every field from which a conversation may be read."""
@@ -49,8 +49,8 @@ _NAMES = {"user": "a user", "assistant": "the assistant", "call": "the assistant
 _OPTIONS = ("detail", "fps", "max_pixels", "min_pixels", "nframes", "resized_height", "resized_width")
 _TIMES = {"fps": "fps", "sample_fps": "fps", "times": "frame_times", "timestamps": "frame_times",
           "frame_times": "frame_times"}
-"""Maps names of frame times in a content part to the field of the row. If a part has several names for one field, the
-last one counts."""
+"""Maps keys of a content part that give frame times to fields of the row. If several keys of a part stand for the same
+field, the last one is used."""
 _MARK = re.compile(r"<(?:image|video)>")
 _QWEN = re.compile(r"<img>([^<>\n]{1,1000})</img>")
 """Matches an image named inside a text in Qwen-VL's notation."""
@@ -89,10 +89,10 @@ def conversation_of(record: Record) -> Conversation | None:
 
 
 def conversation_fields(record: Record) -> list[str]:
-    """Returns the names of the fields that hold a conversation.
+    """Returns the names of the fields that hold a conversation as a list of turns.
 
-    Such a field is a list of turns. If a record has no list of turns, the fields are a question and its answer (`query`
-    and `response` of ms-swift, `instruction` and `output` of LLaMA-Factory)."""
+    If there are no such fields, returns the names of fields that hold a question and have a field with the answer
+    beside them (`query` and `response` of ms-swift, `instruction` and `output` of LLaMA-Factory)."""
     lists = [name for name in LISTS if _list_under(record, name) is not None]
     return lists or [question for question, _ in _pairs(record)]
 
@@ -174,8 +174,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
 
 
 def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Returns the media paths that `_turn` has collected in `named`, by kind. Returns {} if the content parts have no
-    paths, because then fields of the record name the media."""
+    """Returns the media paths that `_turn` has collected in `named`, under the keys "image" and "video". Returns {} if
+    the content parts have no paths, because other fields of the record then name the media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
         raise DataError("some images or videos of its conversation have a path and some have none: give each "

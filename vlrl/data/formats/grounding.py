@@ -48,7 +48,7 @@ _ASKS = re.compile(
     r"locate|find|where|what|which|who|provide|output|detect|give|identify|point|mark|return|draw|click|show|report|"
     r"describe|look|tell|answer|segment|ground|highlight|select|search|predict|determine|list|locali[sz]e|spot|"
     r"pinpoint|let|help|box|in (?:the|this) (?:image|picture|photo))\b", re.IGNORECASE)
-"""Matches words by which a question or request differs from the name of an object."""
+"""Matches words that occur in questions and requests, but not in names of objects."""
 _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
@@ -115,8 +115,8 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
 
 
 def target(words: str) -> dict[str, str]:
-    """{"expression": text} for a text that names an object, or {"question": text} for a complete request, which prompt
-    templates must not rephrase."""
+    """Returns {"expression": text} for a text that names an object. Returns {"question": text} for a complete request,
+    which prompt templates must not rephrase."""
     if described := _DESCRIBES.findall(words):
         return {"expression": described[-1]}
     return {"question": words} if _ASKS.search(words) else {"expression": words}

@@ -51,11 +51,11 @@ def screenspot(record: Record, source: RecordSource) -> list[Row]:
 
 
 def corners_or_sides(rows: Placed) -> Placed:
-    """Corrects the boxes of a ScreenSpot file whose bboxes are [x1, y1, x2, y2] in pixels, as in some copies. Rows of
-    all other files stay unchanged.
+    """Corrects the boxes of a ScreenSpot file if its bboxes seem to be [x1, y1, x2, y2] in pixels, as in some copies.
+    Returns the rows of any other file unchanged.
 
-    Bboxes are taken as corners if all of them can be read as corners, and either the file has at least _ENOUGH bboxes
-    or one bbox does not fit into its image as [x, y, width, height]."""
+    A file is corrected if all bboxes are valid as [x1, y1, x2, y2], and if the file also has at least _ENOUGH bboxes,
+    or a bbox that does not fit into its image as [x, y, width, height]."""
     boxes = [None if isinstance(row, DataError) else row.get("meta", {}).get("bbox") for _, _, row in rows]
     pixels = [(b, row) for b, (_, _, row) in zip(boxes, rows, strict=True) if b and not isinstance(row, DataError)]
     corners = all(b[2] > b[0] and b[3] > b[1] and _inside(b, row) for b, row in pixels)
@@ -88,8 +88,9 @@ def _element(record: Record, source: RecordSource, corners: bool) -> list[Row]:
 
 
 def _platform(record: Record, row: Record) -> str | None:
-    """Returns mobile, desktop or web, as given by the record's data source or the beginning of the image's file name.
-    Returns the name of an unknown data source unchanged, and None if there is none."""
+    """Returns mobile, desktop or web, as given by the record's data source or by the beginning of the image's file
+    name. If neither gives a known platform, returns the name of the data source; None if the record states no data
+    source."""
     named = str(pick(record, "data_source", "platform") or "").lower()
     start = re.match(r"(?:.*/)?([a-z]+)_", str(row.get("image")))
     return _PLATFORMS.get(named) or (_PLATFORMS.get(start[1]) if start else None) or named or None
@@ -107,8 +108,9 @@ def is_unlabelled(record: Record) -> bool:
 
 
 def unlabelled(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO). The record's
-    other fields are kept. Raises DataError if one of them seems to hold the answer, because it would be lost."""
+    """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO). The other fields
+    of the record are kept. Raises DataError if another field seems to hold the answer, because that answer would not
+    be used."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
         raise DataError(f"it has an instruction, but no box or action in a field with a known name. {field}="
                         f"{short(record[field])} seems to be the answer: map this field with --columns (data.columns) "

@@ -143,8 +143,8 @@ def missing_answer(record: Record) -> DataError | None:
 
 
 def refuse_two_readings(record: Record) -> None:
-    """Raises DataError if two fields with different values could be the question, answer, options or images. The error
-    tells the user to select one with --columns."""
+    """Raises DataError if a record has two fields with different values for its question, answer, options or images.
+    The error tells the user to select one of the fields with --columns."""
     asks = {n: without_marks(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
     says = {n: str(record[n]).strip() for n in _PLAIN_ANSWERS if isinstance(record.get(n), (str, int, float))
             and not isinstance(record[n], bool) and 0 < len(str(record[n]).strip()) <= _SHORT}
@@ -172,11 +172,12 @@ def refuse_two_readings(record: Record) -> None:
 
 def reference_answer(conversation: Conversation, record: Record, options: Sequence[str], question: str
                      ) -> tuple[Any, dict[str, str]]:
-    """Returns the answer that completions are compared with, and {"solution": ...} with the worked solution, if any.
+    """Returns (answer that completions are compared with, {"solution": worked solution}). The dict is empty if there is
+    no worked solution.
 
-    If the record has an answer field besides the conversation, as in TRL, ms-swift and verl, that field is the answer
-    and the last turn of the assistant the solution. Without an answer field, the last turn is the answer. Raises
-    DataError if the field and the turn contradict each other, or if both are missing."""
+    If the record has an answer field besides the conversation, as in TRL, ms-swift and verl, this field is the answer,
+    and the last turn of the assistant is the worked solution. Without an answer field, the last turn is the answer.
+    Raises DataError if field and turn contradict each other, or if both are missing."""
     beside = _correct_answer(record, options)
     if beside is None or not conversation.answer:
         if beside is None and not conversation.answer:
@@ -250,8 +251,8 @@ def _ground_truth(record: Record) -> Any:
 
 
 def final_answer(answer: Any) -> str:
-    """Returns the final answer of a worked solution. Of any other answer, returns the text without the <answer> tags.
-    """
+    """Returns the final answer of a worked solution. For an answer without a worked solution, returns its text without
+    the <answer> tags."""
     said = str(answer)
     if "<answer>" not in said.lower():
         matches = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])

@@ -21,13 +21,13 @@ from vlrl.types import Record
 
 _MARK = re.compile(r"<(bbox|ref-object)>")
 _FULL = {"real": 1.0, "none": 1.0, "norm1": 1.0, "norm1000": 1000.0}
-"""Maps bbox_type to the coordinate of the right and lower edges of the image; 1 also for pixels, which are not scaled.
-"""
+"""Maps bbox_type to the coordinate of the image's right and lower edges. Coordinates in pixels are not scaled, so their
+entry is 1."""
 
 
 @dataclass(frozen=True)
 class GroundingMarks:
-    """What `fill_marks` has found out about the boxes of an answer: their unit, and which of them are points."""
+    """The unit of the boxes in a record's answer, and which of these boxes are points. `fill_marks` returns it."""
 
     full: float
     """Coordinate of the image's right and lower edges: 1000 for norm1000; 1 for norm1 and pixels (not scaled)."""

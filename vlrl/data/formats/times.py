@@ -79,12 +79,12 @@ def intervals(value: Any, name: str) -> list[list[float]]:
 
 
 def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: Any) -> dict[str, float]:
-    """Returns `video_start` and `video_end` of a record whose clip is only a part of the video file; {} if the file is
-    the clip.
+    """Returns `video_start` and `video_end` if a record uses only a part of the video file; {} if it uses the whole
+    file.
 
-    `length` is the length of the clip that the record states, if any; `measured(video)` returns the length of the file.
-    If both lengths are equal, the file is the clip. If the file is missing, it is taken to be the clip if its name ends
-    in both times (`..._00:00:39:000_00:01:24:700.mp4`, as in InternVid)."""
+    `length` is the length of the clip that the record states, if any. `measured(video)` returns the length of the file,
+    or None if the file is missing. A file as long as the clip is the clip itself. A missing file is taken to be the
+    clip itself if its name ends in a start and an end time (`..._00:00:39:000_00:01:24:700.mp4`, as in InternVid)."""
     given = [pick(record, *names) for names in (("video_start", "start"), ("video_end", "end"))]
     if None in given:  # from there to the end of the file, or from its beginning
         return {name: seconds(v, name) for name, v in zip(("video_start", "video_end"), given, strict=True)

@@ -63,9 +63,10 @@ def statement(record: Record, source: RecordSource) -> list[Row]:
 
 
 def hallusion(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of HallusionBench (2310.14566); `gt_answer` is 1 for yes and 0 for no.
+    """Converts a record of HallusionBench (2310.14566) to a yes/no question; `gt_answer` is 1 for yes and 0 for no.
 
-    The row's id joins the category, subcategory, set, figure and question, because none of these numbers is unique."""
+    The row's id joins the category, subcategory, set, figure and question, because none of these values alone is
+    unique."""
     parts = ("category", "subcategory", "set_id", "figure_id", "question_id")
     id = "-".join(str(record[name]) for name in parts if has(record, name))
     image = record.get("filename")

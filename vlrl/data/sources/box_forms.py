@@ -19,15 +19,15 @@ _FULL = {"norm1000": 1000.0, "norm1": 1.0}
 _THOUSAND = 1000.5
 """Upper bound of coordinates from 0 to 1000, with a tolerance because annotations are rounded."""
 _FAR = 800.0
-"""If the largest coordinate is below this, the coordinates are not suspected of being in the range 0 to 1000."""
+"""If all coordinates are below this number, they are taken as pixels and not as coordinates from 0 to 1000."""
 _CHANCE = 0.05
 """Coordinates of at most 1000 are suspected to be in the range 0 to 1000 if boxes in pixels would all stay below 1000
 by chance with less than this probability."""
 _COMMON = 0.3
-"""When the probability for _CHANCE is computed, the size of a box counts at most as this fraction of the image side,
+"""Boxes larger than this fraction of the image side count as this large when the probability for _CHANCE is computed,
 because larger boxes are rare."""
 _OUTSIDE = 0.1
-"""Coordinates are suspected too if more than this fraction of the boxes lie outside their images."""
+"""Coordinates of at most 1000 are also suspected if more than this fraction of the boxes lie outside their images."""
 
 
 def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def _fits(corners: Sequence[float], size: Sequence[float]) -> bool:
 
 
 def _unit(found: Sequence[tuple[int, list[float], Sequence[float]]]) -> str:
-    """Returns "norm1" or "norm1000" if the coordinates are probably not pixels, else "". `found` has (row index,
-    coordinates, image size) of each box or point."""
+    """Returns "norm1" or "norm1000" if coordinates are probably in this unit and not in pixels, else "". `found` has
+    (row index, coordinates, image size) of each box or point."""
     ends = [(v[-2:], v[2] - v[0] if len(v) == 4 else 0, v[3] - v[1] if len(v) == 4 else 0, size)
             for _, v, size in found]
     if all(are_shares(v) for _, v, _ in found):

@@ -19,11 +19,11 @@ _SPARE = 1 << 30
 
 
 def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
-    """Returns the cached file `name` that is derived from `path`. If it is missing, `write(path, temporary)` creates
-    it.
+    """Returns the cached file `name` that is derived from the file `path`. If the cached file is missing, `write(path,
+    temporary)` creates it.
 
-    The file is created again after `path` has changed, and its earlier versions are deleted. Raises RunError if the
-    cache cannot be written."""
+    After a change of `path`, the cached file is created again, and its earlier versions are deleted. Raises RunError if
+    the cache cannot be written."""
     status = os.stat(path)
     with open(path, "rb") as file:
         ends = file.read(1 << 16)

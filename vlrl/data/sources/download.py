@@ -81,7 +81,8 @@ def look_up_host(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True)
 class AddressGuard:
-    """Which IP addresses may be connected to. Settings always result in the default values; tests use others."""
+    """Which IP addresses may be connected to, and how host names are looked up. A run always uses the default values;
+    only tests pass other values."""
 
     permits: Callable[[Address], bool] = is_public
     look_up: Callable[[str, int], Sequence[str]] = look_up_host
@@ -257,10 +258,12 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
 
 async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, most: int, deadline: float,
                entry: Path) -> Path | str:
-    """Sends a GET request to the first address that answers. Returns the file with the body, at most `most` bytes, or
-    the location of a redirect ("" if the server sends none).
+    """Sends a GET request to the first of `addresses` that answers. Returns the file with the body, or the location of
+    a redirect ("" if the server sends none).
 
-    The deadline applies to the whole request, since httpx's own timeouts apply to single waits."""
+    target: the host, port and path of the request. remote: the URL that the row names. most: maximum size of the body
+    in bytes. deadline: when the whole request must have ended, since httpx's own timeouts apply to single waits. entry:
+    the cache entry of the URL."""
     import asyncio
 
     import httpx

@@ -31,7 +31,7 @@ _MOST = 5_000_000
 
 
 def folder_records(path: Path) -> Iterator[FileRecord]:
-    """Yields the records of a folder. Raises DataError if it holds none."""
+    """Yields the records of a folder. Raises DataError if the folder holds no records."""
     files = sorted(_files(path))
     kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _metadata_records),
              ("shards", _shards(files), _shard),
@@ -89,8 +89,8 @@ def _shards(files: list[str]) -> list[str]:
 
 
 def split_files(path: Path, split: str) -> list[Path]:
-    """Returns the row files of a split of a folder; if `datasets` wrote the folder, the subfolder of the split. Raises
-    ConfigError listing the existing splits."""
+    """Returns the row files of a split of a folder, or only the subfolder of the split if `datasets` wrote the folder.
+    Raises ConfigError listing the existing splits if there is no such split."""
     if os.path.isfile(path / "dataset_dict.json") and os.path.isdir(path / split):
         return [path / split]
     try:

@@ -125,10 +125,10 @@ def _looked_at(rows: IndexedRecords) -> list[Any]:
 
 
 def _rows_of_split(splits: np.ndarray | None, split: str) -> np.ndarray | None:
-    """Returns the indices of the rows that belong to `split` or to no split, if `splits` contains both train and
-    heldout.
+    """Returns the indices of the rows that belong to `split` or to no split; None, which means all rows, unless some
+    rows belong to train and some to heldout.
 
-    Otherwise returns None, which means all rows."""
+    `splits` is the split of each row, as in IndexedRecords.splits."""
     if splits is None or not {1, 2} <= set(np.unique(splits).tolist()):
         return None
     return np.flatnonzero((splits == 0) | (splits == (1 if split == "train" else 2)))

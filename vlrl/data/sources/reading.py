@@ -242,8 +242,8 @@ def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
 
 
 def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Mapping[str, str], path: Path) -> None:
-    """Raises DataError if `columns` names a column that none of the records has. `path` is their file, for the message.
-    """
+    """Raises DataError if `columns` maps a field to a column that none of the records has. `path` is the file of the
+    records, for the message."""
     there = list(dict.fromkeys(str(name) for record in records if not isinstance(record, DataError) for name in record))
     for name, column in sorted(columns.items()) if records else ():
         if column not in there:

@@ -126,7 +126,8 @@ class ChainedRecords:
 
 
 class ShardRecords:
-    """The records of one file of a folder; their ids and their split come from the path of the file."""
+    """The records of one file of a folder. The path of the file gives the split of the records, and also their default
+    ids except in .tar files."""
 
     def __init__(self, shard: str, rows: IndexedRecords):
         self._rows, self._split, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
