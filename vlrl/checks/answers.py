@@ -1,5 +1,4 @@
-"""Rules of the perfect answer: it must earn the maximum reward, and the prompt must ask for the tags that it contains.
-"""
+"""Rules of the perfect answer to a row: it must earn the maximum reward, and the prompt must ask for the tags in it."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ _IN_METRES = ("trajectory",)  # answers give two decimals
 
 
 def part_weights(task: Task) -> dict[str, float]:
-    """Returns {reward part: weight}. For a weight that follows a schedule, this is the value of largest magnitude."""
+    """Returns {reward part: weight}. If a weight follows a schedule, the value of largest magnitude in the schedule is
+    returned."""
     return {name: float(w) if isinstance(w, (int, float)) else max((v for _, v in w), key=abs)
             for name, w in task.weights.items()}
 

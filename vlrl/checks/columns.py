@@ -50,7 +50,8 @@ def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, 
 
 
 def box_units(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, Finding]]:
-    """Yields a finding if boxes and points do not seem to be corners in pixels, and no setting gives their format."""
+    """Yields a finding if the boxes and points of the rows do not seem to be [x1, y1, x2, y2] and [x, y] in pixels,
+    although no setting gives another format."""
     form = context.boxes or getattr(getattr(context.task, "data", None), "boxes", "auto")
     checked = form == "auto" and context.canonical and any(not _BOX_FIELDS.isdisjoint(row.row) for row in rows)
     if checked and (found := _SOURCES["doubt"]([row.row for row in rows])):

@@ -60,7 +60,7 @@ class PromptedSample:
 
 @dataclass(frozen=True)
 class Trial:
-    """One answer to a sample with its two scores. It is scored twice to detect scores that change."""
+    """One answer to a sample, with two scores: the answer is scored twice, to detect scores that change."""
 
     prompted: PromptedSample
     text: str

@@ -316,7 +316,7 @@ class Header(NamedTuple):
 
 
 def header(source: Path | bytes | EmbeddedMedia) -> Header | None:
-    """Reads the header of an image; returns None if the file is missing or unreadable."""
+    """Returns size and orientation from the header of an image; None if the image is missing or unreadable."""
     data = source.data if isinstance(source, EmbeddedMedia) else source
     try:
         with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=IMAGE_FORMATS) as opened:

@@ -28,7 +28,7 @@ def train_or_heldout(name: Any) -> str | None:
 
 def with_split(settings: Iterable[Any]) -> list[str]:
     """Returns the names in data.train and data.heldout that select a split of a Hub data set or of a folder, such as
-    org/name@train. `settings` are the data settings of the tasks."""
+    org/name@train. `settings` are the data settings of the run and of its tasks."""
     names = [getattr(one, split, None) or "" for one in settings for split in SPLITS]
     return [name for name in dict.fromkeys(names) if "@" in name]
 
@@ -52,7 +52,7 @@ class SampleSequence(Sequence[Sample]):
     index."""
 
     parts: Mapping[str, Sequence[Sample]] = MappingProxyType({})
-    """The samples of each task of a mixture by task label; {} for a single task."""
+    """Maps the label of each task of a mixture to the samples of this task; {} for a single task."""
 
     def _at(self, index: int) -> Sample:
         raise NotImplementedError
@@ -160,8 +160,8 @@ _VALUE = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|\[[^\]\n]*\]|\{[^}\n]*\}"  # quoted
 
 
 def shape(reason: str) -> str:
-    """Returns an error message in which row-specific parts (numbers, paths, quoted and bracketed text) are replaced by
-    "#"."""
+    """Returns an error message with "#" in place of numbers, paths, and quoted or bracketed text, so that messages
+    about different rows can be compared."""
     plain = _VALUE.sub("#", _FILE.sub("#", without_row(reason)))
     return re.sub(r"#(?:[\s,]*#)*", "#", plain)
 

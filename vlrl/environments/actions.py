@@ -111,8 +111,9 @@ def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dic
 
 
 def _value(text: str, kind: Mapping[str, Any]) -> Any:
-    """Converts a text to the type of a schema field, or to one of the field's allowed values. If the field has several
-    types, the first that fits is used; string is tried last."""
+    """Converts a text to a value of a schema field: to one of its allowed values if the schema lists them, else to the
+    field's type. `kind` is the schema of the field. If the field has several types, the first type that fits is
+    used; string is tried last. Raises ValueError if nothing fits."""
     allowed, wanted = kind.get("enum"), kind.get("type") or "string"
     if isinstance(allowed, list):
         if text in map(str, allowed):

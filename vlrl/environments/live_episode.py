@@ -60,8 +60,9 @@ class LiveEpisode:
         return self.whole.ids[len(self.base_request.prompt):]
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
-        """Compares `observation`, the result of the reset, with the first observation, which is part of the prompt. A
-        difference becomes the error of the episode. Returns False if the reset failed."""
+        """Checks `observation`, the result of the reset. Returns False if the reset failed, else True. An observation
+        that differs from the first observation in the prompt becomes an error of the episode, as does a failed
+        reset."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
@@ -120,9 +121,9 @@ class LiveEpisode:
         self.turns[-1] = replace(self.turns[-1], error=reason, seconds=self.episode.seconds)
 
     def observe(self, text: str, shown: Prompt, closing: list[int], ended: str) -> None:
-        """Appends an observation with this text as a turn. Its tokens (`shown`) are added only if the episode
-        continues. closing: the tokens that close the action's turn if the action was truncated. ended: the reason
-        why the episode has ended; "" = it continues."""
+        """Appends an observation with this text as a turn. The tokens of the observation (`shown`) are added only if
+        the episode continues. closing: the tokens that end the action's turn if the action was truncated. ended: the
+        reason why the episode has ended; "" if the episode continues."""
         self.ended = ended
         if closing and not ended:  # the action was truncated: close its turn
             self._append(self.whole.followed_by(np.array(closing)), np.zeros(1, np.float32), np.zeros(1, bool))
@@ -173,7 +174,8 @@ def action_of(episode: Completion, turn: int) -> Completion:
 
 
 def group_members(request: Request) -> list[tuple[int, Completion | None]]:
-    """Lists the episodes of a request as (index in the group, episode whose actions are replayed first or None)."""
+    """Returns (index in the group, recorded episode) for each episode of a request. The actions of the recorded episode
+    are replayed first; None if the episode starts anew."""
     if request.begun:
         return [(b.index, b.written) for b in request.begun]
     return [(i, None) for i in range(request.n)]

@@ -60,8 +60,8 @@ class Edges:
     painted: tuple[Any, Any]
 
     def near(self, frame: Frame, far: float) -> Edges | None:
-        """The part of the lane within `far` metres of the vehicle whose coordinate system is `frame`; None if there is
-        none."""
+        """Returns the part of the lane within `far` metres of the vehicle whose coordinate system is `frame`; None if
+        no part of the lane is within this distance."""
         middle = (self.left + self.right) / 2
         inside = np.flatnonzero(np.hypot(middle[:, 0] - frame.x, middle[:, 1] - frame.y) < far)
         if inside.size < 2:

@@ -70,7 +70,8 @@ class Driver(IDMVehicle):
 
 @cache
 def neighbouring_lanes(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
-    """The lanes between the same two nodes as this lane, and the lanes before and after it."""
+    """Returns (index, lane) of each lane between the same two nodes as `lane` (itself included), and of the lanes
+    before and after it. `lane` is an index of a lane in the network `roads`."""
     return [(index, other) for index, other in roads.lanes_dict().items()
             if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
 
@@ -94,8 +95,8 @@ def empty_road(scenario: str, seed: int) -> Road:
 
 
 def place_vehicle(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
-    """Adds a vehicle that stays on its lane, and returns it; None if there is no room. at: position along the lane in
-    metres. wanted: target speed (None = its current speed)."""
+    """Adds a vehicle that stays on `lane`, and returns the vehicle; None if there is no room. at: position along the
+    lane in metres. speed, wanted: current and target speed; without a target, the vehicle keeps its speed."""
     where = road.network.get_lane(lane)
     if not 0 <= at <= where.length:
         return None

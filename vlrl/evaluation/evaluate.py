@@ -43,7 +43,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     samples of all tasks are taken in turn.
 
     prefetch: encodes the prompts. likelihoods: computes log-probabilities for tasks that ask for them; None leaves out
-    the reward parts that need log-probabilities. score: scores the answers. services: the services in `services.*`."""
+    the reward parts that need log-probabilities. score: scores the answers. services: the services of the run that
+    `services.*` configures; None if there are none."""
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
     groups, rejected = comm.together(lambda: _draw_answers(task, prefetch, engine, config, split, step, mine, progress,
                                                            likelihoods, score, services))

@@ -38,7 +38,8 @@ def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int =
 
 
 def resamples(size: int, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yields index arrays [resamples, size] of bootstrap resamples, `n` in total, in blocks that fit into memory."""
+    """Yields arrays [resamples, size] of random indices below `size`. Each row is one bootstrap resample. The arrays
+    have `n` rows in total, in blocks that fit into memory."""
     rows = max(1, _BLOCK // size)
     for start in range(0, n, rows):
         yield rng.integers(0, size, (min(rows, n - start), size))
@@ -87,10 +88,11 @@ def clustered_ci(values: Sequence[float] | np.ndarray, clusters: Sequence[str], 
 
 def statistic_ci(statistic: Callable[[np.ndarray], float], clusters: Sequence[str], seed: int = 0,
                  n: int = 400) -> tuple[float, float]:
-    """95 % percentile-bootstrap bounds of a statistic that is not a mean.
+    """Returns (low, high), the 95 % percentile-bootstrap bounds of a statistic that is not a mean.
 
-    `statistic(indices)` receives the indices of a resample; complete clusters are resampled. NaN results are ignored;
-    the bounds are NaN if all results are."""
+    `statistic(indices)` returns the statistic of the samples with these indices. `clusters` has the cluster of each
+    sample; complete clusters are resampled, `n` times. NaN results are ignored. If all results are NaN, the bounds are
+    NaN."""
     names, where = np.unique(np.asarray(clusters), return_inverse=True)
     members = [np.flatnonzero(where == c) for c in range(len(names))]
     rng = np.random.default_rng(seed)

@@ -98,9 +98,9 @@ def _columns(record: Record) -> list[Any] | None:
 
 
 def _options_by_key(keyed: Mapping[str, Any]) -> list[Any]:
-    """Returns the options of an object in order: its list `text` if it has one, else its values sorted by key (A, B ...
-    or 0, 1 ...). Raises DataError for keys with gaps, because the letter of the answer would then name another
-    option."""
+    """Returns the options of an object in order: the list in its field `text` if there is one, else all values, sorted
+    by their keys (A, B ... or 0, 1 ...). Raises DataError if a key is skipped, because the letter of the answer
+    would then mean another option."""
     texts = keyed["text"] if isinstance(keyed.get("text"), list) else None
     keys = sorted(keyed) if texts is None else keyed.get("label")
     keys = [str(key).strip() for key in keys] if isinstance(keys, list) else []

@@ -59,7 +59,8 @@ _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 
 def is_vlm_r1(record: Record) -> bool:
-    """Whether a record is a conversation. A record with only a prompt qualifies if its answer consists of boxes."""
+    """Whether a record is a conversation with an answer. A record with only the field `prompt` qualifies if another
+    field has the completion, or has an answer that consists of boxes for an image."""
     if (fields := conversation_fields(record)) != ["prompt"]:
         return bool(fields)
     answer = pick(record, "solution", "answer", "ground_truth")
@@ -123,8 +124,8 @@ def target(words: str) -> dict[str, str]:
 
 
 def _boxes_said(answer: str, method: str) -> list[Row] | None:
-    """Returns the boxes of an answer; [] for an empty detection; None if the answer does not consist of boxes.
-    `method`, the record's accu_reward_method, decides whether "None" is an empty detection."""
+    """Returns the boxes of an answer; [] for an answer that finds no objects; None if the answer does not consist of
+    boxes. `method`, the record's accu_reward_method, decides whether the answer "None" finds no objects."""
     if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
         return []
     parsed = unpacked(_FENCE.sub(r"\1", answer))
@@ -206,9 +207,9 @@ def is_refcoco(record: Record) -> bool:
 def refcoco(record: Record, source: RecordSource) -> list[Row]:
     """Converts a region in COCO's [x, y, width, height] in original pixels to one row per referring expression.
 
-    If the record has the COCO annotation in `raw_anns`, the box is taken from there, because the record's own `bbox`
-    then holds corners (jxu124/refcoco). The annotation number at the end of `file_name` is removed, since the image's
-    name does not contain it."""
+    If the record has the COCO annotation in `raw_anns`, the box is taken from this annotation, because the record's own
+    `bbox` is then [x1, y1, x2, y2] (jxu124/refcoco). The annotation number at the end of `file_name` is removed, since
+    the image's name does not contain it."""
     raw, image = pick(record, "raw_anns"), pick(record, "raw_image_info")
     bbox = raw.get("bbox") if isinstance(raw, Mapping) else record.get("bbox")
     if bbox is None:

@@ -163,7 +163,8 @@ _GENERAL = ("vlm_r1", "qa", "problem_text", "problem_box")
 
 
 def shape_of(record: Record, format: str) -> str:
-    """Returns the name of a record's layout and the projects that use it, as in `messages (TRL, ms-swift)`."""
+    """Returns the layout of a record, with the projects that use this layout, as in `messages (TRL, ms-swift)`. For
+    formats with a single layout, this is the name of the format."""
     name, projects = next(((name, projects) for name, projects, fits in SHAPES if format in _GENERAL and fits(record)),
                           (format, PROJECTS.get(format, "")))
     return f"{name} ({projects})"

@@ -77,15 +77,16 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
 
 
 def points_in_pixels(marks: GroundingMarks, row: Record) -> dict[str, Any]:
-    """Returns {"points": ...} with the points in `marks`, converted to original pixels."""
+    """Returns {"points": ...} with the points in `marks`, converted to pixels of the row's image."""
     scale = marks.shares or marks.full != 1
     return {"points": [scaled(p, row_size(row), marks.full, "objects.bbox") if scale else p for p in marks.points]}
 
 
 def _filled(record: Record, name: str, turns: list[Any], texts: list[str], boxes: list[Any], has_answer: bool
             ) -> Record:
-    """Replaces the texts of all turns before the answer by `texts`, and the answer by the boxes or points `boxes` as
-    JSON. If there is no answer turn, appends one."""
+    """Returns the record with complete turns in its field `name`. The turns before the answer get the contents `texts`.
+    The answer becomes the JSON of `boxes` (boxes or points); without an answer in `turns`, a turn with the answer is
+    added."""
     texts = [*texts, *([json.dumps(boxes)] if has_answer else [])]
     new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
            for turn, text in zip(turns, texts, strict=True)]

@@ -132,7 +132,8 @@ def is_time_r1(record: Record) -> bool:
 
 def time_r1(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of Time-R1 (2503.13377): `timestamp` is [start, end] in seconds from the start of the clip. The
-    record's `difficulty` is the base model's tIoU in percent; the row's `difficulty` is 1 - tIoU."""
+    record's `difficulty` is the overlap (tIoU, in percent) that the base model reaches; the row's `difficulty` is 1
+    minus this overlap."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
                     pick(record, *_MOMENTS))

@@ -67,8 +67,8 @@ _POWER = re.compile(r"\d+[eE]\d+")
 
 
 class Guess(str):
-    """A guessed answer_type, with the form of the answer (such as "code") and the reason. AnswerTrend.settle makes it
-    final."""
+    """A guessed answer_type, with the form of the answer (such as "code") and the reason. AnswerTrend.settle later
+    confirms or changes the guess."""
 
     form: str
     why: str
@@ -138,7 +138,7 @@ def _short(answer: str) -> bool:
 
 @dataclass(frozen=True)
 class AnswerTrend:
-    """The most frequent forms of answers among the guessed answers of a file."""
+    """The forms (letter, code, formula, yes/no) that most of the guessed answers of a file have."""
 
     letters: bool = True
     codes: bool = False
@@ -156,7 +156,8 @@ class AnswerTrend:
                    yes_no=2 * forms["yes_no"] >= sum(forms.values()) > 1)
 
     def settle(self, guess: Guess) -> tuple[str, str]:
-        """Returns (final answer_type, reason) for a guess."""
+        """Returns (answer_type, reason) for a guess. The guessed type is changed if most answers of the file suggest
+        another type."""
         if guess.form == "bare letter" and not self.letters:
             return "text", "a letter, but most answers of the file are not"
         if guess.form == "number" and self.codes:
@@ -208,9 +209,9 @@ class TypeTable:
 def settle_type(row: Any, trend: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
     """Returns the row with its final answer_type, and counts this type in `table`.
 
-    The type is `setting` (data.answer_type) unless the row has options, spans or tracks. Else it is the type that a
-    field of the row states, or the row's guess, corrected by the trend of the file. Errors, and rows without question
-    and answer, are returned unchanged."""
+    If `setting` (data.answer_type) is set, it is the type; a row with options, spans or tracks gets it only if it is
+    "choice". Else the type is the one that a field of the record states, or the guess, corrected by the trend of the
+    file. Errors, and rows without question and answer, are returned unchanged."""
     if isinstance(row, DataError) or "question" not in row or row.get("answer") is None:
         return row
     given, why = row.get("answer_type"), _BY_FIELD

@@ -73,14 +73,16 @@ class RecordSource:
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
 
     def video(self, value: Any) -> Any:
-        """Returns the path of a video. `value` is a path or an id; an id gets the existing file's suffix, else .mp4."""
+        """Returns the path of a video. `value` is a path or an id. To an id, the suffix of the existing video file is
+        added, or .mp4 if there is none."""
         path = self.path(value)
         if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
             return path
         return next((path + end for end in _VIDEO_SUFFIXES if _exists(self._at(path + end))), f"{path}.mp4")
 
     def image(self, id: Any) -> str | None:
-        """Returns the path of the image with an id: an existing file with this name, else <id>.jpg; None without an id.
+        """Returns the path of the image with an id: an existing image file named after the id, else <id>.jpg. Returns
+        None if there is no id.
 
         An integer id is written with 12 digits, as in COCO."""
         if isinstance(id, bool) or not isinstance(id, (str, int)) or id == "":
@@ -173,8 +175,8 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
 
 
 def size_of(record: Record, row: Record, source: RecordSource) -> tuple[float, float] | None:
-    """Returns width and height of the image from the record, else from the image header, else None. Raises DataError if
-    the record's values are not a size."""
+    """Returns width and height of the image, as stated by the record, or else by the image header; None if neither is
+    known. Raises DataError if the record states an invalid size."""
     for names in _SIZES:
         if has(record, *names):
             sides = [number(record.get(name)) for name in names]
@@ -188,12 +190,13 @@ def size_of(record: Record, row: Record, source: RecordSource) -> tuple[float, f
 
 
 def row_size(row: Record) -> tuple[float, float] | None:
-    """Returns width and height of a row; None if unknown."""
+    """Returns width and height of the image of a row; None if the row does not state them."""
     return (row["width"], row["height"]) if "width" in row else None
 
 
 def base_fields(record: Record, source: RecordSource, *, size: bool = True) -> Row:
-    """Returns the fields of every canonical row: id, image or images, and width and height if known."""
+    """Returns the fields that every canonical row can have: id, image or images, and width and height if known. With
+    size=False, width and height are left out."""
     row: Row = {"id": record_id(record, source), **media(record, source)}
     dimensions = size_of(record, row, source) if size else None
     return {**row, "width": dimensions[0], "height": dimensions[1]} if dimensions else row
@@ -230,8 +233,8 @@ def meta(record: Record, *used: str) -> Row:
 
 
 def optional(record: Record, **names: str) -> Row:
-    """Returns {canonical field: value}. `names` maps canonical fields to fields of the record; fields without a value
-    are left out."""
+    """Returns {canonical field: value}. The keyword arguments `names` give the field of the record from which each
+    canonical field is read; fields without a value are left out."""
     return {field: record[name] for field, name in names.items() if has(record, name)}
 
 

@@ -130,9 +130,11 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 
 
 def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set[str]) -> None:
-    """Renames repeated ids, and ids `taken` by another file, by adding a number ("7-2" is the second 7).
+    """Renames ids that are repeated in a file, or already `taken` by rows of another file, by adding a number ("7-2" is
+    the second 7).
 
-    The old id is stored as `original_id`. The ids of the rows are added to `taken`, and one warning is logged."""
+    The old id is stored as `original_id`. The ids of the rows are added to `taken`, and one warning about the file
+    `path` is logged."""
     sound = [row for row in rows if not isinstance(row, DataError) and row.get("id") not in (None, "")]
     own, changed, count = {str(row["id"]) for row in sound}, [], dict[str, int]()
     for row in sound:
@@ -158,8 +160,8 @@ def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
 
 def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSource, sure: bool = False
             ) -> Sequence[Row | DataError]:
-    """Converts a record to rows. `name` is the format of most records of the file. A record that is in another format
-    becomes an error; with `sure`, it is read in the format `name` all the same."""
+    """Converts a record to rows. `name` is the format of most records of the file. A record in another format gives a
+    DataError instead of rows; with `sure`, this record is also read in the format `name`."""
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical_rows(record, name, source)
     known, own = format_named(name), recognised_format(record)
@@ -176,9 +178,10 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSour
 
 def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
               source: RecordSource | None = None) -> Sequence[Row | DataError]:
-    """Converts a record to canonical rows, in the named format or in the first format that recognises it.
+    """Converts a record to canonical rows, in the named format, or in the first format that recognises the record if
+    `format` is "auto".
 
-    If it cannot be converted, a DataError is returned as the only row. Raises ConfigError for an unknown format."""
+    If the record cannot be converted, the only row is a DataError. Raises ConfigError for an unknown format."""
     check_format(format)
     if isinstance(record, DataError):
         return [record]
@@ -253,8 +256,8 @@ def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Map
 
 
 def rename_columns(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
-    """Returns the record with its columns renamed; `columns` maps canonical fields to columns. Other columns that could
-    be read as the same fields are removed."""
+    """Returns the record with its columns renamed; `columns` maps canonical fields to columns. For each renamed field,
+    removes all other columns from which this field could be read."""
     if isinstance(record, DataError) or not columns:
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}

@@ -68,8 +68,8 @@ class IndexedRecords(Protocol):
 
 
 def open_records(files: Sequence[Path], cache: Path) -> IndexedRecords | None:
-    """Opens files, or folders of shards, for random access; returns None if one of them can only be read as a whole.
-    Raises DataError if a file cannot be read."""
+    """Opens files, or folders of shards, for random access. Returns the records of all `files` as one sequence, or None
+    if a file can only be read as a whole. Raises DataError if a file cannot be read."""
     parts: list[IndexedRecords] = []
     for path in files:
         file_rows = [

@@ -65,8 +65,8 @@ def _solution(line: Mapping[str, Any]) -> Solution:
 
 
 class SolvedSamples(SampleSequence):
-    """The samples that have a solution, one per line of the file. If a sample has several solutions, the ids of its
-    second and later rows end in a number."""
+    """The training samples with their solutions: one sample per line of the data.solutions file. If a sample has
+    several solutions, a number is appended to its id from the second solution on."""
 
     def __init__(self, samples: Sequence[Sample], solutions: Sequence[Solution], name: str):
         self.samples, self.solutions, self.name = samples, solutions, name

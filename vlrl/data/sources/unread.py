@@ -40,11 +40,11 @@ def forget_shapes() -> None:
 
 
 def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: Make) -> dict[str, Any]:
-    """Returns {column: value} for the columns that appear in none of the record's `rows` and do not influence them.
+    """Returns {column: value} for the columns of a record that its `rows` neither contain nor depend on.
 
-    `make` converts a record to rows; a column has no influence if the rows are the same without it. A column inside a
-    list of objects is named like `annotations.caption`, with the value of the first object. Values that the rows
-    contain anyway (an answer that occurs twice) are left out."""
+    `make` converts a record to rows; rows do not depend on a column if they are the same without it. A column inside a
+    list of objects is named like `annotations.caption`, with the value of the first object. Columns whose value the
+    rows contain anyway (an answer that occurs twice) are left out."""
     key = (format, *_shape(record))
     if not rows:
         return {}

@@ -145,8 +145,8 @@ def _track(path: Path) -> VideoTrack:
 
 
 def _packets(container: Any, stream: Any) -> tuple[list[int], list[int], int, float]:
-    """Returns timestamps of displayed frames, timestamps of keyframes, number of all frames, and time of the last
-    packet."""
+    """Returns (timestamps of displayed frames, timestamps of keyframes, number of packets, seconds). `seconds` is the
+    time of the last packet of the file in any stream; the other values are those of `stream`."""
     pts, keys, count, end = [], [], 0, 0.0
     for packet in container.demux():
         if packet.pts is not None:
