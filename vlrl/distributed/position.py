@@ -35,7 +35,7 @@ class RankPosition:
         self.doing, self.since, self.count = doing, time.monotonic(), self.count + 1
 
     def leave(self) -> None:
-        """Records that this rank has left the collective."""
+        """Records that this rank has left the collective that it entered last."""
         self.doing, self.since, self.patient = "", time.monotonic(), False
 
     def __str__(self) -> str:

@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 class RankMonitor:
     """Writes this rank's record to the launcher's store, and reads the records of the other ranks when needed. A record
-    contains a rank's position, a counter as sign of life, and how the rank ended. `limit` is
-    limits.collective_s. Needs the variables MASTER_ADDR and MASTER_PORT, which every launcher sets."""
+    contains a rank's position, a counter as sign of life, and how the rank ended. `limit` is limits.collective_s.
+    Needs the variables MASTER_ADDR and MASTER_PORT, which every launcher sets."""
 
     def __init__(self, here: RankPosition, rank: int, world: int, limit: float):
         self.here, self.rank, self.world, self.limit = here, rank, world, limit
@@ -110,13 +110,14 @@ class RankMonitor:
     # --- the others -----------------------------------------------------------------------------------------------
 
     def error(self, waited: float, cause: str) -> RankError:
-        """Returns a RankError that names the ranks for which this rank has waited `waited` seconds, and the `cause`.
+        """Returns a RankError that contains `cause`, and the ranks for which this rank has waited `waited` seconds.
         Takes seconds, because the other ranks are checked for signs of life."""
         return RankError(f"{self.describe_wait(waited)}. The last checkpoint is intact: start the same command again "
                          f"on every host. If a rank is only slow, raise limits.collective_s={self.limit:g}. ({cause})")
 
     def describe_wait(self, waited: float) -> str:
-        """Returns text such as "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
+        """Returns text such as "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)". `waited` is the
+        number of seconds. Takes seconds, because the other ranks are checked for signs of life."""
         place, count = str(self.here), self.here.count
         self.publish()
         before = self._records()
@@ -218,9 +219,10 @@ class RankMonitor:
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
-    """Describes the ranks for which `rank` waits in its collective number `count`. `before` and `after` are the records
-    of all ranks at two moments. The missing ranks have ended with an error of their own, are silent, or have not
-    reached the collective. If no ranks are missing, the ranks that wait in the same collective are listed."""
+    """Returns a text with the missing ranks, for which `rank` waits in its collective number `count`. A missing rank
+    has ended with an error of its own, shows no sign of life, or has not reached this collective. If no rank is
+    missing, the text lists the ranks that wait in the same collective. `before` and `after` are the records of all
+    ranks, read some seconds apart."""
     missing: list[str] = []
     waiting: list[str] = []
     for other, (old, new) in enumerate(zip(before, after, strict=True)):

@@ -75,10 +75,11 @@ class Request:
     max_turns: int | None = None
     """Maximum number of actions of an episode; None = episode.max_turns."""
     continues: tuple[CacheSlot, ...] = ()
-    """One cache slot per completion if later requests will extend the completions. An engine may ignore the slots."""
+    """One cache slot for each completion that later requests will extend; () if no later request extends these
+    completions. An engine may ignore the slots."""
     turns: tuple[Turn, ...] = ()
-    """The turns of the episode so far, whose tokens end the prompt. Token positions count from the end of the first
-    prompt."""
+    """The turns of the episode so far. Their tokens are at the end of the prompt. The token positions in these turns
+    count from the end of the episode's first prompt."""
 
     def __post_init__(self) -> None:
         if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:

@@ -76,18 +76,19 @@ def token_bytes(text: Any, size: int, adapter: bool) -> int:
 
 
 def logit_bytes(text: Any, size: int) -> int:
-    """Bytes of the logits for one completion's next token: a copy in the compute dtype, LOGIT_COPIES in float32."""
+    """Size in bytes of the logits for the next token of one completion: one copy in the compute dtype and LOGIT_COPIES
+    in float32. For `text` and `size` see token_bytes."""
     return text.vocab_size * (4 * LOGIT_COPIES + size)
 
 
 def head_width(text: Any) -> int:
-    """Dimension of an attention head: the largest if layers differ."""
+    """Size of an attention head of the language model with the config `text`; the largest if layers differ."""
     return largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
 def largest(text: Any, name: str) -> int | None:
-    """The value of the field `name` of a text config: the maximum if layers differ (Gemma 4), None without the field.
-    """
+    """The value of the field `name` in the config `text` of a language model. If layers differ (Gemma 4), the largest
+    value. None if the config does not have the field."""
     if name not in (getattr(text, "per_layer_attributes", None) or ()):
         return getattr(text, name, None)
     return max(getattr(text.per_layer_config[i], name, None) or 0 for i in range(text.num_hidden_layers))

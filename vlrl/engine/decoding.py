@@ -54,8 +54,9 @@ class DecodingBatch:
             self._rules = StopRules(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Samples the next token of each completion in `rows` from the logits [rows, V], and stores the tokens of those
-        that have not ended (mask `live`). Returns the sampled tokens [rows], and the new mask `live` [rows]."""
+        """Samples the next token of the n completions with the indices `rows`, from their logits [n, V]. Stores the
+        tokens of completions that have not ended (`live`, [n] bool). Returns the sampled tokens [n], and `live`
+        after this step."""
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = sample_tokens(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,

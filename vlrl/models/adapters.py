@@ -90,7 +90,7 @@ _DTYPES = Literal["float32", "bfloat16", "float16"]
 
 
 class Quantization(BaseModel):
-    """The format in which the frozen linear layers of a model are stored."""
+    """The 4-bit format of frozen linear layers, and which layers of a model have this format (`target`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     quantize: Literal["nf4"] = "nf4"

@@ -126,8 +126,8 @@ class PromptCache:
     """[P, 1, 1, L] attention bias: -inf on the padding of a prompt, else 0; None if there is no padding."""
     owner: torch.Tensor  # [R] index of each completion's prompt, in ascending order
     grid: torch.Tensor | None = field(init=False)
-    """[P * G] index of the completion in each of the G query slots of each prompt, where G is the largest number of
-    completions of a prompt. None if every prompt has G completions."""
+    """[P * G] indices of the completions, grouped by prompt and padded to G per prompt, where G is the largest number
+    of completions of a prompt. None if every prompt has G completions."""
     inverse: torch.Tensor = field(init=False)  # [R] index in `grid` of each completion
 
     def __post_init__(self) -> None:

@@ -80,9 +80,9 @@ def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, coun
 
 
 def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
-    """The index (0 to count - 1) of the optimizer step that each of this rank's groups belongs to within the update.
-    The groups of all ranks are sorted by id and cut into `count` equal slices. So a step holds the same groups for any
-    number of ranks."""
+    """Returns the optimizer step (0 to count - 1, within the update) to which each of this rank's groups belongs. `ids`
+    are the groups' ids. The groups of all ranks are sorted by id and cut into `count` equal slices. So a step holds
+    the same groups for any number of ranks."""
     if count == 1:
         return [0] * len(ids)
     everyone = sorted(i for part in comm.gather(list(ids)) for i in part)

@@ -272,8 +272,8 @@ def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
 
 
 def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
-    """A notice about vision layers whose trainable tensors never change, because the model reads the features of an
-    earlier layer (LLaVA 1.5: the last but one); "" if there are none."""
+    """A notice about vision layers whose trainable tensors never change, because the model uses the output of an
+    earlier layer (LLaVA 1.5: the last but one); "" if there are none. `named` yields (name, trainable tensor)."""
     chosen, tower = getattr(config, "vision_feature_layer", None), getattr(config, "vision_config", None)
     layers = getattr(tower, "num_hidden_layers", None)
     if chosen is None or layers is None:

@@ -41,9 +41,10 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
     """Calls `work(b)` for the index b of every micro-batch. Returns how many micro-batches were halved for lack of
     memory.
 
-    `halve(b)` replaces micro-batch b in `batches` by its two halves, and returns the number of tokens of the larger
-    half. Then the loop continues with the first half or, if `restart` is given, calls `restart()` and begins again.
-    Raises what `work` raises, and TrainingError for sharded ranks, which cannot restart alone."""
+    `halve(b)` replaces micro-batch b in `batches` by its two halves. It returns the number of tokens of the larger
+    half, which becomes policy.most_tokens. Then the loop continues with the first half or, if `restart` is given, calls
+    `restart()` and begins again. Raises what `work` raises, and TrainingError for sharded ranks, which cannot restart
+    alone."""
     b = cuts = 0
     while b < len(batches):
         reason = _run_or_reason(work, b)

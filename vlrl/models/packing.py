@@ -105,7 +105,8 @@ class Batch:
     observed: bool = False
     """Whether the completion tokens include observations, which may contain ids that cannot be sampled."""
     shared: SharedTokens | None = None
-    """Set if completions share tokens. Then `columns` and `select` refer to the U computed tokens."""
+    """For completions that share prefixes, the map to the U tokens that are computed. `columns` and `select` then refer
+    to these U tokens instead of the N completion tokens. None if no tokens are shared."""
 
     def to(self, device: torch.device) -> Batch:
         return to_device(self, device)

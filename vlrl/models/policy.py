@@ -59,7 +59,7 @@ class Policy:
         self.scaler.scale(torch.zeros((), device=self.device))  # creates its tensors, even on ranks without loss
         self.idle: Prompt | None = None  # prompt of idle micro-batches under FSDP (packing.with_idle); else None
         self.most_tokens: int | None = None
-        """Token limit of a micro-batch since memory last ran out; None = train.tokens_per_batch."""
+        """Token limit of a micro-batch, lowered when memory runs out; None = train.tokens_per_batch."""
         self.shards: shards.Shards | None = None  # the sharded model; None if the model is not sharded over ranks
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
@@ -111,8 +111,8 @@ class Policy:
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
-        """Returns `parts`, the pieces of each micro-batch. Under FSDP, idle micro-batches are added so that all ranks
-        have the same number (packing.with_idle)."""
+        """Returns `parts`, the pieces of each micro-batch, for training. Under FSDP, idle micro-batches are added so
+        that all ranks have the same number of micro-batches (packing.with_idle)."""
         return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
 
     def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:

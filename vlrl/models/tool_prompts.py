@@ -37,8 +37,9 @@ def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -
 
 
 def results(observation: Observation, by_role: bool, in_place: bool) -> list[Message]:
-    """The turns that show the results of tool calls: with `by_role` one turn of role tool per result, else one user
-    turn. `in_place`: whether the template keeps media between the texts of a turn. Otherwise media come first."""
+    """Returns the turns that show the results of tool calls. With `by_role`, each result is one turn of role tool;
+    otherwise all results are one user turn. `in_place`: whether the template keeps media between the texts of a
+    turn. Without `in_place`, the media come before the text of the user turn."""
     if by_role:
         return [{"role": "tool", "content": [*_media(r), text_part(_quoted(r.text))]} for r in observation.results]
     begin, end = RESULT

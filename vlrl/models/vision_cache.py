@@ -78,7 +78,7 @@ class FeatureCache:
         return {kind: _concatenated(parts) for kind, parts in by_kind.items()}
 
     def metrics(self) -> dict[str, float]:
-        """The hit rate over all ranks since the last call, as a metric."""
+        """The hit rate over all ranks since the last call, as {metric: value}. Called on all ranks."""
         hits, lookups = comm.total(self._hits, self._lookups)
         self._lookups = self._hits = 0
         return {"feature_cache/hit_frac": hits / lookups if lookups else 0.0}

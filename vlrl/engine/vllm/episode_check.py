@@ -37,8 +37,8 @@ class EpisodeMismatch:
 
 
 def describe_position(turns: Sequence[Turn], token: int) -> str:
-    """Returns a text with the turn that contains a token, the token's position in the turn, and the media of the turn
-    or, if it has none, of the latest earlier turn with media."""
+    """Returns a text with the turn that contains a token, the token's position in the turn, and the media of the turn.
+    If the turn has no media, the text has those of the latest earlier turn with media."""
     number = turn_of(turns, token)
     turn = turns[number]
     media = next((t.media for t in reversed(turns[:number + 1]) if t.media), ())

@@ -121,7 +121,8 @@ def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int 
 
 
 class Draft:
-    """A completion while it is generated. place: its index in the group. begun: the prefix to continue, or None."""
+    """A completion while it is generated. place: index of the completion in its group. begun: the prefix that the
+    completion continues, or None."""
 
     def __init__(self, sampling: Sampling, rules: SamplingRules, place: int, begun: Completion | None = None):
         self.sampling, self.rules, self.place = sampling, rules, place
@@ -145,7 +146,8 @@ class Draft:
         return (min(budget, limit) if budget is not None and n < budget else limit) - n
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float], stopped: bool = False) -> None:
-        """Appends sampled tokens up to the end of the completion. stopped: whether the engine reported the end."""
+        """Appends sampled tokens up to the end of the completion. stopped: whether the engine reported an end token or
+        a stop string."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             if self._put(int(token), float(logprob)):
                 return

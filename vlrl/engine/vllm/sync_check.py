@@ -112,8 +112,9 @@ ADVICE = (f"The sync omitted a weight or transferred it incorrectly. Set engine.
 
 
 def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, float]]) -> str:
-    """The second part of an error message about unequal log-probabilities: which weights differ, or that all `compared`
-    weights are equal, and the remedy. differences: (name, largest difference, largest absolute value) per tensor."""
+    """Returns the second part of an error message about unequal log-probabilities: the weights that differ, or that all
+    `compared` weights are equal, and then the remedy. differences: (name, largest absolute difference, largest
+    absolute value) of each tensor that differs."""
     if differences:
         return f"{describe_differences(differences)}. {ADVICE}"
     return (f"All {compared} weights that could be compared are equal. So the engine computes differently with these "
@@ -152,7 +153,8 @@ def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float
 
 
 def describe_differences(differences: Sequence[tuple[str, float, float]]) -> str:
-    """Describes tensors that differ, as `counted_differences` returns them, for an error message."""
+    """Returns a text about the first tensors of `differences`, a result of `counted_differences`, for an error message.
+    """
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
                       for name, gap, size in differences[:3])
     more = len(differences) - 3

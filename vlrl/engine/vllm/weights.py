@@ -59,13 +59,15 @@ class EngineWeights:
                 yield f"{path}.{side}.{name}.weight", ours * (1.0 if side == "lora_A" else layer.scaling[name]), theirs
 
     def matrix(self, path: str, side: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """Returns vLLM's LoRA matrix A or B (`side`) of a layer, B times the scaling; None without an adapter."""
+        """Returns vLLM's LoRA matrix of the layer at `path`. `side` is "lora_A" or "lora_B"; vLLM stores B times the
+        scaling. None if vLLM has no adapter in this layer."""
         module, part = self._module((self._rename(f"{path}.weight") or "").rpartition(".")[0], wrapped=True)
         stacked = getattr(module, f"{side.lower()}_stacked", None)
         return None if stacked is None else stacked[part or 0][0, 0, :shape[0], :shape[1]]
 
     def tied_head(self, embedding: torch.Tensor) -> Pairs:
-        """Yields the pair of tensors of an output layer that is tied to the token embedding `embedding`."""
+        """Yields the pair of tensors (policy's, vLLM's) of an output layer that is tied to the token embedding
+        `embedding`. Yields nothing if vLLM's tensor is not found."""
         theirs = self.of(HEAD, embedding.shape)
         if theirs is not None:
             yield f"{HEAD} (tied to the embedding)", embedding, theirs

@@ -26,7 +26,7 @@ checkpoints, such as the means for normalizing pixels."""
 
 
 class Extension:
-    """Methods that vLLM's `collective_rpc` can call. Their names must differ from those of the worker."""
+    """Methods that vLLM's `collective_rpc` can call. They need other names than the methods of vLLM's worker."""
 
     def vlrl_reload(self, path: str) -> list[str]:
         """Loads the safetensors in a folder. Returns the names of the modules whose packed copies were rebuilt. On CPUs
