@@ -51,13 +51,14 @@ class Task:
     """Reward part -> its weight in the reward."""
     outcome: ClassVar[Mapping[str, float]] = {}
     """Criterion for a correct answer: reward part -> minimum raw value. All minimums must be reached. With {}, the part
-    named accuracy or correct must reach 0.5; if there is none, the part with the largest default weight (the first
-    of several equal ones). The settings `curriculum.part` and `curriculum.pass_at` override this criterion."""
+    named accuracy or correct must reach 0.5. If the task has neither, the part with the largest default weight must
+    (the first of several with the same weight). The settings `curriculum.part` and `curriculum.pass_at` override
+    this criterion."""
     lives_outside: ClassVar[bool] = False
-    """Whether the task needs an environment that the setting `environment.name` names."""
+    """Whether the task needs an environment set by `environment.name`."""
     needs: ClassVar[Collection[str]] = frozenset()
-    """Services that score_group needs (names in services.SERVICES): a set, or {service: the reward parts that need it}.
-    """
+    """Names of the services (see services.SERVICES) that score_group needs: a set, or a mapping from each service to
+    the reward parts that need this service."""
 
     def __init__(self, **settings: Any):
         cls = type(self)
@@ -84,8 +85,8 @@ class Task:
 
     @classmethod
     def _weights(cls, settings: dict[str, Any]) -> dict[str, Weight]:
-        """Removes `rewards` from the settings and returns the weight of every reward part. If the model calls the
-        task's tools during the rollout, the part `tool_success` exists too, provided that the settings give it a
+        """Removes `rewards` from the settings and returns the weight of every reward part. The part `tool_success` is
+        only included if the model calls the task's tools during the rollout and the settings give this part a
         weight."""
         given, known = settings.pop("rewards", {}), cls.rewards_for(settings)
         called = cls.tools is not Task.tools and cls.environment is Task.environment
@@ -106,14 +107,15 @@ class Task:
         return {}
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        """Further reward parts for each answer of a group, for rewards that compare the answers or need a service. They
-        are merged with the parts from `score` and override those of the same name. [] = no further parts."""
+        """Further reward parts for each answer of a group, for rewards that compare the answers or need a service.
+        These parts are merged with the parts from `score` and override parts of the same name. [] = no further
+        parts."""
         return []
 
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
-        """The texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes for a group
-        before the group is scored. An item is an Answer, which stands for its final text, or a services.Reading with
-        another text in its place."""
+        """Returns the texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes for
+        a group before the group is scored. An Answer in the result stands for the answer's own final text; a
+        services.Reading replaces this final text by another text."""
         return answers
 
     def oracle(self, sample: Sample) -> str | None:
@@ -169,8 +171,8 @@ class Task:
     """Difficulty knobs of a task that can generate training samples of any difficulty: name -> (lowest, highest)."""
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """Generates a training sample with these values of the difficulty knobs. The result must depend only on the
-        arguments and self.seed."""
+        """Generates the training sample number `index` with these values of the difficulty knobs (name -> value). The
+        result must depend only on the arguments and self.seed."""
         raise NotImplementedError(f"task '{self.name}' defines knobs, but no method generate()")
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
@@ -261,8 +263,8 @@ class Task:
         return {}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Metrics that can only be computed from all samples of a split. Each record has sample, answer, parsed,
-        target, parts and reward."""
+        """Metrics (name -> value) that can only be computed from all samples of a split. Each record is a mapping with
+        the keys sample, answer, parsed, target, parts and reward."""
         return {}
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
@@ -299,7 +301,7 @@ class Task:
 
     @property
     def members(self) -> tuple[Task, ...]:
-        """The tasks of a mixture; for a single task, only the task."""
+        """The tasks of a mixture; a tuple with only this task if it is a single task."""
         return (self,)
 
     @property
@@ -332,9 +334,9 @@ class Task:
         return self._gate(parts)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
-        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. With part=None, or if
-        the task has no such part, the parts of the task's own criterion are used. With least=None, the minimum in
-        the task's own criterion is used, or 0.5 if this criterion does not contain the part."""
+        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. If `part` is None or
+        is not a part of the task, all parts in the task's own criterion must reach `least`. If `least` is None, the
+        minimum in the task's own criterion is kept, or is 0.5 for a part that this criterion does not contain."""
         if part in self.weights:
             self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
         elif least is not None:
@@ -365,7 +367,8 @@ class Task:
 
 
 def usual_outcome(rewards: Mapping[str, Weight]) -> dict[str, float]:
-    """The criterion for a correct answer if a task defines none: reward part -> minimum; see Task.outcome."""
+    """The criterion for a correct answer (reward part -> minimum) of a task with these `rewards` that defines no
+    `outcome`; see Task.outcome."""
     weights = {part: weight_at(w, 0) for part, w in rewards.items()}
     named = next((part for part in _OUTCOMES if part in weights), None)
     return {named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {}

@@ -53,8 +53,9 @@ def product(parts: Numbers, weights: Numbers) -> float:
 
 
 def gate(parts: Numbers, weights: Numbers, condition: str) -> float:
-    """The weighted sum of all parts if the condition is met. A condition names a part that must be above 0 ("format"),
-    or reach a minimum ("accuracy>=0.8"). If the condition is not met, only this part counts, with its weight.
+    """The weighted sum of all parts if the condition is met, else only the weighted part that the condition names. The
+    condition "format" is met if the part `format` is above 0, the condition "accuracy>=0.8" if `accuracy` is at
+    least 0.8.
 
     With per-turn reward parts, this is gated reward accumulation, G-RA (arXiv 2508.10548): the rewards of the turns
     accumulate only if the outcome reaches a threshold."""
@@ -104,10 +105,10 @@ def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
 COMBINE: dict[str, tuple[Callable[..., float], int, int | None]] = {
     "sum": (total, 0, 0), "product": (product, 0, 0), "gate": (gate, 1, 1), "max": (largest, 2, None),
     "tool_star": (tool_star, 3, 3)}
-"""Name -> (function that combines the parts, least and largest number of parts that the value names after the colon).
-"""
+"""Name -> (function that combines the parts, smallest and largest number of parts that the value of `task.combine` may
+name after the colon; None = any number)."""
 GATES = {"gate": 1, "tool_star": 2}
-"""Name of a combination that is a gate -> how many of the parts named after the colon are conditions."""
+"""Name of a combination with a gate -> n: the first n names after the colon are conditions of the gate."""
 _EXAMPLES = {"gate": "gate:format", "max": "max:rule,judge", "tool_star": "tool_star:format,accuracy,tools"}
 
 

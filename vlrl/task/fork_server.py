@@ -45,7 +45,7 @@ class ForkServerLost(ChildProcessError):
 
 
 class ForkServer:
-    """Forks a process that runs `work`, on request. Linux only."""
+    """Starts processes on request. Each process is forked from the fork server and calls `work`. Linux only."""
 
     def __init__(self, work: Work):
         self._control, other = socket.socketpair()
@@ -147,8 +147,8 @@ def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int
 
 
 def _reap(workers: set[int]) -> None:
-    """Reaps child processes that have ended and were not started as workers. An ended worker is only reaped at the next
-    request, so that its process id is not reused while it may still be killed by this id."""
+    """Reaps ended child processes whose id is not in `workers`. Workers are only reaped at the next request: until
+    then, a worker may still be killed by its process id, which therefore must not be reused."""
     for process in psutil.Process().children():
         if process.pid not in workers:
             with contextlib.suppress(ChildProcessError):
@@ -166,7 +166,7 @@ def _begin(work: Work, connection: Connection, text: str, parent: int) -> None:
 
 
 class _Printed:
-    """A text stream that passes on the first MOST_PRINTED characters and then drops everything, with a note."""
+    """A text stream that prints the first MOST_PRINTED characters, then a note, and drops everything after this."""
 
     def __init__(self, stream: TextIO):
         self._stream, self._left = stream, MOST_PRINTED

@@ -38,8 +38,9 @@ class Interleaved(SampleSequence):
         sizes = [len(s) for s in self._samples]
         self._size = sum(sizes)
         self._stretches: list[tuple[int, int, tuple[int, ...]]] = []
-        """(first index, first round, sequences) for each stretch of rounds in which the same sequences still have
-        samples. A round takes one sample from each of these sequences."""
+        """A round takes one sample from each sequence that still has samples. Each entry describes a stretch of rounds
+        that take samples from the same sequences: (index of its first sample, its first round, numbers of these
+        sequences)."""
         place = round = 0
         for end in sorted(set(sizes)):
             going = tuple(k for k, size in enumerate(sizes) if size >= end)

@@ -19,7 +19,8 @@ class PartSpec:
     """Reward part -> its weight unless `task.rewards` sets another one. A part of weight 0 is only a metric."""
     needs: Collection[str] = ()
     readings: Callable[..., Sequence[Any]] | None = None
-    """The argument `readings` of the decorator `part`; None = the answers."""
+    """The function that returns the texts whose log-probabilities a service computes, see `part`. None = the final
+    answers."""
     replaces_outcome: bool = False
     """Whether the function's first part decides if an answer is correct, instead of the task's outcome parts. The
     function's part also takes over the weight of the outcome parts."""

@@ -146,7 +146,7 @@ class RecipeTask(Task):
 
 
 def blind_boxes(width: float, height: float) -> dict[str, list[list[float]]]:
-    """The boxes of the grounding cheats, for an image of this size: name of the cheat -> boxes."""
+    """Boxes that can be given without looking at an image of this size: name of the cheat -> boxes."""
     corner = [0.0, 0.0, max(2.0, width / 100), max(2.0, height / 100)]
     tiles = [[x * width / 10, y * height / 10, (x + 1) * width / 10, (y + 1) * height / 10]
              for y in range(10) for x in range(10)]

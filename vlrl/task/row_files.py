@@ -40,12 +40,12 @@ class RowFiles(DataSettings):
         self._requested.discard(split)
 
     def unread_file(self, split: str) -> str:
-        """The file set for a split, if the task has not accessed this setting; else ""."""
+        """The value of `data.<split>` if the task has not accessed it; "" if it has, or if no file is set."""
         return vars(self).get(split, "") if split in _FILES and split not in self._requested else ""
 
 
 def unread_file(task: Any, split: str) -> str:
-    """The file set by `data.<split>`, if the task has not accessed this setting; else ""."""
+    """The value of `data.<split>` if the task has not accessed it; "" if it has, or if no file is set."""
     return task.data.unread_file(split) if isinstance(task.data, RowFiles) else ""
 
 

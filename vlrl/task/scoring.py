@@ -55,7 +55,7 @@ class AnswerScore:
 
 
 MarkedScores = list[tuple[AnswerScore, list[Any] | None]]
-"""Scores of answers, each with the marks that task.overlay returns for the viewer."""
+"""The score of each answer, with the marks that task.overlay returns for the viewer (None if the call failed)."""
 
 
 def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int,
@@ -93,7 +93,8 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
               services: Services) -> tuple[MarkedScores, dict[str, float]]:
     """Scores the answers of a group with `score_group`, and the `others` (answers to variants) with `score_alone`.
-    Returns ([(score, overlay marks), ...] of the answers followed by the others, reward part -> weight)."""
+    Returns two values: a list with (score, overlay marks) of each answer and then of each of the others, and the
+    weights at `step` (reward part -> weight)."""
     task, _ = without_absent_parts(task, sample, answers, services)
     scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
     return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
@@ -123,8 +124,8 @@ def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
 
 
 def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
-    """Returns the score unchanged if `error` is None, else a score with this error and without a reward, because an
-    episode whose environment failed must not be rewarded."""
+    """Returns the score `scored` of an episode. If its environment failed with `error`, this error is set and the
+    reward is removed, because such an episode must not be rewarded. If `error` is None, the score is unchanged."""
     if error is None:
         return scored
     reason = error if error.startswith("reset:") else f"environment: {error}"

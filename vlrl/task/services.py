@@ -53,7 +53,7 @@ class Logprobs(Protocol):
 
 
 LOGPROBS = ("policy_logprobs", "reference_logprobs")
-"""Services that are computed in one pass over all groups before scoring."""
+"""Names of the services that compute log-probabilities; they do so in one pass over all groups before scoring."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ class RewardModel(Protocol):
     """`services.reward_model`: scores of answers from one or more trained reward models."""
 
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
-        """For each answer, the scores of all models (services.reward_model.name), each on the scale of the model. None
-        if a model returned no score; reward parts that depend on it are then unscorable."""
+        """For each answer, a tuple with the score of every model in services.reward_model.name. Each model has its own
+        scale. None for an answer if a model returned no score; reward parts that depend on the scores are then
+        unscorable."""
         ...
 
 
@@ -143,7 +144,7 @@ class Services:
 
 
 def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
-    """The key of a reading in the answers `group`. Raises TaskError if the reading's answer is not among them."""
+    """Returns the Key of a reading of one of the answers `group`. Raises TaskError if its answer is not among them."""
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:
@@ -153,7 +154,8 @@ def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
 
 
 def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
-    """The log-probability service `name` of a group. It looks up `values`, which were computed before scoring."""
+    """Returns the log-probability service `name` for the answers `group`. When called, the service looks up the
+    readings in `values`, which were computed before scoring."""
 
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         keys = [reading_key(one, group) for one in readings]
@@ -186,8 +188,8 @@ class GroupServices(Protocol):
 
 
 class RunServices(Protocol):
-    """The services (settings `services.*`) that the run has and the task needs, in one process. See
-    vlrl/services/provided.py."""
+    """The services (settings `services.*`) that the run has and the task needs. Each process of the run has its own
+    instance. See vlrl/services/provided.py."""
 
     @property
     def threads(self) -> int:
@@ -197,8 +199,8 @@ class RunServices(Protocol):
     def at(self, place: ServiceContext) -> GroupServices: ...
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Statistics of the requests for a split up to a step since the last call, summed over all processes. With
-        `times`, also the duration of requests."""
+        """Statistics of the requests that were made for a split since the last call, up to step `step`, summed over all
+        processes. With `times`, the durations of the requests are included."""
         ...
 
     def close(self) -> None: ...
@@ -223,8 +225,8 @@ def drop_unserved_parts(task: Task, available: Collection[str], samples: Sequenc
 
 
 def parts_needing(task: Task, service: str) -> Collection[str] | None:
-    """The names of the reward parts that need a service; None if the task needs the service without saying for which
-    parts."""
+    """The names of the reward parts that need a service; () if the task does not need the service; None if the task
+    needs the service without saying for which parts."""
     if service not in task.needs:
         return ()
     return task.needs[service] if isinstance(task.needs, Mapping) else None

@@ -56,7 +56,8 @@ class SubprocessScorer:
 
     def __call__(self, task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
                  services: Services) -> GroupScores:
-        """Scores a group like scoring.score_all. May be called from any thread; groups are scored one at a time."""
+        """Scores a group and the answers to variants (`others`) like scoring.score_all. May be called from any thread;
+        groups are scored one at a time."""
         outcome: GroupScores | str | None = None
         if not services.given:
             try:

@@ -51,7 +51,7 @@ def load_run(folder: str | Path) -> Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run folder."""
+    """Whether a folder contains one of the files by which a run folder is recognised."""
     return any(os.path.isfile(path / name) for name in _MARKS)
 
 
@@ -96,18 +96,18 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The complete checkpoints, by step."""
+        """The folders of the complete checkpoints, in the order of their steps."""
         return checkpoint.complete_checkpoints(self._folder.checkpoints)
 
     @property
     def last(self) -> Path | None:
-        """The newest complete checkpoint; None if there is none."""
+        """The folder of the newest complete checkpoint; None if there is none."""
         return next(reversed(self.checkpoints), None)
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint of the best evaluation (save.best); None if no checkpoint is marked as best, or if it was
-        deleted."""
+        """The folder of the checkpoint with the best evaluation (save.best). None if no checkpoint is marked as best,
+        or if this checkpoint was deleted."""
         step = checkpoint.best_record(self._folder.checkpoints).get("step")
         return next((path for path in self.checkpoints if checkpoint.step_of(path) == step), None)
 
@@ -135,8 +135,8 @@ class Run:
         """Prints each metric of each split before and after training, and the gain, with 95 % intervals. In a notebook,
         also shows the plot of the reward and up to `pictures` images.
 
-        follow: first shows the progress of the run every `every_s` seconds until the run ends, in a notebook with a
-        live plot. An interrupt stops the display but not the run."""
+        With `follow`, first shows the progress of the run every `every_s` seconds until the run ends. In a notebook,
+        the progress includes a live plot. An interrupt stops the display but not the run."""
         console = terminal()
         if follow:
             self._follow(console, every_s)

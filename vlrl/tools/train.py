@@ -35,7 +35,8 @@ def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -
 
 
 def run_to_end(config: Config, supervised: bool = False) -> Path:
-    """Trains a config, or all its stages, and prints the summary on rank 0. Returns the folder of the last run.
+    """Trains a config, or all its stages, and prints the summary on rank 0. With `supervised`, trains a config without
+    stages as `vlrl sft` does. Returns the folder of the last run.
 
     Raises KeyboardInterrupt if training is stopped before its last step."""
     if config.stages:

@@ -53,7 +53,8 @@ class Endpoint:
         self._client.close()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Generates `request.n` completions per request; completions that fail have an `error`.
+        """Generates `request.n` completions per request; completions that fail have an `error`. After each request
+        except the last, `done` is called with the index of the request and its completions.
 
         Raises ConfigError if the server refuses the key, the path or the model; TrainingError if none of the first
         requests succeeds."""

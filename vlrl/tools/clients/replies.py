@@ -64,11 +64,11 @@ class Replies:
 
     def fill(self, server: Endpoint, wanted: Sequence[Place],
              requests: Callable[[Sequence[Place]], Sequence[Request]], progress: Progress, what: str) -> int:
-        """Requests and stores those replies at the places `wanted` that are not stored yet. Returns the number of
-        failed requests.
+        """Requests and stores the replies at the places `wanted`, except for replies that are already stored. A place
+        is (number of the row, index of the reply to this row). Returns the number of failed requests.
 
-        `requests(places)` returns the requests for a list of places, except for places that it leaves out. The last two
-        numbers in the key of a request must be the place of its reply. `what` is the text shown with the progress."""
+        `requests(places)` returns the requests for a list of places; it may leave out places. The last two numbers in
+        the key of a request must be the place of its reply. `what` is the text shown with the progress."""
         missing = [place for place in wanted if place not in self.replies]
         total, failed, before = len(wanted), 0, len(self.replies) - (len(wanted) - len(missing))
         progress(what, total - len(missing), total)
@@ -86,8 +86,8 @@ class Replies:
         return failed
 
     def cost(self, price_in: float | None = None, price_out: float | None = None) -> dict[str, Any]:
-        """The numbers of replies, retries and tokens as a dictionary. If prices per million input and output tokens are
-        given, the dictionary also has the total `price`."""
+        """A dictionary with the numbers of replies, retries and tokens. If prices per million input and output tokens
+        are given, it also has the total `price`."""
         lines = self.replies.values()
         tokens = {name: sum(line[name] for line in lines) for name in ("tokens_in", "tokens_out")}
         untold = sum(not (line["tokens_in"] and line["tokens_out"]) for line in lines)

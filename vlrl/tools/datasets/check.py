@@ -142,8 +142,8 @@ def printable(text: str) -> str:
 
 
 def _example(rows: Sequence[_Row], preview: Callable[[Sample], SamplePreview]) -> SamplePreview | None:
-    """The preview of the first row without errors; None if there is no such row. If making the preview fails, its text
-    is the error message."""
+    """The preview of the first row without errors; None if there is no such row. If the row cannot be previewed, the
+    text of the preview is the error message."""
     row = next((row for row in rows if row.sample and not _errors(row)), None)
     if row is None or row.sample is None:
         return None

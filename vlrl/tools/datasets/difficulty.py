@@ -115,7 +115,7 @@ def _answer_chunk(runtime: EvalRuntime, scope: MeasurementScope, samples: Sequen
 
 
 def _sample(runtime: EvalRuntime, samples: Sequence[Sample], number: int) -> Sample:
-    """The sample as training presents it at its first use: with the prompt template of this use, and with its
+    """The sample `number` as training presents it at its first use: with the prompt template of this use, and with its
     environment reset."""
     sample = samples[number]
     sample = replace(sample, prompt=runtime.task.of(sample).template(sample, 0))

@@ -152,8 +152,9 @@ def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]]
 
 
 class _Cosines:
-    """The training texts as unit vectors over words, to find the one with the highest cosine. The weight of a word is
-    log(number of texts / number of texts with the word) + 1."""
+    """The training texts as unit vectors over words, to find the training text with the highest cosine to another text.
+    The entry of a word is its count in the text, multiplied by log(number of texts / number of texts with the word)
+    + 1."""
 
     def __init__(self, texts: Sequence[tuple[str, list[str]]]):
         self.ids = [id for id, _ in texts]

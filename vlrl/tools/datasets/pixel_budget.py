@@ -34,7 +34,8 @@ class PixelBudget:
     median: float
     few: int  # number of targets that have fewer than FEW pixels
     needed: int
-    """The smallest model.max_pixels with which every target has at least FEW pixels; 0 if all have that already."""
+    """The smallest model.max_pixels with which the size of every target is at least FEW pixels; 0 if no change is
+    needed."""
 
 
 def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> PixelBudget | None:

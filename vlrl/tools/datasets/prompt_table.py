@@ -49,13 +49,13 @@ class MeasuredPrompt:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(number of correct answers, number of answers that could be scored)"""
+        """Returns (number of correct answers, number of answers that could be scored)."""
         known = [p for p in self.passed if p is not None]
         return sum(known), len(known)
 
     @property
     def reason(self) -> str | None:
-        """Why this prompt gets no measured columns in the file of rows; None if it gets them."""
+        """Why this prompt has no measured columns in the file of rows; None if it has them."""
         return self.left_out or (None if self.counts[1] else "none of its answers could be scored")
 
     def columns(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plot(numbers: Summary, path: Path, title: str) -> None:
-    """Writes the histogram of pass rates as a PNG, with one stacked bar segment per category."""
+    """Writes a histogram of the pass rates in the Summary `numbers` as a PNG. Its bars are stacked by category."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

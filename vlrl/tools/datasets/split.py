@@ -234,7 +234,7 @@ def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: in
     """Chooses the groups whose rows are held out. Returns the indices of these rows; their number is about `wanted`,
     and each category is represented by its share.
 
-    A group is taken if that brings the counts per category, and the total, closer to the goal."""
+    A group is chosen if its rows bring the counts per category, and the total, closer to their goals."""
     category = [str(row.row.get("category") or "") for row in rows]
     goal = {**_goal(Counter(category), wanted, seed), None: wanted}
     counts = [(min(rows[i].id for i in group), group, Counter([*(category[i] for i in group), *[None] * len(group)]))

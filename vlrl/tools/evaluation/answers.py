@@ -67,19 +67,19 @@ class _Evaluation:
     step: int
 
     def key(self, number: int) -> tuple[int, ...]:
-        """The key of the random stream for sample `number`. At the config's own seed it equals the key in
-        evaluate.evaluate."""
+        """The key of the random stream for sample `number`. With the config's own seed, it equals the key that
+        evaluate.evaluate uses during a run."""
         own = () if self.seed == self.runtime.config.seed else (self.seed,)
         return 1, zlib.crc32(self.split.encode()), number, *own
 
     def sample(self, number: int) -> Sample:
-        """Sample `number` with the probe and prompt template of the setting. If the sample has an environment, it is
-        reset with the seed."""
+        """Returns sample `number` with the probe and prompt template of the setting. If the sample has an environment,
+        the environment is reset with the seed."""
         sample = sample_for_setting(self.runtime.task, self.setting, self.samples, number)
         return reset_sample(self.runtime.engine, self.runtime.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
-        """The fields of a row that identify the evaluation and the sample."""
+        """The fields split, setting, seed and number of a row, which identify the evaluation and the sample."""
         return {"split": self.split, "setting": self.setting.name, "seed": self.seed, "number": number}
 
 

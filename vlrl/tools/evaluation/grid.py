@@ -147,8 +147,8 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
 
 def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, folder: Path | None, progress: Progress, *,
                        each_wording: bool = False, judge: Judge | None = None) -> Report:
-    """Runs an evaluation from start to end: generates and scores the answers, computes the metrics and writes the files
-    listed in the module docstring. Returns the Report.
+    """Evaluates `source` (a model or a server) from start to end: generates and scores the answers, computes the
+    metrics, and writes the files listed in the module docstring to `folder` (None = folder_of). Returns the Report.
 
     Raises ConfigError for options that exclude each other, and for a folder that holds another evaluation."""
     if isinstance(source, Server) and source.model is None:  # the folder is that of the model that answers
@@ -209,7 +209,8 @@ def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: 
 
 
 def _question(task: Task, config: Config, setting: EvalSetting, row: Row) -> tuple[Sample, str]:
-    """Returns (the sample of an answers.jsonl row, the text of its prompt). Both are built from the task again."""
+    """Returns (the sample of an answers.jsonl row, the text of its prompt). The task builds them again, because the row
+    does not contain them."""
     sample = sample_for_setting(task, setting, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]

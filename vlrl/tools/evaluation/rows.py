@@ -145,7 +145,8 @@ def differing_leaves(before: Any, after: Any, name: str = "") -> Iterator[str]:
 
 
 def _objects(path: Path) -> Iterator[Row]:
-    """The JSON objects in the lines of a file; an incomplete line left by a killed process is skipped."""
+    """Yields the JSON objects in the lines of a file. An incomplete line left by a killed process is skipped. Raises
+    ConfigError for an unreadable file."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -161,10 +162,9 @@ def _objects(path: Path) -> Iterator[Row]:
 
 
 def _latest(lines: Iterable[Row], latest: dict[tuple[Any, ...], Row] | None = None) -> dict[tuple[Any, ...], Row]:
-    """Returns (split, setting, seed, number, index) -> the row; index is -1 for a sample that was left out. The rows
-    are added to the dictionary `latest` if it is given.
-
-    A row without an answer never replaces a row with an answer."""
+    """Returns the latest row for each key (split, setting, seed, number, index), where the index is -1 for a sample
+    that was left out. A row without an answer never replaces a row with an answer. If the dictionary `latest` is
+    given, the rows are added to it."""
     latest = {} if latest is None else latest
     for line in lines:
         try:

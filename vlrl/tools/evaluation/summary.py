@@ -133,7 +133,8 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
 
 
 def _means(seeds: Sequence[Sequence[_Sample]], values_of: Callable[[_Sample], dict[str, float]]) -> dict[str, Metric]:
-    """Each metric that `values_of` returns for samples, as its mean over samples and then over seeds."""
+    """Returns name -> Metric for the values that `values_of` returns for each sample. A Metric holds the mean over
+    samples and then over seeds."""
     columns: dict[str, list[dict[int, float]]] = {}
     clusters = {s.number: s.cluster for seed in seeds for s in seed}
     for place, seed in enumerate(seeds):
@@ -199,8 +200,8 @@ def _reasoning_metrics(sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _region_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """Metrics of the box on which the answers (boxes or points) agree: `hit` (1 if the centre of the box lies in the
-    target), `iou` and `acc@.5`.
+    """Metrics of the box on which the `n` answers (boxes or points) agree: `region@n/hit` (1 if the centre of the box
+    lies in the target), `region@n/iou` and `region@n/acc@.5`.
 
     All are 0 if no answer has a location."""
     target = votes.location_of(sample.rows[0]["target"])
@@ -231,10 +232,11 @@ def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row
 
 
 def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metric]:
-    """Calibration metrics: `confidence/ece|brier|auroc` over the answers that state a confidence.
+    """Calibration metrics of the stated confidences: `confidence/ece|brier|auroc` over the answers that state a
+    confidence.
 
-    With several answers per sample, also `vote/...` of the most frequent answers, where the confidence is the share of
-    votes."""
+    With several answers per sample, also `vote/ece|brier|auroc`. For these, the most frequent answer to a sample counts
+    as its answer, and the share of votes for this answer as the confidence."""
     stated = [[(s.cluster, r["confidence"], float(r["correct"])) for s in seed for r in s.rows
                if r.get("confidence") is not None and r["correct"] is not None] for seed in seeds]
     shares = [[(s.cluster, *elected) for s in seed if n > 1 and s.vote == "majority" and (elected := _winner_share(s))]
@@ -243,9 +245,9 @@ def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metri
 
 
 def _winner_share(sample: _Sample) -> tuple[float, float] | None:
-    """Returns (the share of votes that the most frequent answer has, 1 if this answer is correct, else 0).
+    """Returns (the share of votes for the most frequent answer; 1 if this answer is correct, else 0).
 
-    (0, 0) if no answer could be parsed, None if no answer could be scored."""
+    Returns (0, 0) if no answer could be parsed, and None if no answer could be scored."""
     scored = [r for r in sample.rows if r["correct"] is not None]
     ballots = [votes.ballot(r["parsed"]) for r in scored]
     first, share = votes.winner(ballots)

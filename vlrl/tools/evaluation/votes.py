@@ -37,8 +37,8 @@ def pass_at(n: int, c: int, k: int) -> float:
     """pass@k: the probability that at least one of `k` answers is correct, estimated from `c` correct answers among
     `n`.
 
-    The unbiased estimator 1 - C(n - c, k) / C(n, k) for k <= n (Chen et al., 2021, 2107.03374, eq. 1), computed with
-    integers, so that it is exact to the last bit for any n."""
+    This is the unbiased estimator 1 - C(n - c, k) / C(n, k) for k <= n (Chen et al., 2021, 2107.03374, eq. 1). It is
+    computed with integers, so it is exact to the last bit for any n."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 

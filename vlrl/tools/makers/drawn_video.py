@@ -144,7 +144,7 @@ def visible_between(actor: Actor, start: int, end: int) -> Actor:
 
 
 def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question in which direction a shape moves. The other shapes stand still."""
+    """Makes a clip and asks in which direction a shape moves. The other shapes stand still."""
     length, still = seconds(rng), rng.randint(0, 2)
     hero, *others = place_actors(rng, 1 + still, length * clock.fps)
     way = list(DIRECTIONS)[turn % 4]
@@ -155,14 +155,14 @@ def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def mover(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question which of three shapes moves."""
+    """Makes a clip and asks which of three shapes moves."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
                 difficulty=_short(times, len(hero.path) / clock.fps))
 
 
 def mover_when(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question which of three shapes moves, and when."""
+    """Makes a clip and asks which of three shapes moves, and when."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
                                        "answer_type": "span+choice"}, spans=[list(map(float, times))],
@@ -181,7 +181,7 @@ def _one_moves(rng: random.Random, turn: int, clock: ClipTiming
 
 
 def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question which of two shapes appears first."""
+    """Makes a clip and asks which of two shapes appears first."""
     length = seconds(rng)
     frames = length * clock.fps
     pair = place_actors(rng, 2, frames)
@@ -195,7 +195,7 @@ def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question how many times a shape flashes white: 1 to 4 times, for one frame each."""
+    """Makes a clip and asks how many times a shape flashes white: 1 to 4 times, for one frame each."""
     frames = seconds(rng) * clock.fps
     hero, *others = place_actors(rng, rng.randint(1, 2), frames)
     count = 1 + turn % 4
@@ -207,7 +207,7 @@ def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question when a shape moves. In every second clip, another shape moves at another time."""
+    """Makes a clip and asks when a shape moves. In every second clip, another shape moves at another time."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -220,8 +220,8 @@ def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question when a shape is visible. In every second clip, another shape appears and
-    disappears as well."""
+    """Makes a clip and asks when a shape is visible. In every second clip, another shape appears and disappears as
+    well."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -234,7 +234,7 @@ def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Makes a clip with the question where a shape is in each of eight frames. It moves along two line segments."""
+    """Makes a clip and asks where a shape is in each of eight frames. The shape moves along two line segments."""
     frames = max(seconds(rng) * clock.fps, BOXES)
     hero, *others = place_actors(rng, 1 + turn % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]

@@ -89,8 +89,8 @@ def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, par
 
 
 def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of two parts of one shot with the question which part is earlier in the film. In every second clip,
-    the two parts are swapped."""
+    """Makes a clip of two parts of one shot and asks which part is earlier in the film. In every second clip, the two
+    parts are swapped."""
     scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
     pair = excerpt(scene, rng, half, clock, 2)
     choices = ["the part shown first", "the part shown second"]
@@ -100,7 +100,7 @@ def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> Label
 
 
 def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of two shots with the question when the scene changes."""
+    """Makes a clip of two shots and asks when the scene changes."""
     length = seconds(rng)
     first, second = rng.sample(SCENES[split], 2)
     at = 1 + turn % (length - 1)
@@ -110,7 +110,7 @@ def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> Labelle
 
 
 def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of one shot with the question when the picture is brighter (or darker)."""
+    """Makes a clip of one shot and asks when the picture is brighter (or darker)."""
     length, scene = seconds(rng), rng.choice(SCENES[split])
     start, end = span(rng, length)
     gain = rng.uniform(1.5, 1.9) if turn % 2 else rng.uniform(0.4, 0.65)
@@ -122,7 +122,7 @@ def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> La
 
 
 def backwards(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of one shot with the question whether it is played backwards."""
+    """Makes a clip of one shot and asks whether it is played backwards."""
     scene = rng.choice(SCENES[split])
     frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
     choices = ["yes", "no"]

@@ -54,8 +54,8 @@ class ObservationStats:
     failed: str = ""  # why an episode failed; "" if none failed
 
     def length(self, limits: EpisodeSettings, action: int) -> EpisodeLength:
-        """Size of the longest episode within `limits`, if an action has `action` tokens and an observation the mean
-        size."""
+        """Returns the size of the longest episode within `limits` if every action has `action` tokens and every
+        observation has the mean size."""
         tokens = visual = written = pictures = turns = 0
         while True:
             own = max(1, min(action, limits.max_tokens - tokens))
@@ -74,7 +74,7 @@ class ObservationStats:
 
 
 def measure(config: Config, task: Task, host: Environments, count: Count) -> ObservationStats:
-    """Plays the first episodes of the training split and measures their observations.
+    """Plays the first episodes of the training split and measures the sizes of their observations with `count`.
 
     Raises DataError if no environment returns an observation after an action."""
     shown: list[tuple[int, int, int]] = []
@@ -97,8 +97,8 @@ def measure(config: Config, task: Task, host: Environments, count: Count) -> Obs
 
 
 def _played(config: Config, host: Environments, sample: Sample, actions: Any) -> tuple[list[Step], str]:
-    """Plays one episode with these actions (None: empty actions). Returns (its steps, why the episode failed, or "" if
-    it did not fail)."""
+    """Plays one episode with these actions (None = empty actions). Returns (the steps of the episode, the reason why it
+    failed). The reason is "" if the episode did not fail."""
     assert sample.environment_seed is not None
     episode, steps = host.open(sample, sample.environment_seed), list[Step]()
     try:
@@ -142,6 +142,7 @@ def estimated(config: Config, side: int) -> Count:
 
 
 def as_answers(config: Config, length: EpisodeLength) -> Config:
-    """The config with rollout.max_new_tokens set to the length of an episode, to compute sizes of answers."""
+    """The config with rollout.max_new_tokens set to the tokens of an episode, so that sizes computed for an answer are
+    those of an episode."""
     rollout = config.rollout.model_copy(update={"max_new_tokens": length.tokens})
     return config.model_copy(update={"rollout": rollout})

@@ -167,8 +167,8 @@ class Recorder:
             return current.reply
 
     def reward(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Closes and stores an episode, with the body {"reward": number or null, "parts": {name: number}}. Returns the
-        episode's report (see `get`)."""
+        """Closes and stores the episode `name` with the reward in `body`, which is {"reward": number or null, "parts":
+        {name: number}}. Returns the episode's report (see `get`)."""
         if unknown := sorted(body.keys() - {"reward", "parts"}):
             raise RequestError(400, f"unknown fields {', '.join(unknown)}: send only reward and parts")
         parts = body.get("parts") or {}

@@ -186,8 +186,9 @@ class PromptWriter:
         return Candidate(number=number, row=child(row, fields, number, f"{generator}: {variation}"))
 
     def verified(self, rows: Mapping[int, Row]) -> tuple[list[Row], Counter[str]]:
-        """Returns (the rows whose right answer is known, with the column `verifier`; reason -> number of other rows).
-        The reasons: the task refuses the row, the teacher's answers have no majority, or answers are missing."""
+        """Returns two values: the rows whose right answer is known, with the column `verifier`; and reason -> number of
+        rows removed for it. A row is removed if the task refuses it, if the teacher's answers have no majority, or
+        if answers are missing."""
         counts, done, pending = Counter[str](), dict[int, Row](), dict[int, tuple[Row, Prompt]]()
         for number, row in rows.items():
             try:
@@ -230,8 +231,8 @@ class PromptWriter:
 
     def majority(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
                  services: ServiceSet | None) -> tuple[Row, int] | None:
-        """Returns (the row with the answer that more than half of the teacher's answers `votes` agree on, their
-        number); None if there is no such answer.
+        """Finds the answer that more than half of the teacher's answers `votes` agree on. Returns (the row with this
+        answer, the number of answers that agree); None if there is no such answer.
 
         Two answers agree if the task scores one of them as correct when the other is the ground truth. Truncated
         answers do not count."""

@@ -37,7 +37,8 @@ class Search:
 
     candidates: int = 64
     least: float = 0.0
-    """Smallest pass rate of a prompt that is kept; `most` is the largest. Rates of 0 and 1 are never kept."""
+    """Smallest pass rate with which a prompt is kept; `most` is the largest one. Prompts with a pass rate of 0 or 1 are
+    never kept."""
     most: float = 1.0
     parents: tuple[Mapping[str, Any], ...] = ()
     """Rows that candidates are variations of, used in turn. () = the task proposes prompts by exploring."""
@@ -117,7 +118,8 @@ def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, locati
 
 
 Explore = Callable[[Sequence[int]], Iterable[Candidate]]
-"""Function of numbers of candidates (0, 1, ...) that returns these candidates in the same order."""
+"""A function that takes numbers of candidates (0, 1, ...) and returns the candidates with these numbers, in the same
+order."""
 
 
 @contextmanager

@@ -93,7 +93,8 @@ def _written(image: Any, location: MediaLocation) -> Path:
 
 
 def child(parent: Mapping[str, Any], changes: Mapping[str, Any], number: int, generator: str) -> Row:
-    """The row of a new prompt: `parent` with `changes`. `number` makes the id unique; `verifier` is set later."""
+    """The row of a new prompt: `parent` with `changes`. `number` makes the id unique. `generator` says how the row was
+    made; `verifier` is set later."""
     inherited = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
     return {**inherited, **changes, "id": f"{parent['id']}~{number}", "generator": generator,
             "parent": str(parent["id"])}

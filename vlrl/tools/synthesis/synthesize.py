@@ -198,7 +198,8 @@ def write(files: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row]
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesis:
-    """The result of a synthesis: the kept rows, and counts of candidates, of failed requests and of costs."""
+    """The result of a synthesis: the kept rows, the numbers of candidates by outcome, the number of failed requests,
+    and the costs."""
 
     counts: dict[str, int]  # outcome -> number of candidates with this outcome
     rows: list[Row]
@@ -233,7 +234,8 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
 def _candidates(config: Config, search: Search, files: SynthesisFiles, location: MediaLocation,
                 known: Mapping[str, Any], progress: Progress, settings: WriterSettings | None
                 ) -> tuple[list[Row], Counter[str], dict[str, Any]]:
-    """Returns (rows to measure, reason -> number of removed candidates, "unanswered" and "cost" of requests or {})."""
+    """Returns three values: the rows to measure; reason -> number of removed candidates; and {"unanswered": number of
+    failed requests, "cost": costs of the servers}, or {} if no generator writes the prompts."""
     task = make_task(config)
     writing = settings and PromptWriter(config=config, task=task, search=search, settings=settings, files=files.replies,
                                         location=location, known=known, progress=progress)

@@ -81,8 +81,8 @@ class _Mean:
 
 @dataclass
 class RewardComparison:
-    """The old and the new reward, compared over all groups. `means` maps each "part <name>", and "reward" for the
-    total, to (old mean, new mean)."""
+    """The old and the new reward, compared over all groups. `means` maps "reward" and each "part <name>" to (old mean,
+    new mean)."""
 
     rollouts: int = 0
     groups: int = 0

@@ -93,7 +93,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
 
 
 def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
-    """Returns (the task that scores a row, its label, or "" if the config has one task)."""
+    """Returns (the task that scores a row, the label of this task). The label is "" if the config has one task."""
     label = row.get("task")
     if not task.labels:
         return task, ""
@@ -110,7 +110,7 @@ def to_json(value: Any) -> str:
 
 
 class _Watched(Coordinates):
-    """The coordinates `given` of a task in a wrapper that stores the first conversion error in `error`. Scoring alone
+    """Converts like the coordinates `given` of a task, and stores the first conversion error in `error`. Scoring alone
     would turn such an error into a reward part of 0."""
 
     def __init__(self, given: Coordinates):

@@ -54,7 +54,8 @@ _Recall: Any = load_class("recall")
 
 
 class _Start(Task):
-    """Base class of the tasks of this training. Its scenes occur in no split of the tasks zoom and recall."""
+    """Base class of the tasks that the embedded model is trained on. Their scenes occur in no split of the tasks zoom
+    and recall."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         task: Any = self
@@ -114,7 +115,7 @@ class Mistaken(_Start, _Recall):
 
 
 def misplaced(rng: random.Random, box: Sequence[float], share: float) -> tuple[float, float, float, float]:
-    """A box shifted in each direction by up to `share` of its width, and enlarged up to `1 + 2 * share` times."""
+    """A box shifted in x and in y by up to `share` of its width, and enlarged up to `1 + 2 * share` times."""
     side = box[2] - box[0]
     x, y = (rng.uniform(-share, share) * side for _ in range(2))
     more = rng.uniform(0, share) * side
