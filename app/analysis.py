@@ -63,7 +63,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class History:
-    """Every group of one sample, in one or more runs."""
+    """Every group of answers to one sample, in one or more runs."""
 
     sample_id: str
     visits: tuple[Visit, ...]
@@ -308,7 +308,7 @@ def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
 
 
 def _drawn(index: Index, run: str) -> Callable[[int], float]:
-    """Returns a function that maps a step to the mean number of training groups per sample drawn up to that step."""
+    """Returns a function that maps a step to the mean number of training groups that a sample had until then."""
     rows = index.table.fetch("""
         WITH drawn AS (SELECT DISTINCT step, split, group_id, sample_id FROM rollouts
                        WHERE run = ? AND source = 'train'),

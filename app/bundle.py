@@ -112,8 +112,8 @@ def _hidden(path: Path) -> Redactor:
 
 
 def _emptied(folder: Path) -> Path:
-    """Creates the folder if necessary and deletes an earlier bundle in it; returns the folder. Raises RunError if the
-    folder holds anything except a bundle, hidden files, and the README.md that a new Space contains."""
+    """Creates `folder`, or deletes the earlier bundle in it, and returns it. Raises RunError if it is a file, or if it
+    holds files but no earlier bundle; hidden files and README.md, which a new Space contains, do not count."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--bundle {folder} is a file: name a folder for the bundle, e.g. {folder.with_suffix('')}-page")
     others = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name not in ("README.md", MARK)

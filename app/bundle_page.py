@@ -89,7 +89,8 @@ def _findings(name: str, library: Library, hide: Redactor) -> list[Html]:
 
 
 def _versions(library: Library) -> list[Html]:
-    """Lists the package versions of the run. Command, machine and environment are private and omitted."""
+    """Returns HTML with the run's package versions, or [] without versions. Its command, machine and environment are
+    private."""
     env: Mapping[str, Any] = read_json(library.path(RUN) / "env.json") or {}
     packages = env.get("packages")
     rows = [("python", env.get("python")), *(packages.items() if isinstance(packages, dict) else ())]

@@ -57,7 +57,7 @@ def _labelled(label: str, *inner: Any) -> Html:
 
 
 def target(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]:
-    """The URL parameters that open a group or a rollout."""
+    """The URL parameters that open a group or a rollout on a page, by default on the Rollouts page."""
     where = {"page": page, "run": key.run, "source": key.source, "split": key.split, "step": key.step,
              "group": key.group}
     return where | ({"rollout": key.index} if isinstance(key, RolloutKey) else {})

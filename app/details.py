@@ -37,14 +37,15 @@ _MARK_ITEMS = 4000  # per list in a mark
 _FIELDS = list(SCHEMA)
 
 Mark = dict[str, Any]
-"""A mark that a task draws on the media:
+"""A mark that a task draws on the image or video with the index "media":
 {"kind": "box"|"point"|"path"|"span"|"track", "at": ..., "label": str, "role": "answer"|"target", "media": int}.
 Keys may be missing, and values are not validated."""
 
 
 @dataclass(frozen=True)
 class MediaView:
-    """One image or video of a prompt or an episode. Sizes are (width, height) in pixels; None if unknown."""
+    """One image or video of a prompt or an episode. `size` is the (width, height) of the file in pixels, and
+    `processed_size` that of the model's input; None if unknown."""
 
     name: str | None
     """File name in the run's media/ folder, for MediaStore; None if not stored."""
@@ -98,7 +99,8 @@ class RolloutView:
     finish_reason: str | None
     truncated: bool
     turns: tuple[dict[str, Any], ...]
-    """{"start", "end", "role", "media": hashes} for each turn; in episodes also "text" and the result of the action."""
+    """For each turn, its tokens "start" to "end", "role" and "media" hashes; in episodes also "text" and the result of
+    the action."""
     episode_id: str | None
     variant: str | None
     marks: tuple[Mark, ...] | None

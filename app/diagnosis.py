@@ -58,7 +58,7 @@ class Evidence:
         return values[-count:]
 
     def groups(self, first: int | None = None, last: int | None = None, **filters: Any) -> dict[str, Any]:
-        """URL parameters of the page that lists this run's training groups in a range of steps."""
+        """URL parameters of the list of this run's training groups in a range of steps. `filters` are further ones."""
         return {"page": "rollouts", "run": self.run, "kind": "train", "from": first, "to": last, **filters}
 
 

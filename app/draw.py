@@ -151,7 +151,7 @@ def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[
 
 def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
     """Boxes, points and paths as SVG in the pixel coordinates of an image of this `size` (width, height). Marks of
-    answers other than `chosen` are faint, targets are dashed. Labels do not overlap; `small` omits them."""
+    answers other than `chosen` are faint, and marks of the target dashed. Labels do not overlap; `small` omits them."""
     unit = max(size) / (20 if small else 38)
     shown = [shape for shape in all_shapes if shape.kind in _DRAWN]
     marks, taken, drawn = [f for s in shown for f in ([] if small else _fields(s, unit))], list[Box](), []

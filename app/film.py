@@ -23,7 +23,7 @@ MOST_FRAMES = 64
 MOST_BYTES = 4 << 20
 _FRAME_MS, _LAST_MS = 800, 2400
 _MP4_RATE = 5
-"""Frames per second of the MP4. Some players fail at lower rates. The times _FRAME_MS and _LAST_MS are whole frames."""
+"""Frames per second of the MP4; some players fail at lower rates. _FRAME_MS and _LAST_MS must be whole frames."""
 _AROUND = (128, 128, 128)
 """Padding colour around images that are smaller than the film."""
 _making = threading.Semaphore(1)
@@ -59,7 +59,7 @@ def spread(items: Sequence[T], most: int) -> list[T]:
 
 
 def url(view: GroupView, rollout: RolloutView, kind: str = "gif") -> str:
-    """The relative URL from which the server serves the film."""
+    """The relative URL from which the server serves the film of an episode; `kind` is a key of KINDS."""
     return "vlrl/film?" + urlencode({**view.key._asdict(), "rollout": rollout.index, "kind": kind},
                                     errors="backslashreplace")
 
@@ -116,4 +116,4 @@ def _mp4(frames: Sequence[Image.Image]) -> bytes:
 
 _ENCODERS: Mapping[str, Callable[[Sequence[Image.Image]], bytes]] = {"gif": _gif, "mp4": _mp4}
 KINDS: Mapping[str, str] = {"gif": "image/gif", "mp4": "video/mp4"}
-"""Film kind, which is also the file name suffix -> media type."""
+"""Kind of a film, which is also its file name suffix -> media type."""

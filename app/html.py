@@ -76,7 +76,7 @@ def _plain(value: Any) -> str:
 
 
 def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
-    """A link to the view of the app with the URL parameters `query`. app.js handles clicks on the link."""
+    """A link to the page of the app with the URL parameters `query`. app.js handles clicks on the link."""
     values = {k: str(v).encode("utf-8", "replace").decode() for k, v in query.items() if v not in (None, "")}
     href = "?" + urlencode(values, quote_via=quote)
     classes = f"go {attributes.pop('class_', '')}".strip()
@@ -108,7 +108,8 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """Formats a value as text: a string unchanged, others as JSON; beyond `width` characters, each entry has a line."""
+    """Formats a value as text: a string unchanged, others as JSON; beyond `width` characters with one entry per line.
+    """
     if isinstance(value, str):
         return value
     try:

@@ -219,7 +219,8 @@ class Library:
                        _whole(steps), finite(report.reward), started, lasted, eta_s, tuple(notes), part_of, head)
 
     def _whose(self, id: str, path: Path) -> tuple[str, str]:
-        """The ids of the multi-stage run that contains this run, and of the outermost such run; ("", id) if none."""
+        """Returns the id of the multi-stage run that directly contains this run, and the id of the outermost run that
+        contains it. ("", id) if no run contains it."""
         around = path.parent
         if id == "." or not around.is_relative_to(self.root) or not (around / FILE).is_file():
             return "", id

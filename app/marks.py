@@ -164,9 +164,9 @@ def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
 
 
 def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[float, ...] | None:
-    """The box of a track at the frame with index `frame`; None if the track has no box at that time. `times` are the
-    times of all frames. A box with a time matches a frame within half the interval between two frames. Boxes without
-    times are matched by their position in the list."""
+    """The box of a track (see Shape.at) at the frame with index `frame`; None if the track has no box at that time.
+    `times` are the times of all frames. A box with a time matches a frame within half the interval between two
+    frames. Boxes without times are spread evenly over the frames."""
     if all(t is None for t, _ in track):
         place = round(frame * (len(track) - 1) / max(len(times) - 1, 1))
         return track[place][1]

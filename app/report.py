@@ -55,8 +55,8 @@ class InlineMedia:
             return []
 
     def film(self, view: GroupView, rollout: RolloutView) -> dict[str, str]:
-        """Returns an episode as films: film kind -> `data:` URL. {} if the episode has fewer than two images, if its
-        film cannot be rendered, or if the page already has its largest number of films."""
+        """Renders an episode as films: {kind (see film.KINDS): `data:` URL}. {} if the episode has fewer than two
+        images, if its film cannot be rendered, or if the page already has its largest number of films."""
         if not self.films or len(film.pictures(view, rollout)) < 2:
             return {}
         try:
@@ -69,7 +69,7 @@ class InlineMedia:
 
 
 def as_data(picture: bytes, media_type: str = "") -> str:
-    """A `data:` URL for these bytes. Without `media_type`, they must be a JPEG, PNG, WebP or GIF."""
+    """A `data:` URL of the bytes of a file. Without `media_type`, the file must be a JPEG, PNG, WebP or GIF."""
     kind = ("png" if picture.startswith(b"\x89PNG") else "gif" if picture.startswith(b"GIF8") else
             "webp" if picture[8:12] == b"WEBP" else "jpeg")
     return f"data:{media_type or f'image/{kind}'};base64,{base64.b64encode(picture).decode()}"

@@ -111,7 +111,7 @@ def _read(path: str, _mtime: int, size: int) -> Texts | None:
 
 @functools.cache
 def _byte_table() -> dict[str, int]:
-    """The character that represents a byte in byte-level vocabularies (GPT-2's table) -> the byte."""
+    """Returns {character: byte}, where the character stands for the byte in byte-level vocabularies (GPT-2's table)."""
     same = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in same]
     return {chr(b): b for b in same} | {chr(256 + i): b for i, b in enumerate(others)}
