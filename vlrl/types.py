@@ -29,7 +29,8 @@ Parts = dict[str, float | None]
 
 @dataclass(frozen=True)
 class StepValues:
-    """A reward part with one value per step of an answer; as float, the mean of the values."""
+    """The value of a reward part that has one value per step of the answer. float() of it is the mean of these values.
+    """
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
@@ -127,7 +128,7 @@ class Prompt:
     mm: Mapping[str, Any] = field(default_factory=dict)
     """Media tensors by keyword of the model's forward; in a batch concatenated over the prompts on dimension 0."""
     aligned: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """[P] arrays by name that have a value for each id, such as token types."""
+    """Further inputs of the model by name, each an array [P] with one value per token id, such as token types."""
     aligned_answer: Mapping[str, int] = field(default_factory=dict)
     """Values of the `aligned` arrays on completion tokens, by name; default 0."""
     media: tuple[LoadedMedia, ...] = ()
@@ -173,8 +174,8 @@ class Turn:
     opened: str = ""
     """For an action: text with which the prompt started the action, such as "<think>"; not part of `text`."""
     parts: Mapping[str, float] | None = None
-    """This field and the fields below are set for actions: the response of the environment, or None while there is no
-    response."""
+    """For an action: raw values of reward parts. This field and the fields below, up to `info`, describe the
+    environment's response, and are None while there is no response."""
     state: str | None = None
     done: bool | None = None
     seconds: float | None = None
@@ -193,7 +194,8 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """The tokens of an episode after the prompt. The turns of a plain completion are pieces of a partial rollout."""
+    """The tokens that follow a prompt: a sampled answer, or the actions and observations of an episode. `turns` are the
+    turns of an episode; for an answer, they are the pieces that a partial rollout generated in different steps."""
 
     tokens: np.ndarray
     """[T] int64 token ids, including the end token if the model generated one."""

@@ -103,9 +103,9 @@ class Clock:
 
 
 def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[str, float]:
-    """Metrics of all groups on all ranks: rewards, reward parts, lengths and shares. `labels` are the labels of the
-    tasks in a mixture. Each task that has groups in this step also gets `<label>/reward/...` and
-    `<label>/groups/zero_variance_frac`. Every task gets `<label>/share`, its share of the groups."""
+    """Metrics of all groups on all ranks: rewards, reward parts, lengths and shares. For a mixture of tasks, `labels`
+    are the tasks' labels. Each task with groups in this step then also gets `<label>/reward/...` and
+    `<label>/groups/zero_variance_frac`; every task gets `<label>/share`, its share of the groups."""
     rows = [row for part in comm.gather([_group_values(g) for g in groups]) for row in part]
     if not rows:
         return {}

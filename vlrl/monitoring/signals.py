@@ -89,7 +89,8 @@ class StopSignals:
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """Context manager: the first stop signal raises KeyboardInterrupt, later only Ctrl-C does. Main thread only."""
+    """Context manager that raises KeyboardInterrupt in its block at the first stop signal. After that signal, only
+    Ctrl-C raises it again. Has no effect outside of the main thread."""
     begun: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -22,7 +22,8 @@ from vlrl.types import Group, Rollout
 TARGET = "#22c55e"
 _COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
 _SIDE = 512
-"""Longest side in pixels of an image that is sent. An image less than half as large is enlarged to half."""
+"""Longest side in pixels of an image that is sent: larger images are shrunk to it, and an image whose longest side is
+less than half of it is enlarged to half of it."""
 _MOST = 2000  # characters in a table cell
 _MARKS = 200  # marks drawn on one image
 

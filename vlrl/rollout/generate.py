@@ -306,8 +306,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
 
 
 def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
-    """Adds the original and processed size of the sample's first image to its row, because scoring needs them to
-    convert coordinates. Returns the new sample. Sizes that the row already has are kept."""
+    """Returns the sample with the original and processed size of its first image added to its row, where scoring reads
+    them to convert coordinates. Sizes that the row already has are kept."""
     if not prompt.media:
         return sample
     (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
@@ -317,7 +317,8 @@ def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
 
 def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
                             completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
-    """Makes an unscored group without variants from each (number, sample, prompt) and its completions."""
+    """Makes an unscored group without variants from each (number, sample, prompt) and the completions of this prompt.
+    """
     return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 

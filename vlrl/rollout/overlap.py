@@ -24,7 +24,7 @@ class OverlappedWork(Generic[T]):
             groups = scoring.results(answers)
 
     At most `threads` calls run at once. If `begin` was never called and threads=1, `results` does the work in the
-    caller's thread. The clock counts the time of the calls as `phase`, not as the phase that they overlap."""
+    caller's thread. The clock counts the time of the calls for `phase`, even if they run during another phase."""
 
     def __init__(self, work: Callable[[int, Any], T], clock: Clock, phase: str, threads: int = 1):
         self._work, self._clock, self._phase, self._threads = work, clock, phase, threads

@@ -72,8 +72,8 @@ def bind(setting: str, named: Named) -> ExtraPart:
 
 
 def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
-    """Returns a subclass of the task class `cls` that also has the reward parts of `task.parts` (`named`). Returns
-    `cls` itself if there are none."""
+    """Returns a subclass of the task class `cls` that also has the reward parts of `task.parts`. named: the entries of
+    `task.parts`; without entries, `cls` itself is returned."""
     extras = [bind(f"task.parts.{i}", one) for i, one in enumerate(named)]
     if not extras:
         return cls

@@ -61,7 +61,8 @@ class ServedTeacher:
 
     def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
         """Returns for each row (minibatch.TrainingRow) the [T] float32 log-probabilities of its tokens; 0 for tokens
-        that are not trained on. Requests all rows at once. Collective. Raises TrainingError if no server responds."""
+        that are not trained on. All rows are requested at once. Raises TrainingError if no server responds. A
+        collective call."""
         self.temperature = temperature
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
 

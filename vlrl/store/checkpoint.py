@@ -259,8 +259,8 @@ def problems(path: Path, full: bool = True) -> list[str]:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Returns all checkpoint folders, complete or not, newest first. Includes a checkpoint that a killed save has
-    renamed and not replaced."""
+    """Returns all checkpoint folders, complete or not, newest first. If a save was killed after it had renamed the
+    older checkpoint of the same step, the renamed folder is included."""
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
     return sorted(paths + aside, key=step_of, reverse=True)

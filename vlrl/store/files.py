@@ -172,8 +172,8 @@ def file_sha256(path: Path) -> str:
 
 
 def suffix_of(head: bytes) -> str:
-    """Returns the usual suffix of media files that begin with the bytes `head`; ".bin" if unknown. Decoders ignore it.
-    """
+    """Returns the usual suffix of media files that begin with the bytes `head`; ".bin" if unknown. Decoders ignore a
+    suffix."""
     if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
         return ".mp4"
     return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")
@@ -247,7 +247,8 @@ def _output(*command: str) -> str | None:
 
 
 def utf8(text: str) -> str:
-    """Returns a string as valid UTF-8. A lone surrogate becomes its escape sequence, the same character in JSON."""
+    r"""Returns a string that can be encoded as UTF-8: a lone surrogate is replaced by its escape sequence, such as
+    \ud800."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

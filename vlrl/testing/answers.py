@@ -38,7 +38,8 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
 
 def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> float | None:
     """Scores a text, and calls every other method of the task that training calls with an answer. Returns the reward,
-    or None if the answer could not be scored. Errors of these methods, which training catches, become findings."""
+    or None if the answer could not be scored. Errors of the other methods become findings too, although training
+    catches them."""
     findings.scoring()
     answer, before = answer_of(text), json.dumps(sample.row, sort_keys=True, default=repr)
     try:
@@ -145,8 +146,8 @@ def _mark_problem(mark: Any) -> str | None:
 
 
 def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Findings) -> None:
-    """Checks score_group on the answers `texts`: one result per answer, the same when repeated, independent of the
-    order of the answers."""
+    """Checks score_group on the answers `texts`: it must return one result per answer, the same results when called
+    again, and results that do not depend on the order of the answers."""
     if task.needs or type(task).score_group is Task.score_group:
         return
     answers = [answer_of(text) for text in texts]

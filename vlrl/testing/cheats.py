@@ -48,7 +48,8 @@ class CheatCase:
     right: str
     """The final part of the perfect answer to this sample."""
     wrong: str
-    """The final part of the perfect answer to another sample, of the same form if there is one: a wrong answer here."""
+    """The final part of the perfect answer to another sample, which is wrong for this sample. An answer that differs
+    from `right` only in its numbers and words is preferred."""
     candidates: Sequence[str]
     """The final parts of the perfect answers to all samples, without repetitions."""
 
@@ -181,7 +182,8 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
 
 
 def _wrong(right: str, candidates: Sequence[str]) -> str:
-    """Another candidate than `right`, of the same form (numbers and words replaced by placeholders) if there is one."""
+    """Returns one of `candidates` that differs from `right`; "unknown" if there is none. A candidate that differs only
+    in its numbers and words is preferred."""
     def form(text: str) -> str:
         return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+(\.\d+)?", "0", text))
 

@@ -62,10 +62,11 @@ class Verdict:
 
 @prints_aside()
 def judge(task: Task, file: Path) -> Verdict:
-    """Scores every labelled answer of a file and compares the result with the label.
+    """Scores every labelled answer of a file and compares the result with the answer's label.
 
-    A value of at least 0.5 of the reward part means "correct". The field `part` of a row names the reward part; by
-    default it is the reward part with the largest weight. Raises DataError, which names the file and the row."""
+    The verifier counts an answer as correct if the reward part has a value of at least 0.5. The field `part` of a row
+    names this reward part; by default it is the reward part with the largest weight. Raises DataError, which names the
+    file and the row."""
     rows = read_rows(file)
     if not rows:
         raise DataError(f"{file} has no rows; write a row for each answer, "

@@ -30,7 +30,8 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 GENERATED = "made"
-"""Name under which generated samples are treated as a split. Their indices are (index, knobs)."""
+"""Name of generated samples where samples are listed by split. Such a sample has (index, knobs) in place of an index.
+"""
 _LIMITS = LimitsSettings()
 WIDE = 200
 """Number of samples of a split whose ids and content are compared."""

@@ -33,7 +33,7 @@ _ROLLOUTS_S = 60.0
 
 
 class NotSaved(Exception):
-    """The completed steps cannot be saved; the message is the reason."""
+    """Raised if the completed steps cannot be saved; the message is the reason."""
 
 
 class EmergencyCheckpoint:

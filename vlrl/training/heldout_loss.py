@@ -42,8 +42,8 @@ def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
 
 
 def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
-    """Returns one group per sample, whose completion is the sample's answer in the data set. Skips samples without an
-    answer, and samples with an unusable prompt."""
+    """Returns one group per sample, whose only completion is the sample's answer in the data set. Samples without an
+    answer and samples with an unusable prompt are left out. name: the split."""
     accepted, stream = [], zlib.crc32(name.encode())
     for number, sample in samples:
         try:

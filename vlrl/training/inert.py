@@ -60,12 +60,12 @@ def find(config: Config, task: Task | None = None) -> list[Inert]:
 
 
 def policy_term(run: Run) -> Iterator[Inert]:
-    """Finds a policy term whose ratio p / p(old) is always 1, and bounds that the ratio never reaches."""
+    """Yields the policy term if its ratio p / p(old) is always 1, and bounds that the ratio never reaches."""
     yield from (one for use in run.uses("loss") for one in ratio.inert(use))
 
 
 def unread_credit(run: Run) -> Iterator[Inert]:
-    """Finds advantages, shapings and a KL in the reward whose values no other function reads."""
+    """Yields advantages, shapings and a KL in the reward if no other function uses their values."""
     algo, (loss,), (advantage,), (batch,) = run.config.algo, *map(run.uses, ("loss", "advantage", "batch"))
     in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
     own = any(":" in f.name for f in (algo.correction, algo.aggregation, algo.entropy, *(algo.kl,) * in_loss))
@@ -84,7 +84,7 @@ def unread_credit(run: Run) -> Iterator[Inert]:
 
 
 def functions(run: Run) -> Iterator[Inert]:
-    """Finds functions that declare that they have no effect (FunctionUse.idle)."""
+    """Yields functions that declare themselves that they have no effect in this run (FunctionUse.idle)."""
     curriculum = run.config.curriculum
     uses = [use for name in TABLES for use in run.uses(name)]
     uses += [run.use("algo.entropy", run.config.algo.entropy, ENTROPIES),
@@ -102,7 +102,7 @@ def sections(run: Run) -> Iterator[Inert]:
 
 
 def reference(run: Run) -> Iterator[Inert]:
-    """Finds a KL whose reference always equals the policy, and a moving reference that is not used."""
+    """Yields a KL whose reference always equals the policy, and a moving reference that is not used."""
     algo, config, named = run.config.algo, run.config, run.config.algo.reference
     same = (named.name == "reset" and named.options.get("every", 100) == 1) or (
         named.name == "ema" and named.options.get("every", 10) == 1 and named.options.get("decay") == 0)
@@ -120,7 +120,8 @@ def reference(run: Run) -> Iterator[Inert]:
 
 
 def correction(run: Run) -> Iterator[Inert]:
-    """Finds an off-policy correction although sampler and trainer agree exactly, and bounds that no weight exceeds."""
+    """Yields an off-policy correction if sampler and trainer agree exactly, and bounds that none of its weights
+    exceeds."""
     named = run.config.algo.correction
     if named.name == "none" or ":" in named.name:
         return
@@ -135,7 +136,7 @@ def correction(run: Run) -> Iterator[Inert]:
 
 
 def replaced(run: Run) -> Iterator[Inert]:
-    """Finds shapings whose result is discarded by a later shaping."""
+    """Yields shapings whose result is discarded by a later shaping."""
     last = ""
     for use in reversed(run.uses("shaping")):
         if use.own:
@@ -147,7 +148,7 @@ def replaced(run: Run) -> Iterator[Inert]:
 
 
 def reward_parts(run: Run) -> Iterator[Inert]:
-    """Finds reward parts that have weight 0 in every step and that nothing else uses."""
+    """Yields reward parts that have weight 0 in every step and that nothing else uses."""
     judged = _reads_outcome(run)
     named_parts = {use.values.get("part") for name in ("advantage", "batch", "shaping") for use in run.uses(name)}
     for i, one in enumerate(run.task.members if run.task else ()):
@@ -164,7 +165,7 @@ def reward_parts(run: Run) -> Iterator[Inert]:
 
 
 def services(run: Run) -> Iterator[Inert]:
-    """Finds services that no reward part of the task needs."""
+    """Yields services that are configured, but needed by no reward part of the task."""
     needed = {name for one in (run.task.members if run.task else ()) for name in one.needs}
     settings = run.config.services
     for name, setting, value in (("judge", "url", settings.judge.url), ("clip", "name", settings.clip.name),

@@ -149,7 +149,8 @@ NumberedRollout = tuple[int, Group, Rollout]
 
 
 def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
-    """Divides the rollouts of an update into `count` optimizer steps. On a rank with few groups, some are empty."""
+    """Divides the rollouts of an update into `count` optimizer steps and returns one list per step. If a rank has fewer
+    groups than steps, some of its lists are empty."""
     steps = optimizer_steps([g.id for g in groups], count)
     rollouts = [(step, g, r) for step, g in zip(steps, groups, strict=True) for r in g.rollouts]
     return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]

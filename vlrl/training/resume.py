@@ -54,7 +54,8 @@ def _never_saved(folder: RunFolder) -> bool:
 
 
 def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
-    """Returns the settings stored in the run folder. Raises RunError if a resume must not change them to `settings`."""
+    """Returns the settings stored in the run folder. Raises RunError if they differ from `settings` in a setting that
+    must not change on resume, or if they cannot be read."""
     path = folder.path / "config.yaml"
     try:
         before = config.validate(yaml.safe_load(files.read_small(path)) or {})
@@ -69,7 +70,7 @@ def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
 
 
 def refuse_other_run(path: Path, settings: Config) -> None:
-    """Raises RunError if the run that saved the checkpoint had settings other than `settings`."""
+    """Raises RunError if the checkpoint `path` was saved by a run whose fixed settings differ from `settings`."""
     before, now = checkpoint.settings_of(path), config.fixed_settings(settings)
     changed = [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now
                if name in before and before[name] != now[name]]

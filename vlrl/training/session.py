@@ -118,7 +118,8 @@ class Session:
             raise
 
     def resume(self, parts: Parts) -> Parts:
-        """Loads the state of the trainer from the checkpoint, if there is one, and opens the trackers."""
+        """Loads the state of the trainer from the checkpoint, if there is one, opens the trackers, and prints the run's
+        warnings. Returns `parts`."""
         self.parts, say = parts, self.progress.print
         for part in (parts.prefetch, parts.policy, parts.engine, parts.scorer, parts.source,
                      parts.source.generator.services):
@@ -244,8 +245,8 @@ class Session:
 
     @contextlib.contextmanager
     def keeping_failed(self, step: int, groups: Sequence[Group]) -> Iterator[None]:
-        """Context manager around the training of a step. If a TrainingError is raised, writes the rollouts of the step
-        and adds their file to the message."""
+        """Context manager around the training of a step. If the block raises a TrainingError, writes the step's
+        rollouts to the folder failed/, and adds the name of their file to the message."""
         try:
             yield
         except TrainingError as error:

@@ -227,8 +227,9 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
 
 
 def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, summed: bool) -> tuple[float, float]:
-    """Sums gradients over ranks unless they are `summed`, and clips those of the policy and those of the head to norm
-    `limit`. Returns (norm of the policy, norm of the head) before clipping."""
+    """Sums gradients over ranks unless they are already summed (`summed`). Clips the gradients of the policy to norm
+    `limit`, and separately the gradients of its head. Returns (norm of the policy's gradients, norm of the head's
+    gradients) before clipping."""
     weights, head = _weights(policy), _head(policy)
     if not summed:
         comm.sum_gradients([*weights, *head])
