@@ -87,12 +87,12 @@ class Request:
 
 
 Done = Callable[[int, list[Completion]], None]
-"""Called with the index of a finished request and all of its completions."""
+"""A function that an engine calls with the index of a finished request and all of the request's completions."""
 PartialTexts = Callable[[], dict[tuple[int, int], str]]
 """A function that returns the texts decoded so far in a batch, by (index of the request, index of the completion)."""
 Watch = Callable[[PartialTexts], None]
-"""Called after every token of a batch, with a function that decodes the texts on demand. An exception ends generation.
-"""
+"""A function that an engine calls after every token of a batch. Its argument decodes the texts when it is called. An
+exception in the function ends generation."""
 
 
 class Engine(Protocol):
@@ -137,8 +137,8 @@ class EpisodePlayer(Engine, Protocol):
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Replays the actions of recorded episodes in their environments, and returns the recorded completions. If an
-        environment responds differently than in the record, the episode gets an error."""
+        """Replays the actions of recorded episodes in the episodes' environments. Returns the completions of each
+        request as recorded. If an environment responds differently than in the record, the completion gets an error."""
         ...
 
 

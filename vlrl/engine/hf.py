@@ -170,8 +170,9 @@ class HFEngine:
 
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
-        """Prefills a batch, given as (request, indices of its completions). Returns the logits [R, V] of each
-        completion's next token, the KV cache of all completions, and the position [R] of that token."""
+        """Prefills a batch of R completions, given as a list of (request, indices of the completions in the batch).
+        Returns the logits [R, V] of each completion's next token, the KV cache of all completions, and the position
+        [R] of that token."""
         prompts: list[tuple[Prompt, RowCache | None]] = []
         owner: list[int] = []
         for request, rows in work:
@@ -190,9 +191,9 @@ class HFEngine:
         return logits[of], answer_rows(cache, mask, of, self._text_config, self.policy.family.shared), position[of]
 
     def _next(self, token: torch.Tensor, position: torch.Tensor, cache_rows: CopiedRows | SharedRows) -> torch.Tensor:
-        """Appends one token [R] to every row, and returns the logits [R, V] of the next token. This is the only model
-        call of a decoding step. A compiled forward or a CUDA graph would be used here. Shapes change after
-        `cache_rows.select` and as the cache grows."""
+        """Appends a token to every row (`token` and `position`: [R]), and returns the logits [R, V] of the token after
+        it. This is the only model call of a decoding step. A compiled forward or a CUDA graph would be used here.
+        Shapes change after `cache_rows.select` and as the cache grows."""
         at = position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
         return self.policy.model(input_ids=token[:, None], position_ids=at, use_cache=True, logits_to_keep=1,
                                  **cache_rows.inputs(self._cache_argument)).logits[:, -1]

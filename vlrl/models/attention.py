@@ -106,7 +106,8 @@ class Layout:
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-        """The buckets of the implementation `masked`, and [T] each token's index in their concatenated outputs."""
+        """The buckets of the implementation `masked`, and [T] the index of each token in the concatenated outputs of
+        the buckets."""
         return self.cached(_buckets, device)
 
     def cached(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:

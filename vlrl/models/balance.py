@@ -30,9 +30,9 @@ class _Entry:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """The groups that this rank trains on after balancing, and the metric `balance/imbalance`. Called on every rank, if
-    there are several. Within each optimizer step as few groups as possible move. The metric is the largest load
-    divided by the mean load, after moving. A group that contains objects that cannot be pickled stays on its rank."""
+    """Returns the groups that this rank trains on after balancing, and {"balance/imbalance": the largest load of a rank
+    divided by the mean load, after balancing}. Called on every rank, if there are several. Within each optimizer
+    step as few groups as possible move. A group that contains objects that cannot be pickled stays on its rank."""
     steps = config.rollout.minibatches
     numbers = optimizer_steps([g.id for g in groups], steps)
     mine = [_Entry(g.id, n, group_cost(g, cost), comm.rank()) for g, n in zip(groups, numbers, strict=True)]
@@ -93,11 +93,12 @@ def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> 
 
 
 def assign(costs: Sequence[float], owners: Sequence[int], world: int) -> list[int]:
-    """The new rank of each group, given the costs and present ranks (`owners`) of all groups.
+    """Returns the new rank of each group, given the costs and present ranks (`owners`) of all groups, and the number of
+    ranks `world`.
 
-    Nothing changes if the largest load is below WORTH_MOVING times the mean load. Otherwise each round moves one group
-    from the busiest to the least busy rank, or swaps two groups between these ranks, whichever leaves their loads most
-    equal. The rounds end when no load exceeds EVEN times the mean load, or when no change helps."""
+    Nothing changes if the largest load is at most WORTH_MOVING times the mean load. Otherwise each round moves one
+    group from the busiest to the least busy rank, or swaps two groups between these ranks, whichever leaves their loads
+    most equal. The rounds end when no load exceeds EVEN times the mean load, or when no change helps."""
     owners = list(owners)
     loads, mean = _loads(costs, owners, world), sum(costs) / world
     if max(loads) <= WORTH_MOVING * mean:

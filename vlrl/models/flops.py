@@ -142,7 +142,8 @@ def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool
 
 
 def patches_of(mm: Mapping[str, Any], config: Any) -> tuple[int, ...]:
-    """Patches of each image, image tile, or video time step in the media tensors `mm` of a Prompt; () without media."""
+    """Number of patches of each image, image tile, or video time step in the media tensors `mm` of a Prompt; () without
+    media."""
     grids = [row for name in ("image_grid_thw", "video_grid_thw") if name in mm for row in mm[name].tolist()]
     if grids:
         return tuple(h * w for t, h, w in grids for _ in range(t))

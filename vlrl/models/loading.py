@@ -202,8 +202,9 @@ def forbid_repacking(model: Any) -> None:
 
 
 def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
-    """Marks the parameters to train, and converts all others to `dtype`. Trainable parameters stay float32, because
-    small updates would vanish in bfloat16."""
+    """Marks the parameters that model.train selects as trainable, and converts all others to `dtype`. No parameter is
+    marked if model.lora.rank is set, because then only the adapter is trained. Trainable parameters stay float32,
+    because small updates would vanish in bfloat16."""
     parts = () if settings.lora.rank else settings.train
     if not settings.lora.rank:
         _refuse_absent_parts(model, family, settings)

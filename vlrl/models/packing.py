@@ -266,9 +266,9 @@ def _padded(rows: Sequence[Piece]) -> Batch:
 
 
 def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = False) -> dict[str, torch.Tensor]:
-    """[B, width] tensors of the prompts' `aligned` arrays (one value per token), by name. `lines` has for each row the
-    prompts that follow one another in the row. They start at the left edge of the row or, with `right`, end at the
-    right edge. All other entries get the value for completion tokens."""
+    """Returns {name: [B, width] tensor} of the prompts' `aligned` arrays, which have one value per token. `lines` has
+    for each row the prompts that follow one another in the row. The prompts start at the left edge of the row or,
+    with `right`, end at the right edge. All other entries get the value for completion tokens."""
     out: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for line in lines for p in line for name in p.aligned):
         rows = np.zeros((len(lines), width), dtype=np.int64)

@@ -168,9 +168,10 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
             episodes: bool = False) -> ServerGroup:
     """Creates the ServerGroup of a config and writes its files to `folder`. The servers are not started yet.
 
-    further: additional vLLM arguments, NAME=VALUE or NAME. episodes: whether prompts grow over the turns of episodes.
-    Raises ConfigError for an argument that vlrl sets, a port in use, too few GPUs, or too little memory for servers on
-    a CPU."""
+    replicas: number of servers, at consecutive ports from `port`. weights: folders, besides those of the config, from
+    which the servers may load weights. further: additional vLLM arguments, NAME=VALUE or NAME. say: prints messages.
+    episodes: whether prompts grow over the turns of episodes. Raises ConfigError for an argument that vlrl sets, a port
+    in use, too few GPUs, or too little memory for servers on a CPU."""
     for i in range(replicas):
         check_free(host, port + i)
     folder.mkdir(parents=True, exist_ok=True)

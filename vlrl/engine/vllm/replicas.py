@@ -29,8 +29,8 @@ _LOOK_S = 1.0  # after this number of seconds at most, the pool checks whether t
 
 @dataclass(eq=False)
 class ServerCall:
-    """One HTTP request to a server. weight: the number of requested completions. body: builds the request's content; it
-    is called in another thread."""
+    """One HTTP request to a server. weight: the number of requested completions. body: a function that builds the
+    content of the request; it is called in another thread."""
 
     path: str
     body: Callable[[], bytes]
@@ -41,8 +41,8 @@ class ServerCall:
 
 
 CallSteps = Generator[list[ServerCall], list[Any], T]
-"""A generator that works in rounds: it yields the calls of a round, is sent their results in the same order, and
-finally returns its result."""
+"""A generator that performs one task in rounds. It yields the requests of a round, is sent the responses in the same
+order, and finally returns the result of the task."""
 
 
 @dataclass(eq=False)
@@ -112,9 +112,9 @@ class ReplicaPool:
         return _Run(self, [], None).admit_all()
 
     def run(self, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
-        """Runs all `tasks`, generators that yield the requests to send (CallSteps), and returns their results in order.
-        `done(number, result)` is called for each task except the last to finish. Raises TrainingError if a request
-        failed too often, or if no server was available for too long."""
+        """Runs all `tasks`, generators that yield the requests to send (CallSteps), and returns the results of the
+        tasks in order. `done(index of the task, result)` is called for each finished task except the last one.
+        Raises TrainingError if a request failed too often, or if no server was available for too long."""
         return _Run(self, tasks, done).all()
 
     def _examine(self, replica: Replica) -> None:

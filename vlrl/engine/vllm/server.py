@@ -209,9 +209,9 @@ class ServerEngine:
             raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
-        """Makes a server load the current weights, and checks it, in a separate thread. Raises Unavailable if that
-        fails. A server that was dropped before must also compute the probe again, since its HTTP routes respond even
-        while its engine hangs."""
+        """Makes a server load the current weights, and checks the server, in a separate thread. Raises Unavailable if
+        the server cannot be used yet. A server that was dropped before must also compute the probe again, since its
+        HTTP routes respond even while its engine hangs."""
         target, state = self._target, self._state(address)
         if target is None:
             return
