@@ -25,7 +25,8 @@ Box = Sequence[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A prompt with the functions that parse and score its answers. Their first argument is the task."""
+    """The prompt of a published system, with the functions that parse and score its answers. The first argument of the
+    functions is the task."""
 
     prompt: str
     rewards: Mapping[str, Weight]
@@ -109,7 +110,8 @@ class RecipeTask(Task):
         return replace(sample, row=self.filled(sample.row))
 
     def filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the row with the task's `placeholders` added, but only those that occur in a prompt template."""
+        """Returns the row with the task's `placeholders` added. Placeholders that occur in no prompt template are left
+        out."""
         return {**row, **{name: text for name, text in self.placeholders(row).items()
                           if any(f"{{{name}}}" in template for template in self.templates)}}
 

@@ -23,7 +23,7 @@ LARGEST = 1e12
 """Largest absolute value of a part or reward. Squares and sums of larger values could exceed the number range on a GPU.
 """
 _watch: Callable[[int], str | None] | None = None
-"""The function that `watching` sets; it gets the number of answers that the next call of task code scores."""
+"""The function `watch` given to `watching`; None outside of `watching`."""
 
 
 @contextmanager
@@ -50,8 +50,8 @@ class AnswerScore:
     correct: bool | None = None
     """The result of Task.correct; None if the answer could not be scored."""
     steps: tuple[tuple[int, float], ...] = ()
-    """(end, value) of each reasoning step, if a reward part is given per step; the end is a character offset in the
-    completion. If there are several such parts, the first one is used."""
+    """(end, value) of each reasoning step, if a reward part has one value per step. `end` is a character offset in the
+    completion. If several parts have values per step, those of the first part are used."""
 
 
 MarkedScores = list[tuple[AnswerScore, list[Any] | None]]
@@ -139,9 +139,10 @@ def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
 
 
 def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:
-    """Returns (the finite numbers in the result of `task.metrics`, a description of the first problem or None).
+    """Returns (the finite numbers in the result of `task.metrics`, a description of the first problem in this result).
+    The description is None if there is no problem.
 
-    A value of None means "not measured for this sample": it is left out and is not a problem."""
+    A metric of None means "not measured for this sample": it is left out and is not a problem."""
     metrics, error = _guarded(lambda: task.metrics(sample, answer, parts))
     if error is None and not isinstance(metrics, Mapping):
         error = f"returned {type(metrics).__name__}, expected {{name: number}}"
@@ -210,10 +211,11 @@ def _too_large(values: Mapping[str, float]) -> str | None:
 
 
 def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
-    """Calls task code. Returns (result, None), or (None, error text) if it raises. A TaskError is raised again, because
-    it is a bug that the author of the task has to fix.
+    """Calls task code. Returns (result, None), or (None, error text) if the code raises. A TaskError is raised again,
+    because it is a bug that the author of the task has to fix.
 
-    `answers` is the number of answers that the call handles; it determines how long the call may take."""
+    `answers` is the number of answers that the code handles. Inside `watching`, it determines how long the code may
+    run."""
     refused = _watch(answers) if _watch else None
     if refused:
         return None, refused

@@ -27,9 +27,9 @@ class Call:
 
 
 def calls_of(text: str) -> list[Call]:
-    """The tool calls in an action, in order: each is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Text
-    before `</think>` is ignored, and so is all text if the thinking is never closed. If there are more than
-    MOST_CALLS calls, a single Call with an error stands for the rest."""
+    """The tool calls in the text of an action, in order: each is `<tool_call>{"name": ..., "arguments":
+    {...}}</tool_call>`. Text before `</think>` is ignored. If the thinking is never closed, all text is ignored. If
+    there are more than MOST_CALLS calls, a single Call with an error stands for the rest."""
     _, closed, said = text.rpartition("</think>")
     _, *pieces = said.split(OPEN) if closed or "<think>" not in text else ("",)
     calls = [_call(piece) for piece in pieces[:MOST_CALLS]]

@@ -60,13 +60,15 @@ def facts(config: Config, chosen: ModelChoice, scope: MeasurementScope) -> dict[
 def measure(runtime: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
              samples: Sequence[Sample] | None = None) -> list[MeasuredPrompt]:
     """Measures the difficulty of the first `scope.limit` prompts of the split. Returns one MeasuredPrompt per prompt,
-    in order; for a prompt that could not be answered, it holds the reason.
+    in order. If a prompt could not be answered, its MeasuredPrompt holds the reason.
 
-    Prompts whose results are in the file `part` are not answered again. `samples` replace the samples of the task's
-    split. `known` are the facts (see `facts`). Each process answers its share, and all processes return the same
-    results. Prompts that are too long are left out, and with data.quarantine also prompts with bad data. Raises
-    ConfigError if the split is empty or `part` belongs to another measurement, TrainingError if scoring fails too often
-    (limits.score_errors)."""
+    Prompts whose results are in the file `part` are not answered again. `known` are the facts (see `facts`) that this
+    file must contain. If given, `samples` replace the samples of the split. Each process answers its share, and all
+    processes return the same results. Prompts that are too long are left out, and with data.quarantine also prompts
+    with bad data.
+
+    Raises ConfigError if the split is empty or `part` belongs to another measurement, TrainingError if scoring fails
+    too often (limits.score_errors)."""
     samples = task_samples(runtime.task, scope.split) if samples is None else samples
     if len(samples) == 0:
         raise ConfigError(f"task '{runtime.task.name}' has no samples in split '{scope.split}': choose another"

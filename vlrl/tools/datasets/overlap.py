@@ -39,7 +39,7 @@ _COMMON = 0.01  # n-grams in more than this share of train rows belong to a temp
 
 @dataclass(frozen=True)
 class Overlap:
-    """The rows (questions, images, videos) that a held-out file has in common with a training file."""
+    """Which rows of a held-out file overlap with a training file, and the number of rows in each file."""
 
     train: int
     heldout: int
@@ -56,9 +56,9 @@ class Overlap:
 def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str = "auto",
             columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None,
             progress: Progress = no_progress, embedder: Path | None = None, alike: float = ALIKE) -> Overlap:
-    """Compares the rows of two files: images by their appearance, videos by their bytes, texts by their words. With
-    `embedder` (the folder of a text model), texts without a match are also compared by embeddings; they match if the
-    cosine is at least `alike`.
+    """Finds held-out rows that overlap with training rows. Images are compared by their appearance, videos by their
+    bytes, texts by their words. With `embedder` (the folder of a text model), texts without a match are also
+    compared by embeddings. Two embeddings match if their cosine is at least `alike`.
 
     Texts are compared for rows without media. For rows with media, only long texts are compared, because the same short
     question is asked about many images. Raises DataError for a bad row and for media that cannot be read."""
@@ -86,13 +86,13 @@ def words(text: str) -> list[str]:
 
 def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]
                  ) -> list[NearDuplicate]:
-    """Finds the held-out texts that also occur in the training texts; each text is given as (id, text, whether the row
+    """Finds the held-out texts that also occur in the training texts. Each text is given as (id, text, whether the row
     has an image).
 
-    Matches of kind `text` have the same words, or at least half of their 13-grams in one training text; n-grams of a
-    template (in more than 1 % of the training texts, at least 3) are ignored. Matches of kind `words` have a cosine of
-    at least 0.8 between word counts weighted by rarity, which finds reordered words and small changes. Texts with an
-    image, or of fewer than 8 words, are compared by n-grams only."""
+    Matches of kind `text` have the same words, or at least half of the held-out text's 13-grams occur in one training
+    text. 13-grams of a template are ignored: those that occur in more than 1 % of the training texts and in more than
+    3. Matches of kind `words` have a cosine of at least 0.8 between word counts weighted by rarity, which finds
+    reordered words and small changes. Texts with an image, or of fewer than 8 words, are compared by 13-grams only."""
     known = [(id, words(text), shown) for id, text, shown in train]
     whole = {tuple(own): id for id, own, shown in reversed(known) if not shown and own}
     grams, common = _grams(known)

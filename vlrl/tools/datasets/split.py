@@ -59,10 +59,11 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
                near_duplicates: bool = True, distance: int = 4, root: Path | None = None, format: str = "auto",
                columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None, force: bool = False,
                progress: Progress = no_progress) -> Split:
-    """Splits the rows of a file and writes train.jsonl and heldout.jsonl to `folder`; see `split`. Media paths are made
-    relative to `folder`, or to `root`. `columns` maps canonical fields to columns.
+    """Splits the rows of a file as `split` does, and writes train.jsonl and heldout.jsonl to `folder`. Media paths
+    become relative to `root` if given, else to `folder`. `columns` maps canonical fields to columns.
 
-    Raises DataError at the first bad row and if the files exist (without `force`), and the errors of `split`."""
+    Raises DataError at the first bad row, and if the files exist and `force` is not set. Raises the errors of `split`
+    as well."""
     targets = [folder / name for name in FILES]
     if os.path.exists(folder) and not folder.is_dir():
         raise DataError(f"{folder} is a file. Give a folder for {' and '.join(FILES)}")
@@ -170,7 +171,8 @@ def _field(row: UsableRow, by: str) -> Any:
 
 def _join_media(groups: _Groups, rows: Sequence[UsableRow], signatures: Mapping[Path, ImageSignature], distance: int
                 ) -> tuple[tuple[str, ...], ...]:
-    """Joins the groups of rows that share media. Returns the clusters of different images that look alike."""
+    """Joins the groups of rows that share media or whose images look alike. Returns the clusters of images that look
+    alike but have different content, as tuples of their paths."""
     shown: dict[int, list[int]] = {}
     names: dict[int, dict[str, str]] = {}
     for i, row in enumerate(rows):

@@ -50,8 +50,8 @@ def blank_media(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def other_media(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with the media of another sample: of the next one that has as many images and videos in the same
-    order, all different from the sample's own."""
+    """The sample with the media of another sample. This is the next sample in the split that has as many images and
+    videos in the same order, all different from the media of the sample itself."""
     sample = _with_media(samples[number])
     for step in range(1, len(samples)):
         other = samples[(number + step) % len(samples)]
@@ -90,10 +90,10 @@ def no_premise(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def reworded(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with its question reworded: the new question is the first entry of the row's field `paraphrases`.
+    """The sample with its question reworded. The new question is the first entry of the row's field `paraphrases`.
 
-    Without this field, the new question is the old one after a polite phrase, with a lower-case first letter and
-    without final punctuation."""
+    Without this field, a polite phrase is put before the old question, which then usually begins with a lower-case
+    letter, and ends without punctuation."""
     sample = samples[number]
     field, text = _question(sample)
     given = sample.get(PARAPHRASES)

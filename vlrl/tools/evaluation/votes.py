@@ -121,8 +121,8 @@ def location_of(parsed: Any) -> list[float] | None:
 
 def region(places: Sequence[Sequence[float] | None], size: Sequence[float] | None = None,
            reach: float = 50.0) -> list[float] | None:
-    """GUI-RC's combined answer (2508.05615): a box around the region that the highest number of answers cover (the
-    largest one, if there are several such regions).
+    """The combined answer of GUI-RC (2508.05615): a box around the region that is covered by the highest number of
+    answers. If there are several such regions, the largest one is used.
 
     `places` are boxes, points or None. A point votes for a square that extends `reach` pixels to each side. Boxes are
     clipped to an image of this `size`. Returns None if no answer has a location."""

@@ -78,8 +78,8 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
 
 def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: int = 128
                  ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
-    """Yields `count` pairs (row, its images as path -> PNG). Scene n is generated from (seed, split, n), for the plan
-    whose number of rows is furthest below its share."""
+    """Yields up to `count` pairs (row, its images as path -> PNG). Scene n is generated from (seed, split, n). Its
+    intended plan is the one whose number of rows is furthest below the plan's share."""
     from vlrl.tools.makers.driving_scenes import drive, scene
 
     wanted, have, tries = quotas(count), Counter[tuple[str, str]](), Counter[tuple[str, str]]()

@@ -138,8 +138,8 @@ def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim
 
 def _neighbours(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
             ) -> None:
-    """May place vehicles in the neighbouring lanes: next to, in front of or behind the expert's vehicle. In the lane to
-    which the expert is intended to change, vehicles are less likely."""
+    """May place vehicles in the neighbouring lanes: next to, in front of or behind the expert's vehicle. If the
+    intended plan `aim` is a change to one of these lanes, vehicles in this lane are less likely."""
     goal = own[2] + {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}.get(aim[1], 99)
     for number in others:
         lane, wanted = (own[0], own[1], number), number == goal

@@ -149,10 +149,11 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
 
 
 def rows_of(shot: Screenshot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[Row]:
-    """Canonical rows for some elements of a screenshot. The instruction of a row fits only one element.
+    """Makes canonical rows for some elements of a screenshot. The instruction in a row fits only one element of the
+    screenshot.
 
-    `uses` counts how often each name has been used in earlier rows. Names with few uses are preferred, and names with
-    `often` uses are skipped."""
+    `uses` counts how often each element name has been used in earlier rows. Names with few uses are preferred, and
+    names with `often` uses are skipped."""
     named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for element in shot.elements:
         key = ("", element["name"].lower()) if element["name"] else (element["role"], "")

@@ -48,7 +48,8 @@ def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: 
 
 
 def check_output(out: Path, samples: int, force: bool) -> None:
-    """Raises ConfigError for an invalid number of rows, DataError if the folder is not empty (without `force`)."""
+    """Raises ConfigError if `samples` is below 1, DataError if `out` is not an empty folder. With `force`, the folder
+    need not be empty."""
     if samples < 1:
         raise ConfigError(f"--samples {samples} must be at least 1")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):

@@ -56,7 +56,7 @@ class ScoredOracle:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePreview:
-    """One sample as the model sees it; without a model, as the task renders it."""
+    """What the model sees of one sample. Without a model, what the task shows of the sample."""
 
     id: str
     text: str  # the rendered prompt; without a model, the text of the messages

@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def recorder(config: Config, folder: Path, most_open: int, idle_s: float) -> Iterator[Recorder]:
-    """Context manager that yields a Recorder, which uses the model of a config and writes to a run folder. At its end,
-    open episodes are closed."""
+    """Context manager that yields a Recorder, which generates with the model of a config and writes episodes to the run
+    folder `folder`. Open episodes are closed at the end. `most_open` and `idle_s` are explained in Recorder."""
     if config.engine.name == "vllm_server":
         raise ConfigError("--record with engine.name=vllm_server: the model must run in this process. Set engine=hf or "
                           "engine=vllm")

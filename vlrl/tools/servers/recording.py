@@ -130,7 +130,7 @@ class Recorder:
         self._access = MediaAccess.of(config.data)
         self._open: dict[str, RecordedEpisode] = {}
         self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """Id -> report, for the last episodes that were closed (at most `most_open`)."""
+        """Name of an episode -> its report (see `get`), for the last `most_open` episodes that were closed."""
         numbers = (int(file.stem.rpartition("-")[2]) for file, *_ in folder.rollout_files("rollouts"))
         self._next = max(numbers, default=-1) + 1
         self._known = {row for row in folder.rollouts(columns=["episode_id"])["episode_id"].to_pylist() if row}

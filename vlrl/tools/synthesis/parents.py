@@ -35,7 +35,7 @@ _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "v
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOutcome:
-    """The results of one group, the completions of a prompt at one step: their rewards and correctness."""
+    """The rewards and the correctness of the completions in one group, which answer the same prompt at one step."""
 
     id: str
     category: str = ""
@@ -61,14 +61,14 @@ class Parent:
 
 
 Choose = Callable[[Sequence[GroupOutcome], int, np.random.Generator], list[Parent]]
-"""Function of (outcomes sorted by step, number of candidates, random stream) that returns the parents. Candidates are
-made from the parents in turn."""
+"""A function (outcomes sorted by step, number of candidates, random stream) -> parents. The candidates are made from
+the parents in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How the parents are selected by their outcomes (`choose`), and which new prompts are kept: pass rates from
-    `least` to `most`, and at most `keep` rows."""
+    """A way to select parents by their outcomes (`choose`) and to select the new prompts that are kept: those with pass
+    rates from `least` to `most`, and at most `keep` rows."""
 
     choose: Choose
     needs: str = ""  # what the recipe needs in addition to a file of pass rates, for error messages; "" = nothing

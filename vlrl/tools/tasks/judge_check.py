@@ -156,7 +156,8 @@ def _row(sample: Sample, row: Mapping[str, Any]) -> LabelledAnswer | Pair:
 
 
 def agreement(labels: Sequence[bool], verdicts: Sequence[bool | None]) -> Agreement:
-    """Compares verdicts with labels; a verdict of None means that the judge gave none."""
+    """Returns the agreement of verdicts with labels (True = correct). A verdict of None means that the judge gave none
+    for this answer."""
     known = [(label, v) for label, v in zip(labels, verdicts, strict=True) if v is not None]
     wrong, right = [v for label, v in known if not label], [v for label, v in known if label]
     missed = [not v for v in right]
@@ -174,8 +175,9 @@ def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wordi
 
 
 def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """How often the judge prefers the better answer of a pair, how often its choice changes with the order of the two
-    answers, and its bias towards the first position (share of "first" minus one half). {} without pairs."""
+    """Returns how often the judge prefers the better answer of a pair (`agreement`), how often its choice changes with
+    the order of the two answers (`order_decides`), and its bias towards the answer shown first (`position_bias`: the
+    share of choices of this answer, minus one half). {} without pairs."""
     if not pairs:
         return {}
     questions = []

@@ -151,9 +151,9 @@ class RewardComparison:
 
 def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: str | None = None, keep: int = 3,
             progress: Callable[[int, int], None] = lambda done, total: None) -> RewardComparison:
-    """Compares the stored rewards with newly computed ones. The rollouts are the training rollouts of `run` in `steps`
-    (None = all), or those of the evaluations of `split`. The `keep` groups whose ranking changed most are kept in
-    the result.
+    """Compares the stored rewards of a run with newly computed ones. By default, all training rollouts are compared;
+    `steps` selects some of their steps, and `split` selects the evaluations of this split instead. The result
+    contains the `keep` groups whose ranking changed most.
 
     `progress` is called with the number of finished steps and their total number. Raises RunError if the run has no
     such rollouts."""
@@ -186,8 +186,8 @@ def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
 
 @prints_aside()
 def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> RescoredGroup:
-    """Scores one stored group again; `rows` are its stored rollouts. Stored answers to variants of the prompt (e.g.
-    with other media) are passed to the task's score_group as well."""
+    """Scores one stored group again; `rows` are its stored rollouts. Rollouts with an answer to a variant of the prompt
+    (e.g. with other media) that were not trained on are only passed to the task's score_group."""
     aside = [row for row in rows if row["variant"] and row["advantage"] is None]
     rows = [row for row in rows if not (row["variant"] and row["advantage"] is None)]
     first = rows[0]

@@ -116,8 +116,8 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """An example with a scene and the box of a shape, in 0..1000. The box is rounded to tens, because a finer last
-    digit is noise that slows learning."""
+    """An example that asks for the box of a shape in a drawn scene, in 0..1000. The box is rounded to tens, because a
+    finer last digit is noise that slows learning."""
     from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)
@@ -138,7 +138,7 @@ def _digit_example(stage: Stage, seed: int, index: int, rng: random.Random) -> E
 
 
 def _thought_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """An example of a handwritten digit, answered with a thinking text that is consistent with the digit's label."""
+    """An example that asks for a handwritten digit. The thinking text of its answer agrees with the digit's label."""
     image, label = _digit(stage, rng)
     answer = f"<think>{rng.choice(THOUGHTS[label])}</think><answer>{label}</answer>"
     return Example(DIGIT_THINK, Media(source=image), answer)
@@ -157,7 +157,7 @@ def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
 
 
 def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """An example with a drawn clip and a question about it. A hasty answer is the first option or a too long span."""
+    """An example that asks about a drawn clip. A hasty answer is the first option, or a span that is too long."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers import drawn_video
@@ -176,7 +176,8 @@ def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 
 def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """An example with a moment of a simulated drive and its plan. A hasty plan continues the current motion."""
+    """An example that asks for the plan at a moment of a simulated drive. A word of a hasty plan may be replaced by
+    KEEP or STRAIGHT, which continue the current motion."""
     moments = _moments(seed)
     number = index // stage.batch * stage.plans + index % stage.batch
     row, image = moments[number % len(moments)]
