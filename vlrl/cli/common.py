@@ -30,9 +30,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorator for a command function whose parameters include a request dataclass (tools/request.py). Each request
-    parameter is replaced by one command-line option per field with a help text. A flag that is off by default gets no
-    --no- form. Empty defaults are not shown in the help."""
+    """Decorator for a command function. Each parameter that is a request dataclass (tools/request.py) is replaced by
+    one command-line option per field that has a help text. A flag that is off by default gets no --no- form. Empty
+    defaults are not shown in the help."""
     shown: list[inspect.Parameter] = []
     requests: dict[str, tuple[type, list[str]]] = {}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
@@ -70,13 +70,13 @@ def examples(*lines: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def add(app: typer.Typer, command: Any, name: str | None = None) -> None:
-    """Registers a command, with its examples, in a typer application. The name of the command is the function's name
-    unless `name` is set."""
+    """Registers a command, with its examples, in the typer application `app`. The name of the command is the name of
+    its function unless `name` is set."""
     app.command(name or command.__name__.rstrip("_"), epilog=command.epilog)(command)
 
 
 def group(name: str, help: str, *commands: Any) -> typer.Typer:
-    """A typer application with the given commands as its subcommands."""
+    """Returns a typer application with the given commands as its subcommands."""
     app = typer.Typer(name=name, no_args_is_help=True, help=help)
     for command in commands:
         add(app, command)
@@ -90,8 +90,8 @@ def flowing(function: Any) -> str:
 
 
 def load(path: str | None, words: Sequence[str] | None) -> Config:
-    """Loads the config named on the command line and applies the settings `words` (key=value). Raises ConfigError if no
-    config is named."""
+    """Loads the config file `path` and applies the overrides `words` (key=value). Raises ConfigError if `path` is
+    empty."""
     from vlrl import config
     if not path:
         raise ConfigError("no config is given: name a config, e.g. quickstart.yaml")
@@ -102,8 +102,8 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
 
 
 def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> ModelChoice:
-    """Chooses the model that a command evaluates (see measure.choose_model in tools/evaluation) and returns the choice.
-    Prints warnings about the model."""
+    """Returns the model that a command evaluates, chosen by measure.choose_model in tools/evaluation. Prints warnings
+    about the model."""
     from vlrl.store.checkpoint import find
     if checkpoint is not None:
         find(checkpoint)  # a wrong folder is reported before the slow imports
@@ -115,7 +115,7 @@ def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> 
 
 
 def refuse_existing(path: Path, force: bool) -> None:
-    """Raises ConfigError if the path exists, unless it is a file that `force` allows to be replaced."""
+    """Raises ConfigError if the path exists. With `force`, an existing file is allowed, because it will be replaced."""
     if os.path.lexists(path) and not (force and path.is_file()):
         raise ConfigError(f"{path} exists already: replace it with --force, or name another file with --out")
 
@@ -148,7 +148,8 @@ Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 def form_of(name: str | None) -> str:
-    """Returns the box format given by --boxes ("auto" if none is given). Raises ConfigError for an unknown format."""
+    """Checks the box format `name` given by --boxes, and returns it; "auto" if none is given. Raises ConfigError for an
+    unknown format."""
     from vlrl.data.sources.box_forms import FORMS
     from vlrl.errors import ConfigError, did_you_mean
     if name and name not in FORMS:

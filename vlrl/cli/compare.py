@@ -108,7 +108,8 @@ def compare(
 
 
 def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Splits the arguments into the runs of model A and the runs of model B: ["a", "b"] or ["a1", "a2", "vs", "b1"]."""
+    """Splits the arguments into (runs of model A, runs of model B). The arguments are ["a", "b"] or, with several runs,
+    ["a1", "a2", "vs", "b1"]."""
     if words.count("vs") == 1:
         first, second = words[:words.index("vs")], words[words.index("vs") + 1:]
     elif len(words) == 2 and "vs" not in words:

@@ -113,8 +113,8 @@ def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], S
 
 
 def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
-    """Resolves each name (a glob pattern, folder@split, or a Hub data set) to its data files. Also returns the folder
-    of their media; None if each file has its media in its own folder."""
+    """Returns (data files, folder of their media). Each name is a file, a glob pattern, folder@split, or a Hub data
+    set. The folder is None if each file has its media in its own folder."""
     from vlrl.data import locate_files, several
     paths, root = [], None
     for name in names:

@@ -84,7 +84,7 @@ def difficulty(
 
 
 def _check_out(out: Path, config: Config, force: bool) -> None:
-    """Raises ConfigError if an output file cannot be written, so that this is known before anything is measured."""
+    """Raises ConfigError if an output file cannot be written. Called before the measurement, which takes long."""
     from vlrl.data import check_suffix
     check_suffix(out)
     data = [Path(name) for name in (config.data.train, config.data.heldout, config.data.difficulty) if name]

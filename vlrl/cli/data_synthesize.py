@@ -111,7 +111,7 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
 
 
 def _check_out(places: SynthesisFiles, force: bool) -> None:
-    """Raises ConfigError if an output file cannot be written, so that this is known before any work is done."""
+    """Raises ConfigError if an output file cannot be written. Called before the work, which takes long."""
     from vlrl.data import check_suffix
     from vlrl.tools.synthesis.synthesize import goes_on
     check_suffix(places.out)

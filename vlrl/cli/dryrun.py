@@ -21,7 +21,7 @@ _MOST = 4000  # characters of one text that are printed
 
 
 def run(config: Config, as_json: bool) -> None:
-    """Checks the config and prints the report. Exits with 1 if there is a problem."""
+    """Performs the dry run of the config and prints the report. Exits with 1 if there is a problem."""
     from rich.console import Console
 
     from vlrl.tools.machine import dryrun
@@ -89,7 +89,7 @@ def _print(report: DryRun) -> None:
 
 
 def print_sample(sample: SamplePreview) -> None:
-    """Prints a sample as the model sees it."""
+    """Prints a preview of a sample: the sample as the model sees it."""
     _print_rows(_sample(sample))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
-"""Keys of an eval.jsonl line that count samples excluded from all metrics -> the words printed for them."""
+"""Keys of a line of eval.jsonl that count samples without metrics -> how the printed table calls such samples."""
 
 
 @examples(
@@ -156,7 +156,8 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
 
 
 def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
-    """Prints the records and, if `out` is set, writes them to that file. Only on rank 0."""
+    """Prints the metrics of the evaluations `records` on rank 0. If `out` is set, also writes the records to this file.
+    """
     from vlrl.distributed import comm
     from vlrl.store.files import write_text
     from vlrl.tools.evaluate import metrics_of

@@ -33,7 +33,8 @@ _COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
     "compare": "compare:compare", "sweep": "compare:sweep", "tasks": "tasks:app", "data": "data:app",
     "judge": "judge:app", "status": "status:status", "report": "status:report", "doctor": "status:doctor",
     "app": "inspector:inspect", "serve": "serve:serve", "plan": "plan:plan", "presets": "presets:presets"}.items()})
-"""Command name -> its function, or the typer application of its subcommands. Imported when the command is called."""
+"""Command name -> the function of the command, or the typer application of its subcommands. It is imported when the
+command is called."""
 
 
 class _Commands(UserDict[str, Any]):
@@ -135,8 +136,8 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _prepare_terminal() -> None:
-    """Prepares standard output. Characters that its encoding lacks are printed as "?". Tables are at least LEAST_WIDTH
-    columns wide, even if the terminal, or COLUMNS, is narrower."""
+    """Prepares standard output. Characters that the encoding of the terminal lacks are printed as "?". Tables are at
+    least LEAST_WIDTH columns wide, even if the terminal, or COLUMNS, is narrower."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -147,7 +148,8 @@ def _prepare_terminal() -> None:
 
 
 def _of_the_system(error: OSError) -> str:
-    """Returns the error message for an OSError; "" if the reader of a pipe has exited, as in `vlrl ... | head`."""
+    """Returns the message for an OSError: what failed, and the remedy. Returns "" if the reader of a pipe has exited,
+    as in `vlrl ... | head`."""
     refused = False
     try:
         sys.stdout.write("\n" if error.filename is None else "")  # what was too large for the buffer is not kept in it

@@ -24,12 +24,13 @@ _ENDS = {"stop": "the environment ended the episode", "turns": "episode.max_turn
 
 
 def split(text: str) -> list[str]:
-    """Splits a text into the actions of an episode, at empty lines."""
+    """Splits a text at its empty lines into the actions of an episode."""
     return [action for action in re.split(r"\n(?:[ \t\r]*\n)+", text) if action.strip()]
 
 
 def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
-    """Lets a person play episodes begun by `start` on one sample. Returns True for the next sample, False to quit."""
+    """Lets a person play episodes on one sample, which `start` begins. Returns True if the person goes on to the next
+    sample, and False if the person quits."""
     episode = _begin(start, title)
     try:
         while True:
@@ -71,7 +72,8 @@ def _begin(start: Callable[[], PlayedEpisode], title: str) -> PlayedEpisode:
 
 
 def run(episode: PlayedEpisode, actions: Sequence[str], title: str, quiet: bool = False) -> None:
-    """Plays the given actions until one of them ends the episode. Unless `quiet`, prints each turn and the score."""
+    """Plays the given actions, in order, until the episode ends or there are no more actions. Unless `quiet`, prints
+    each turn and the score."""
     try:
         if not quiet:
             _show_start(episode, title)
@@ -155,7 +157,8 @@ def read_answer() -> str | None:
 
 
 def show_fields(width: int, fields: Mapping[str, object]) -> None:
-    """Prints one line per value that is not None, after its name in bold, padded to `width` characters."""
+    """Prints one line per field whose value is not None: its name in bold, padded to `width` characters, and its value.
+    """
     from rich.console import Console
     from rich.text import Text
     for name, value in fields.items():
@@ -193,7 +196,7 @@ def show_parts(judged: ScoredAnswer) -> None:
 
 
 def _convention(task: Task, question: Question) -> str | None:
-    """The coordinate format in which answers give boxes, in words; None if the format is unknown."""
+    """Describes the coordinate format in which answers to the question give boxes; None if the format is unknown."""
     own = question.sample.get("coordinates")
     try:
         used = str(own or task.of(question.sample).coordinates.convention)
@@ -204,5 +207,5 @@ def _convention(task: Task, question: Question) -> str | None:
 
 
 def files(media: Any) -> list[dict[str, Any]]:
-    """Describes images and videos for JSON output: kind, path, size and problem."""
+    """Describes images and videos for JSON output: one dictionary for each, with kind, path, size and problem."""
     return [{"kind": m.kind, "path": m.path, "size": m.size, "problem": m.problem or None} for m in media]

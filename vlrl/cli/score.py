@@ -105,7 +105,7 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 
 @contextlib.contextmanager
 def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """Context manager that yields the services configured under services.*; None if none are configured. The code of
+    """Context manager that yields the services that the config sets (services.*), or None if it sets none. The code of
     services is imported only if needed."""
     services = config.services
     if not services.given:

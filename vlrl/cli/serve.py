@@ -129,8 +129,9 @@ def serve(
 
 
 def _episodes(config: Config) -> bool:
-    """Whether prompts grow over the turns of an episode, which affects the context length of the servers. A host that
-    only serves may not have the task and its data. Then False is returned, and a note is printed."""
+    """Whether the servers need a longer context because the task has episodes, in which the prompt grows with every
+    turn. Returns False if engine.max_model_len is set. Also returns False, and prints a note, if the task cannot be
+    loaded, because a host that only serves may lack the task or its data."""
     from vlrl.task.environment import has_environment
     from vlrl.training.build_task import make_task
     if config.engine.max_model_len is not None:

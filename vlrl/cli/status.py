@@ -126,8 +126,8 @@ def _eta(run: Status) -> str:
 
 
 def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
-    """One text per split, such as `heldout @ 50: iou 0.412 [0.380, 0.444]`, with the first `most` metrics. The
-    confidence interval is included only with `bounds`."""
+    """Returns one text per evaluated split, such as `heldout @ 50: iou 0.412 [0.380, 0.444]`. The text has the first
+    `most` metrics, and their confidence intervals if `bounds` is True."""
     lines = []
     for split, record in run.evals.items():
         metrics = [k for k, v in record.items() if f"{k}/ci95_low" in record and isinstance(v, (int, float))

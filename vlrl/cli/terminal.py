@@ -24,7 +24,7 @@ def printable(text: object, most: int = 2000) -> str:
 
 
 def formatted(value: float | None, form: str = ".3f", without: str = "none") -> str:
-    """Formats a number by the Python format specification `form`; returns `without` for None."""
+    """Formats a number by the Python format specification `form`. Returns `without` if the number is None."""
     return without if value is None else format(value, form)
 
 
@@ -51,14 +51,15 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: i
 
 
 def standard_input() -> TextIO:
-    """Returns sys.stdin. Raises DataError if standard input is closed."""
+    """Returns the standard input stream. Raises DataError if it is closed."""
     if sys.stdin is None:
         raise DataError("standard input is closed: pass the input through a pipe or from a file, e.g. < answers.txt")
     return sys.stdin
 
 
 def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
-    """Returns say(doing), which prints `what`, `doing` and the elapsed time to stderr, once in `every` seconds."""
+    """Returns a function say(doing) that reports progress on stderr. It prints a line with `what`, `doing` and the
+    elapsed time, at most once in `every` seconds."""
     begun = said = time.monotonic()
 
     def say(doing: str) -> None:
@@ -72,8 +73,9 @@ def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
 
 @contextmanager
 def delayed_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
-    """Yields `update(done, total)`, which shows a progress bar labelled `what` on stderr after `after` seconds. `total`
-    is None if it is unknown. Nothing is shown if stderr is not a terminal."""
+    """A context manager that yields a function update(done, total). The function shows a progress bar labelled `what`
+    on stderr, but only after the first `after` seconds. `total` is None if it is unknown. Nothing is shown if stderr
+    is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     console = Console(stderr=True)
@@ -99,9 +101,9 @@ _LINE_S = 60
 
 @contextmanager
 def progress_bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
-    """Yields a Progress function that draws bars with the remaining time on standard error; with `show=False` the
-    function draws nothing. If standard error is not a terminal, nothing is shown unless `lines` is set. Then a line
-    is printed at the start, after each tenth, and once a minute during the work."""
+    """A context manager that yields a Progress function, which draws bars with the remaining time on standard error.
+    With `show=False` the function shows nothing. If standard error is not a terminal, nothing is shown unless
+    `lines` is set. Then a line is printed at the start, after each tenth, and once a minute during the work."""
     from rich import progress as rich
     from rich.console import Console
 

@@ -77,7 +77,7 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
 
 
 def _profile(config: Config, steps: int, as_json: bool) -> None:
-    """Measures some training steps and prints the time per phase, on rank 0."""
+    """Measures `steps` training steps and prints the time per phase, on rank 0."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside

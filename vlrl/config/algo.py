@@ -80,7 +80,8 @@ class AlgoSettings(Settings):
 
     @property
     def corrected(self) -> bool:
-        """Whether the loss corrects for completions sampled by older weights. A user's own loss is assumed to do so."""
+        """Whether the loss corrects for the difference between the current weights and the older weights that sampled
+        the completions. A loss of the user is assumed to correct for it."""
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
 
@@ -89,7 +90,8 @@ class AlgoSettings(Settings):
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields the KL settings that have no effect: there is no KL, or algo.kl_in=reward fixes the form of the KL."""
+        """Yields (name, value, reason) of each KL setting that has no effect, because the KL is off or
+        algo.kl_in=reward fixes the form of the KL."""
         if not self.kl_coef:
             why = "algo.kl_coef=0: there is no KL" + (", so algo.kl_target does nothing" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")
@@ -104,7 +106,8 @@ class AlgoSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default_names(cls, values: Any) -> Any:
-        """Adds the setting's default name to options given without a name, as in `algo.loss.dual_clip=3`."""
+        """Adds the default name of the setting to options that are given without a name, as in `algo.loss.dual_clip=3`.
+        """
         if not isinstance(values, Mapping):
             return values
         return {key: {"name": cls.model_fields[key].default.name, **value}

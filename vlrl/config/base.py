@@ -18,7 +18,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(BaseModel):
-    """Base class of a section of settings; unknown names are errors."""
+    """Base class of a section of settings. Unknown names of settings are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -33,26 +33,28 @@ class Settings(BaseModel):
 
 
 class MethodSettings(Settings):
-    """Base class of a method's settings (config/sections.py), with properties that code outside the method uses."""
+    """Base class of the settings of a method, which are a section of the config (config/sections.py). Its properties
+    tell code outside the method what the method needs."""
 
     @property
     def active(self) -> bool:
-        """Whether the method is active. A section that may be null is active if it is set."""
+        """Whether the method is active. A method whose section may be null is active if the section is not null."""
         return True
 
     def problem(self, config: Any) -> str:
-        """Why the method cannot be combined with other settings of the config, with a remedy; "" if it can be."""
+        """Returns why the method cannot be combined with other settings of `config`, with a remedy; "" if it can be
+        combined."""
         return ""
 
     @property
     def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
-        """(setting, function, table of known functions) of each function of the method that may depend on which answers
-        are correct."""
+        """The functions of the method that may depend on which answers are correct. Each is a tuple (name of its
+        setting, value of this setting, table of known functions)."""
         return ()
 
     @property
     def adds_members(self) -> bool:
-        """Whether the method adds rollouts to a group that were not sampled under the group's prompt."""
+        """Whether the method adds rollouts to a group that were sampled under another prompt than the group's."""
         return False
 
     @property
@@ -62,7 +64,8 @@ class MethodSettings(Settings):
 
     @property
     def without_zero(self) -> tuple[str, str] | None:
-        """(setting, remedy) if the setting cannot be combined with train.sharding=zero2 or zero3; else None."""
+        """None if the method can be used with train.sharding=zero2 and zero3. Otherwise a tuple (setting that cannot be
+        used with them, remedy)."""
         return None
 
 
@@ -95,8 +98,8 @@ Names = Annotated[tuple[Named, ...], BeforeValidator(lambda value: [value] if is
 
 
 def refuse_bool(kind: Any, value: Any) -> Any:
-    """Returns the value. Raises ValueError if the value is or contains a bool, but the annotation `kind` expects
-    numbers. Pydantic would read true as 1, but `steps=true` or `betas: [true, false]` are mistakes."""
+    """Returns `value` unchanged. Raises ValueError if it is or contains a bool although the annotation `kind` expects
+    numbers: pydantic would read true as 1, but `steps=true` or `betas: [true, false]` are mistakes."""
     kinds = _kinds(kind)
     values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
     if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in values):

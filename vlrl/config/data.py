@@ -90,7 +90,7 @@ class DataSettings(Settings):
         return value
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields data.shuffle_buffer if it has no effect."""
+        """Yields (name, value, reason) for data.shuffle_buffer if this setting has no effect."""
         sampler, buffer = config.curriculum.name, self.shuffle_buffer
         if self.stream and sampler != "uniform":
             yield ("data.shuffle_buffer", buffer, f"curriculum.name={sampler} draws the prompts in its own order, and "

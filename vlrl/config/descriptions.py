@@ -19,7 +19,8 @@ _HUGE = 2**63
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """Yields (name, type as text, default, description) of every setting of a model in order, also nested ones."""
+    """Yields (name, type as text, default, description) of every setting of the section class `model`, in order. Nested
+    settings are included. Each name begins with `prefix`."""
     for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
         kind, below = info.annotation, model_of(info) or _below(info.annotation)
         if below is None or get_origin(kind) in (Union, UnionType):
@@ -36,7 +37,8 @@ def _below(kind: Any) -> type[BaseModel] | None:
 
 
 def type_text(kind: Any, bounds: Sequence[Any] = ()) -> str:
-    """Describes an annotation as text: `Annotated[int, Field(ge=1)]` becomes "whole number >= 1"."""
+    """Describes a type annotation as text: int with the bound ge=1 becomes "whole number >= 1". `bounds` are the
+    constraints of the setting."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         own = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
@@ -63,7 +65,7 @@ def _bounds(bounds: Sequence[Any]) -> Iterator[str]:
 
 
 def format_value(value: Any) -> str:
-    """Formats a default value as it is written in a config file."""
+    """Formats a default value as text, as it is written in a config file."""
     if value is None:
         return "null"
     if isinstance(value, Named):

@@ -17,11 +17,13 @@ OWN: dict[str, frozenset[str]] = {
     "hf": _HF, "vllm": _BOTH | {"sleep"}, "vllm_server": _BOTH | {"servers", "key_file", "timeout_s", "retries"}}
 """Engine -> names of the settings that apply to this engine, in addition to `name`."""
 PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "proof")
-"""Settings that do not change any completion, such as addresses and time limits. They may differ on resume."""
+"""Settings of the engine that do not change any completion, such as addresses and time limits. They may change when a
+run is resumed."""
 
 
 class EngineSettings(Settings):
-    """The inference engine. Each engine has its own settings (docs/engines.md); those of another engine are errors."""
+    """The inference engine. Each engine has its own settings (docs/engines.md); settings of another engine are errors.
+    """
 
     name: Literal["hf", "vllm", "vllm_server"] = Field(
         default="hf", description="hf: the training model itself generates; vllm: vLLM inside the training process, on "
@@ -112,7 +114,7 @@ class EngineSettings(Settings):
 
     @property
     def renormalises(self) -> bool:
-        """Whether top_p or top_k restricts sampling to a subset of the vocabulary."""
+        """Whether completions are sampled from a part of the vocabulary, because of top_p or top_k."""
         return self.top_p < 1 or self.top_k > 0
 
 
@@ -130,7 +132,7 @@ def address_of(text: str) -> str:
 
 def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
     """Returns the engine settings `old` overridden by `over`. Each argument is the name of an engine or a mapping of
-    settings. If the engine changes, settings that the new engine does not have are dropped."""
+    settings. If `over` names another engine, settings of `old` that this engine does not have are dropped."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = EngineSettings.model_fields["name"].default
     name = after.get("name", before.get("name", default))

@@ -32,7 +32,7 @@ class EpisodeSettings(Settings):
 
     @property
     def last(self) -> int | None:
-        """Number of observations that the context of a turn contains; None for all observations."""
+        """How many of the last observations the context of a turn contains; None for all observations."""
         return None if self.history == "full" else int(self.history.partition(":")[2])
 
 

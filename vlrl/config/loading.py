@@ -29,10 +29,11 @@ from vlrl.errors import ConfigError, RunError, did_you_mean
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None) -> Config:
-    """Reads a config file, and applies `key=value` overrides and then `settings` (dotted or nested), in order.
+    """Reads a config file. Applies the `key=value` overrides, then `settings` (setting -> value, with dotted names or
+    nested), and returns the Config.
 
-    Raises ConfigError naming the setting, its value and the remedy. An empty `run.dir` becomes `runs/<stem of the
-    file>`. If `model.name` is a run folder, it becomes the newest checkpoint of that run."""
+    An empty `run.dir` becomes `runs/<stem of the file>`. If `model.name` is a run folder, it becomes the newest
+    checkpoint of that run. Raises ConfigError naming the setting, its value and the remedy."""
     path = find_config(path)
     tree = _overridden(_read(path), [*map(_split, overrides), *plain(settings or {}).items()])
     tree.setdefault("run", {})
@@ -42,7 +43,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str,
 
 
 def load_config(path: str | Path, /, *words: str, **settings: Any) -> Config:
-    """Reads a config file and applies overrides.
+    """Reads a config file, applies overrides and returns the Config.
 
     Overrides are strings ("train.lr=1e-5") or keyword arguments: steps=20, rollout={"group_size": 4}, or dotted names
     as **{"rollout.group_size": 4}. An empty `run.dir` becomes `runs/<stem of the file>`. Raises ConfigError naming the
@@ -78,7 +79,7 @@ def _with_model(loaded: Config) -> Config:
 
 
 def _with_stages(loaded: Config) -> Config:
-    """Returns the config. Raises ConfigError if the settings of a stage are invalid."""
+    """Returns the config `loaded` unchanged. Raises ConfigError if the settings of a stage are invalid."""
     stages_of(loaded)
     return loaded
 
@@ -93,15 +94,15 @@ def validate(tree: Mapping[str, Any]) -> Config:
 
 
 def derived(config: Config, **sections: Any) -> Config:
-    """The config with some sections replaced. The result is validated as if it were read from a file."""
+    """Returns the config with the given sections replaced. The result is validated as if it were read from a file."""
     return validate(plain(config.model_copy(update=sections)))
 
 
 def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
-    """Returns each stage with its config: the settings of the run, overridden by the settings of the stage, in a
-    subfolder of the run folder.
+    """Returns (stage, its config) for each stage. The config consists of the settings of the run, overridden by the
+    settings of the stage, and has a subfolder of the run folder as run.dir.
 
-    All stages have the model.name of the run. For invalid settings raises ConfigError naming the stage."""
+    All stages have the model.name of the run. If settings are invalid, raises ConfigError naming the stage."""
     base = {name: value for name, value in plain(config).items() if name != "stages"}
     out: list[tuple[StageEntry, Config]] = []
     for i, stage in enumerate(config.stages):
@@ -118,7 +119,8 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
 
 
 def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
-    """The value of the setting `name` times a factor, rounded up for integers. Raises ConfigError for other values."""
+    """The value of the setting `name` in the settings `tree`, times `factor`. The product is rounded up if the value is
+    an integer. Raises ConfigError if the value is not a number."""
     value: Any = tree
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -129,7 +131,8 @@ def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
 
 
 def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model: str) -> None:
-    """Raises ConfigError (beginning with `where`) if the last of `stages` contradicts itself or an earlier stage."""
+    """Raises ConfigError if the last of `stages` contradicts itself or an earlier stage. The message begins with
+    `where`. `model` is the model.name of the run."""
     (stage, config), before = stages[-1], [one.name for one, _ in stages[:-1]]
     if config.model.name != model:
         raise ConfigError(f"{where}: model.name={config.model.name!r} differs from the run's model, {model!r}: each "
@@ -160,18 +163,19 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Lines `name: old -> new` for each changed setting that prevents a resume (all except schema.RESUMABLE)."""
+    """Returns a line `name: old -> new` for each setting that differs between the configs and must not change when a
+    run is resumed (all settings except schema.RESUMABLE)."""
     a, b = fixed_settings(old), fixed_settings(new)
     return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
-    """Dotted name -> value of the settings that must not change during a run."""
+    """Dotted name -> value of each setting that must not change when the run is resumed."""
     return {k: v for k, v in _flatten(config.model_dump(mode="json")).items() if not resumable(k)}
 
 
 def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
-    """Raises RunError if a supervised run would be resumed as an RL run, or the reverse."""
+    """Raises RunError if the run in `folder` is supervised and the new run is an RL run, or the reverse."""
     before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name in SUPERVISED else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:
@@ -181,15 +185,17 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
-    """(name, type as text, default, description) of every setting, in order; for `--settings` and the docs."""
+    """(name, type as text, default, description) of every setting, in order; for `--settings` and
+    docs/configuration.md."""
     from vlrl.config.descriptions import describe as of_model
     return list(of_model(Config))
 
 
 def find_config(name: str | Path) -> Path:
-    """The path of a config file: `name` if that file exists, else the config of this name that comes with vlrl.
+    """The path of a config file. This is `name` if there is such a file, else the config of this name that comes with
+    vlrl.
 
-    Raises ConfigError if no such config exists, or if several configs have this name."""
+    Raises ConfigError if no such config exists, or if several configs of vlrl have this name."""
     path = Path(name)
     if os.path.isfile(path):  # Path.is_file raises for a name that is too long
         return path
@@ -254,7 +260,8 @@ def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _with_bases_of_stages(tree: dict[str, Any], folder: Path, origin: str) -> dict[str, Any]:
-    """Merges each item of `stages` over the files that the item extends."""
+    """Returns the settings `tree` of a file in `folder`. In its `stages`, each stage with `extends` is merged over the
+    files that it extends. `origin` is the beginning of error messages."""
     if not isinstance(tree.get("stages"), list):
         return tree
     laid = [merge(_parents(folder, stage["extends"], f"{origin}.{i}.extends", ()),
@@ -297,10 +304,10 @@ def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[
 
 
 def _stage_override(stage: Any, key: str, value: Any) -> Any:
-    """Returns the stage with an override of the run applied, if the stage sets the same section, so that the override
-    holds in every stage.
+    """Returns the stage with an override of the run applied to it, if the stage itself sets settings of the same
+    section. Without this, the stage would undo the override.
 
-    Files that define `stages` are not merged into a stage."""
+    With the override `extends`, a file that defines `stages` is not merged into a stage."""
     first = key.partition(".")[0]
     if not isinstance(stage, Mapping) or first in ("stages", *StageEntry.model_fields):
         return stage
@@ -340,8 +347,8 @@ def _select_task(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
 
 
 def _names_first(given: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Sorts overrides so that names precede options, because a new name drops the options of the old one:
-    `algo.loss.cap=5 algo.loss=cispo` works in any order."""
+    """Returns the overrides with names before options. So `algo.loss.cap=5 algo.loss=cispo` works in any order,
+    although a new name drops the options of the old name."""
     names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
              for key, info in model.model_fields.items() for end in ("", ".name") if info.annotation is Named}
     names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}

@@ -13,10 +13,11 @@ from vlrl.errors import ConfigError
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
-    """Merges `over` into `base`: dictionaries are merged recursively, all other values are replaced. A dictionary such
-    as {"0": {...}} changes the items of a list with these indices. The names in `presets` accumulate. `model` is the
-    pydantic model of these settings. In a Named, the curriculum and the engine, a new name drops the options of the
-    old name."""
+    """Returns the settings `base` overridden by `over`. Dictionaries are merged recursively, and all other values are
+    replaced. A dictionary such as {"0": {...}} changes the items with these indices in a list. The names in
+    `presets` accumulate. In a Named, the curriculum and the engine, a new name drops the options of the old name.
+
+    `model` is the pydantic model to which the settings belong."""
     out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
     for key, value in over.items():
         old, kind = out.get(key), kind_of(model, key)
@@ -53,8 +54,8 @@ def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]
 
 
 def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings `base` of algo.* without the clip bounds that `over` sets again. algo.clip_low and
-    algo.loss.clip_low are the same setting, and the later value counts."""
+    """Returns the settings `base` of algo.* without the clip bounds that `over` sets too, under the same or the other
+    name. algo.clip_low and algo.loss.clip_low are names of the same setting, and the later value counts."""
     out, later = dict(base), over.get("loss")
     for name in CLIPS:
         if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
@@ -71,7 +72,8 @@ def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) ->
 
 
 def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Merges curriculum settings. A new sampler drops the options of the old sampler, but not the filters."""
+    """Returns the curriculum settings `old` overridden by `over`. A new sampler drops the options of the old sampler,
+    but no other settings."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = CurriculumSettings().name
     if after.get("name", before.get("name", default)) != before.get("name", default):
@@ -80,7 +82,8 @@ def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any
 
 
 def kind_of(model: Any, key: str) -> Any:
-    """The type of the setting `key` of a pydantic model. For an optional setting, the type without None."""
+    """The type of the setting `key` of the pydantic model `model`; for an optional setting, the type without None.
+    Returns None if there is no such setting."""
     info = getattr(model, "model_fields", {}).get(key)
     if info is None:
         return None

@@ -72,7 +72,7 @@ class ModelSettings(Settings):
 
     @property
     def frame_pixels(self) -> tuple[int | None, int | None]:
-        """The smallest and largest number of pixels of a video frame."""
+        """(smallest, largest) number of pixels of a video frame; None for no bound."""
         low, high = self.video_min_pixels, self.video_max_pixels
         return self.min_pixels if low is None else low, self.max_pixels if high is None else high
 

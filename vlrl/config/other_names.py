@@ -83,24 +83,25 @@ _NAMES = {
     "algo.critic.gamma": "gamma",
     "algo.critic.lam": "lam",
 }
-"""Setting -> its names in other frameworks. A name is the part after the last dot, or the full name if that part is
-ambiguous."""
+"""Setting of vlrl -> its names in other frameworks, separated by spaces. A name is the part after the last dot. If this
+part is ambiguous, it is the full name."""
 
 
 _MOST = 5
-"""Maximum number of settings of a section that a message translates."""
+"""Maximum number of names that one message translates."""
 
 
 def translation(name: str) -> str:
-    """The end of a message: `" Here it is train.lr (docs/coming-from.md)."` for a name of another framework, else "".
-    """
+    """Text to append to a message about an unknown setting: `" Here it is train.lr (docs/coming-from.md)."` if `name`
+    is a name of another framework, else ""."""
     own = _here(name)
     return f" Here it is {own} (docs/coming-from.md)." if own else ""
 
 
 def translations_below(name: str, value: Any) -> str:
-    """The end of a message: `" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` if settings of the
-    section have names of another framework, else ""."""
+    """Text to append to a message about an unknown section: `" Here worker.actor.optim.lr is train.lr
+    (docs/coming-from.md)."` if settings in the section have names of another framework, else "". `value` is the
+    content of the section."""
     hints = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
     more = ", ..." if hints[_MOST:] else ""
     return f" Here {', '.join(hints[:_MOST])}{more} (docs/coming-from.md)." if hints else ""

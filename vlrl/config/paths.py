@@ -14,17 +14,18 @@ _SETTINGS = {("data", "train"), ("data", "heldout"), ("data", "root"), ("data", 
              ("data", "media_roots"), ("model", "name"), ("engine", "key_file")}
 _CODE = re.compile(r"(?s)(.+\.py)(:\w+)?")
 _folders: dict[str, Path] = {}
-"""Relative path that does not exist -> folder of the config file that contains the path; used in messages."""
+"""Relative path that was not found -> folder of the config file that names the path. Used in messages."""
 
 
 def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the settings of a config file in `folder`. Paths that exist relative to `folder` are joined with it.
-    Paths are the settings in _SETTINGS, also inside `tasks`, and every `path/file.py:name`."""
+    """Returns the settings `tree` of a config file in `folder`, with `folder` put before each relative path that exists
+    in it. Paths are the values of the settings in _SETTINGS, also inside `tasks`, and every `path/file.py:name`."""
     return {key: _resolved(value, folder, ("", str(key))) for key, value in tree.items()}
 
 
 def searched_in(value: str) -> str:
-    """The end of a message about a relative path: the two folders that were searched; "" if only one was searched."""
+    """Text to append to a message about a relative path that was not found: the two folders that were searched. Returns
+    "" if only the working directory was searched."""
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 

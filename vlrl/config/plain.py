@@ -13,8 +13,9 @@ from vlrl.errors import ConfigError
 
 
 def plain(value: Any, name: str = "") -> Any:
-    """Nested settings as values that YAML can hold: paths become strings, NumPy numbers become Python numbers. Raises
-    ConfigError naming the setting for a value of any other type."""
+    """Converts nested settings to values that YAML can hold: paths become strings, NumPy numbers become Python numbers.
+    Raises ConfigError for a value of any other type. The error names the setting, and `name` is the setting that
+    `value` belongs to."""
     if isinstance(value, BaseModel):
         return plain(value.model_dump(), name)
     if isinstance(value, Mapping):

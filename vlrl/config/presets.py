@@ -44,14 +44,15 @@ NEEDS = {
     "writes": "answers that contain this, which settings cannot show",
     "unbuilt": "something that this version does not have",
 }
-"""First word of a need -> description of the requirement. Further words of a need are its argument."""
+"""First word of a need (an entry of `needs`) -> description of the requirement. The rest of the entry is the argument
+of the requirement."""
 _WITHOUT_WORDS = {"episodes", "answers", "tasks", "gate", "mismatch", "reference_reward", "knobs", "reasoning"}
 MOVED = {"algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer"}
-"""Preset of an earlier version -> the preset that replaces it."""
+"""Name of a preset in an earlier version -> name of the preset that replaces it."""
 
 
 class Header(Settings):
-    """The section `preset` in the file of a preset."""
+    """The section `preset` in the file of a preset, which describes the preset."""
 
     task: str = Field(alias="for", min_length=1)
     idea: str = ""
@@ -77,7 +78,7 @@ class Header(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A preset, as listed by `vlrl presets`."""
+    """A preset with its description, as listed by `vlrl presets`."""
 
     name: str
     kind: str
@@ -110,7 +111,8 @@ def name_of(path: Path) -> str:
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset with this name, as listed in `presets`; None if its file no longer exists or is not a preset."""
+    """The preset with this name, in the form of names in the setting `presets`. None if its file no longer exists or is
+    not a preset."""
     path = vlrl.HOME / "configs" / name
     if not path.is_file():
         return None
@@ -129,7 +131,7 @@ def shipped() -> list[Preset]:
 
 
 def moved_hint(name: str) -> str:
-    """The end of a message about a preset that was renamed in a newer version; "" for any other name."""
+    """Text to append to a message about a preset that has been renamed: the new name. Returns "" for any other name."""
     return next((f" It is now {now}." for old, now in MOVED.items() if f"/{name}".endswith(f"/{old}")), "")
 
 

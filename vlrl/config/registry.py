@@ -34,8 +34,9 @@ class MissingFile(ConfigError):
 
 
 class Table(MutableMapping[str, Any]):
-    """Functions or classes by name. An entry may be a string "module:name", which is imported when the entry is looked
-    up. So a run imports only what it uses, and a package can name modules of higher layers without importing them."""
+    """A mapping from names to functions or classes. An entry may be a string "module:name", which is imported when the
+    entry is looked up. So a run imports only what it uses, and a package can refer to modules of higher layers
+    without importing them."""
 
     def __init__(self, entries: Mapping[str, Any]):
         self._entries = dict(entries)
@@ -72,8 +73,8 @@ def module(name: str) -> ModuleType:
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
-    """Returns the function or class `name` from `table` or user code. Raises ConfigError naming `setting` if there is
-    none."""
+    """Returns the function or class `name`: an entry of `table`, or user code (module:name or path/file.py:name). If
+    there is none, raises ConfigError naming the setting `setting`."""
     if name in table:
         return table[name]
     place, colon, attribute = name.partition(":")
@@ -103,9 +104,9 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 
 def file_module(path: Path) -> ModuleType:
-    """The module of a Python file, executed once per process. Raises MissingFile, or any error that the file raises.
-    The file can import modules in its folder. The folder is appended to sys.path, so that its modules do not shadow
-    other modules."""
+    """Returns the module of a Python file, which is executed once per process. Raises MissingFile, or any error that
+    the file raises. The file can import modules in its folder. This folder is appended to sys.path, so that its
+    modules do not shadow other modules."""
     if not os.path.isfile(path):
         raise MissingFile(f"the file {str(path)!r} does not exist{searched_in(str(path))}")
     path = path.resolve()
@@ -130,8 +131,9 @@ def file_module(path: Path) -> ModuleType:
 
 
 def failure(error: BaseException) -> str:
-    """Formats an error as text, with its location in user code: `path/file.py:3: SyntaxError: invalid syntax`. The
-    location is the last stack frame outside of vlrl and installed packages; without such a frame it is omitted."""
+    """Formats an error as text, preceded by its location in user code: `path/file.py:3: SyntaxError: invalid syntax`.
+    The location is the last stack frame outside of vlrl and installed packages. If there is no such frame, it is
+    omitted."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
     return f"{place(error)}{type(error).__name__}: {error}"[:500]
@@ -151,6 +153,7 @@ def _is_own(filename: str) -> bool:
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Context manager or decorator: user code prints to standard error, as standard output is reserved for results."""
+    """Context manager or decorator that sends what user code prints to standard error, because standard output is
+    reserved for results."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

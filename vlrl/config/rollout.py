@@ -46,8 +46,8 @@ class RolloutSettings(Settings):
 
     @property
     def one_update(self) -> bool:
-        """Whether each batch of rollouts has a single optimizer step, so that the policy that sampled it is the policy
-        trained on it."""
+        """Whether each batch of rollouts gets a single optimizer step. Then the policy that is trained is the policy
+        that sampled the batch."""
         return self.updates * self.minibatches == 1
 
     @model_validator(mode="after")
@@ -76,7 +76,8 @@ class AsyncSettings(Settings):
                                  "Requires algo.correction; the hf engine needs a second copy of the model.")
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
-        """Why asynchronous generation cannot be combined with other settings, with a remedy; "" if it can be."""
+        """Returns why asynchronous generation cannot be combined with other settings, with a remedy; "" if it can be
+        combined."""
         if not self.max_staleness:
             return ""
         most, off = self.max_staleness, "set async.max_staleness=0"
@@ -93,7 +94,8 @@ class AsyncSettings(Settings):
 
 
 class CurriculumSettings(Settings):
-    """Which samples are drawn, and which groups are trained on. Additional keys are options of the sampler."""
+    """Which samples are drawn, and on which groups the policy is trained. Additional keys are options of the sampler.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str = Field(default="uniform", min_length=1, description="Sampler of prompts: uniform, sequential, sec, ... "
@@ -123,7 +125,8 @@ class CurriculumSettings(Settings):
         return Named(name=self.name, **(self.model_extra or {}))
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields curriculum.oversample if no groups are selected, curriculum.select if nothing is oversampled."""
+        """Yields (name, value, reason) for curriculum.oversample if the additional groups would only be dropped, and
+        for curriculum.select if there are no additional groups to select from."""
         oversample, select = self.oversample, self.select
         alone = (oversample.name == "fixed" and oversample.options.get("factor", 1) == 1) or (
             oversample.name == "ema" and oversample.options.get("most", 4) == 1)

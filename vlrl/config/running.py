@@ -78,7 +78,7 @@ class LogSettings(Settings):
     samples_every: Count = Field(default=10, description="Steps between printed sample completions; 0 = never.")
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields log.pictures if no configured tracker accepts images."""
+        """Yields (name, value, reason) for log.pictures if no configured tracker accepts images."""
         if self.pictures and not self.trackers:
             yield "log.pictures", self.pictures, "log.trackers=[]: no tracker gets them"
 

@@ -35,13 +35,13 @@ RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts",
              "limits.nonfinite_steps", "limits.score_s", "limits.service_errors", "limits.stuck_s", "environment.name",
              *SERVICE_PLACES, *(f"engine.{name}" for name in PLACES),
              *(f"{name}.{place}" for name, entry in SECTIONS.items() for place in entry.places))
-"""Settings and sections that may change between a checkpoint and the run that resumes from it."""
+"""Settings and sections that may change when a run is resumed from a checkpoint."""
 SHORT = ("engine", "task", "curriculum")
 """Sections that may be written as a string, which then sets their `name`."""
 
 
 def resumable(name: str) -> bool:
-    """Whether a setting, e.g. engine.servers, may change between a checkpoint and the run that resumes from it."""
+    """Whether a setting, e.g. engine.servers, may change when a run is resumed from a checkpoint."""
     return any(name == one or name.startswith(f"{one}.") for one in RESUMABLE)
 
 
@@ -136,17 +136,18 @@ class Config(Settings):
 
     @property
     def each_task(self) -> Sequence[TaskSettings]:
-        """The settings of every task: `task`, or each entry of `tasks`."""
+        """The settings of each task: the section `task`, or the entries of `tasks`."""
         return self.tasks or (self.task,)
 
     @property
     def task_name(self) -> str:
-        """The name of the task; for several tasks, their labels."""
+        """The name of the task. For several tasks, their labels joined by " + "."""
         return " + ".join(entry.label for entry in self.tasks) or self.task.name
 
     @property
     def shares(self) -> dict[str, float]:
-        """Task label -> weight; {} if no task has a weight, so that one sampler draws from all tasks."""
+        """Task label -> weight (1 for a task without one). Returns {} if no task has a weight; then one sampler draws
+        from all tasks."""
         if all(entry.weight is None for entry in self.tasks):
             return {}
         return {entry.label: 1.0 if entry.weight is None else entry.weight for entry in self.tasks}

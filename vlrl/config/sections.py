@@ -20,13 +20,13 @@ from vlrl.config.registry import Table
 
 
 class Entry(NamedTuple):
-    """The settings and the implementation of a method, each as "module:name"."""
+    """A method: its settings class and its implementation, each as "module:name"."""
 
     settings: str
     method: str
     places: tuple[str, ...] = ()
-    """Settings of the section that do not change any result, such as addresses and timeouts; they may differ on resume.
-    """
+    """Settings of the method that do not change any result, such as addresses and timeouts. They may change when a run
+    is resumed."""
 
 
 SECTIONS = {
@@ -44,15 +44,16 @@ SECTIONS = {
 }
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
-"""Section -> class that implements its method."""
+"""Section of the config -> class that implements the method of this section."""
 GUIDED, REPLACED = VARIANTS = ("guided", "replaced")
-"""Variant names of rollouts of algo.guided: a retry, and a rollout that a retry has replaced in its group."""
+"""Values of `variant` of rollouts of algo.guided: a second attempt, and a rollout that a second attempt has replaced in
+its group."""
 GIVEN = Table({
     "nodes": "vlrl.methods.tree.settings:without_nodes",
     "values": "vlrl.methods.critic.settings:without_values",
 })
-"""Data of a method that an advantage may require (algo.inputs.requires) -> function (config, name of the advantage)
-that returns why the data are unavailable, or ""."""
+"""Data that a method provides and an advantage may require (algo.inputs.requires) -> function of (config, name of the
+advantage). The function returns why the data are unavailable, or ""."""
 
 PAIRS = "bradley_terry"
 """The value of algo.loss that trains a reward model on pairs of answers."""
@@ -61,13 +62,13 @@ HEADS = Table({
     "algo.critic": "vlrl.methods.critic.gae:of_run",
     f"algo.loss={PAIRS}": "vlrl.methods.preferences.loss:of_run",
 })
-"""Section, or value of algo.loss, that needs a separate head (models/heads.py) -> function (config, width, device) that
-makes the head."""
+"""Section, or value of algo.loss, that needs a separate head on the model (models/heads.py) -> function of (config,
+width, device) that makes this head."""
 WITHOUT_HEAD = {
     "algo.critic": "algo.critic=null and an advantage without a critic, such as algo.advantage=grpo",
     f"algo.loss={PAIRS}": "another algo.loss",
 }
-"""Key of HEADS -> settings with which no head is needed, for messages."""
+"""Key of HEADS -> settings to use instead, with which no head is needed. Used in messages."""
 
 
 def head_of(config: Any) -> str:
@@ -77,7 +78,8 @@ def head_of(config: Any) -> str:
 
 
 class SectionMarker:
-    """Annotation that marks a field as the section of a method. The method's settings class validates it."""
+    """Annotation of a Config field that is the section of a method. The field is validated by the settings class of
+    this method."""
 
     def __init__(self, name: str):
         self.name = name
@@ -97,12 +99,12 @@ section = SectionMarker
 
 
 def default_of(name: str) -> Callable[[], MethodSettings]:
-    """Returns a factory for the default of a section that is never null."""
+    """Returns a function that makes the default settings of a method's section. For sections that are never null."""
     return lambda: _SETTINGS[name]()
 
 
 def model_of(info: FieldInfo) -> type[MethodSettings] | None:
-    """The settings class of the method whose section a field is; None for other fields."""
+    """The settings class of a method, if the field `info` is the section of this method; None for other fields."""
     return next((one.model for one in info.metadata if isinstance(one, SectionMarker)), None)
 
 

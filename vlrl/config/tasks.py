@@ -33,7 +33,7 @@ class TaskSettings(BaseModel):
 
 
 class TaskData(Settings):
-    """The data files of one task of `tasks`; a value of null is taken from `data`."""
+    """The data files of one task of `tasks`. For a value of null, the setting of the section `data` is used."""
 
     train: str | None = Field(default=None, description="Used in place of data.train.")
     heldout: str | None = Field(default=None, description="Used in place of data.heldout.")
@@ -43,7 +43,7 @@ class TaskData(Settings):
 
 
 class TaskEntry(TaskSettings):
-    """One task of `tasks`: the settings of `task`, plus weight, label and data files."""
+    """One task of `tasks`: the settings of the section `task`, plus weight, label and data files."""
 
     weight: Annotated[float, Field(ge=0, le=1e9)] | None = Field(default=None, description=(
         "Share of the drawn prompts, relative to the other tasks; null = 1 if another task has a weight."))
@@ -84,7 +84,7 @@ _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "var
 
 
 def label_of(name: str) -> str:
-    """The default label of a task: the last part of its name, without the file suffix."""
+    """The default label of a task, made from its name: the last part, without the file suffix."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
         location = Path(location).stem

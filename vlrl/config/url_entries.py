@@ -17,8 +17,8 @@ _ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|
 
 @cache
 def parse_entry(entry: str) -> dict[str, Any]:
-    """Parses an entry of data.urls to {"scheme", "host", "port", "any"}, where "any" says whether every subdomain of
-    the host is allowed. Raises ConfigError for an invalid entry."""
+    """Parses an entry of data.urls to {"scheme", "host", "port", "any"}. "port" is 0 if the entry has none, and "any"
+    says whether every subdomain of the host is allowed. Raises ConfigError for an invalid entry."""
     match = _ENTRY.match(entry)
     host = normalised_host(match["host"]) if match else None
     port = int(match["port"]) if match and match["port"] else 0
@@ -39,7 +39,7 @@ def normalised_host(host: str) -> str | None:
 
 
 def redacted(url: str) -> str:
-    """The URL without parts that may be secret (user, password, query, fragment), for messages."""
+    """The URL for a message, without the parts that may be secret: user, password, query and fragment."""
     try:
         split = urlsplit(url)
         host = split.netloc.rpartition("@")[2]

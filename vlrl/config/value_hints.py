@@ -8,11 +8,11 @@ from typing import Any
 import vlrl
 
 _PRESETS = {"algo": "algorithms", "curriculum": "curricula"}
-"""Section -> folder of presets for the section."""
+"""Section of the config -> folder in configs/ with presets for this section."""
 
 
 def value_hint(setting: str, value: Any) -> str:
-    """A hint about what to write instead of an invalid value of a setting; "" if no hint applies."""
+    """Says what to write instead of the invalid value `value` of the setting `setting`; "" if no hint applies."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return (f"give its import name: {setting}={value.__module__}:{value.__qualname__}, or path/file.py:"
                 f"{value.__name__}")
@@ -30,8 +30,8 @@ def value_hint(setting: str, value: Any) -> str:
 
 
 def preset_hint(setting: str, name: str) -> str:
-    """The end of a message: `" There is a preset of that name: extends=algorithms/grpo.yaml."`; "" if there is no such
-    preset for the section of the setting."""
+    """Text to append to a message about an unknown function: `" There is a preset of that name:
+    extends=algorithms/grpo.yaml."` if a preset for the section of `setting` is called `name`, else ""."""
     folder = _PRESETS.get(setting.partition(".")[0], "")
     file = Path(folder, f"{name}.yaml")
     known = folder and name.isidentifier() and (vlrl.HOME / "configs" / file).is_file()

@@ -6,8 +6,8 @@ import yaml
 from yaml.composer import ComposerError
 
 MOST_VALUES = 100_000
-"""Maximum number of values of a document with all aliases (`*name`) expanded, because a few lines can expand to
-billions."""
+"""Maximum number of values in a document after its aliases (`*name`) are expanded. A few lines can expand to billions
+of values."""
 MOST_MERGED = 10_000
 """Maximum number of keys that the merge keys (`<<`) of a document may add."""
 _MERGE = "tag:yaml.org,2002:merge"
@@ -20,9 +20,9 @@ class _Loader(yaml.SafeLoader):
     merged = 0
 
     def flatten_mapping(self, node: Any) -> None:
-        """Adds merged keys to a mapping. The mapping's own keys win over merged keys, and earlier merged mappings over
-        later ones. In PyYAML 6.0.4, keys that a merged mapping inherited by a merge would win over that mapping's
-        direct keys."""
+        """Adds the keys of the mappings merged by `<<` to a mapping. The mapping's own keys win over merged keys, and
+        earlier merged mappings win over later ones. PyYAML 6.0.4 alone handles chains of merges wrongly: if a merged
+        mapping has inherited keys by `<<`, the inherited keys win over the mapping's own keys."""
         merged = next((value for key, value in node.value if key.tag == _MERGE), None)
         node.value = [pair for pair in node.value if pair[0].tag != _MERGE]
         named = {str(key.value): (key, value) for key, value in node.value}
@@ -58,8 +58,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count(node: Any, known: dict[int, int]) -> int:
-    """The number of values below a node. `known` caches the numbers by the id of the node. Raises ComposerError for
-    more than MOST_VALUES values, or for a cycle."""
+    """The number of values in a node, with aliases expanded. `known` caches the numbers by the id of the node. Raises
+    ComposerError for more than MOST_VALUES values, or for an alias that contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if (count := known.get(id(node))) is None:
