@@ -127,8 +127,8 @@ class CopiedRows:
         self.select(owner)
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Keyword arguments of a forward pass that adds one token to every row. Call it once per token. argument: the
-        name from `cache_argument`."""
+        """Keyword arguments of a forward pass that adds one token to every row. Call this method once per token.
+        argument: the name from `cache_argument`."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         return {argument: self._cache, "attention_mask": self._mask}
 
@@ -231,8 +231,8 @@ class RowCache:
 
 
 class TurnCaches:
-    """The KV caches that are kept between the turns of episodes, at most `most` tokens in total. A later request whose
-    prompt extends the cached tokens prefills only the new tokens.
+    """The KV caches that are kept between the turns of episodes. All caches together hold at most `most` tokens. A
+    later request whose prompt extends the cached tokens prefills only the new tokens.
 
     Each cache is stored in a CacheSlot of the request that created it. `most` depends on the device's total memory, not
     on the memory that happens to be free, because prefilling a prompt again changes the last bits of the logits."""

@@ -63,7 +63,8 @@ class HFEngine:
         self._texts = TokenTexts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Uses the policy's weights without a copy. If they are sharded (FSDP), each process gathers all weights."""
+        """Uses the policy's weights without a copy. If the weights are sharded (FSDP), each process gathers all of
+        them."""
         self.policy = policy
         self.turn_caches.clear()
         policy.gather()

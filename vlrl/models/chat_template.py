@@ -95,7 +95,7 @@ class ChatTemplate:
         return self._rendered(shown, **options)
 
     def problem(self, role: str, tools: Sequence[Any] = ()) -> str:
-        """Why the template cannot render a turn of `role` when it is given `tools`; "" if it can do so."""
+        """The reason why the template cannot render a turn of `role` when `tools` are given; "" if the template can."""
         return self._form(role, tools)[1]
 
     def _turn(self, turn: Message, content: Any, tools: Sequence[Any] = ()) -> Message:

@@ -85,7 +85,8 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class SharedTokens:
-    """Maps N completion tokens to the U tokens that are computed, because completions share prefixes."""
+    """Maps the N completion tokens to the U tokens that are computed. U is less than N if completions share prefixes,
+    because a shared token is computed once."""
 
     targets: torch.Tensor  # [U] ids of the computed tokens
     index: torch.Tensor  # [N] for each completion token, the index of its computed token

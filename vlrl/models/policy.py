@@ -95,8 +95,8 @@ class Policy:
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """Cost of training on a prompt with completions of these lengths, in FLOPs, or in tokens if the model family
-        is unknown."""
+        """Cost of training on a prompt with completions of the lengths `answers`. The unit is FLOPs, or tokens if the
+        model family is unknown."""
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
@@ -130,9 +130,9 @@ class Policy:
         return torch.autocast(self.device.type, self.dtype)  # accelerate's has no float16 on a CPU
 
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
-        """Keyword arguments for the model's forward, from the inputs of a Batch. `base`: another model without PEFT's
-        wrapper, instead of the policy's. `visuals` (VisualInputs) are replaced by their features. A reference model
-        uses the features of the policy's frozen vision tower."""
+        """Keyword arguments for a model's forward, from `packed`, the inputs of a Batch. `base`: the model without
+        PEFT's wrapper; None = the policy's model. VisualInputs (key "visuals") are replaced by their features. A
+        reference model gets the features from the policy's frozen vision tower."""
         if "visuals" not in packed:
             return self.family.encode(base or self.base, packed)
         assert self.features is not None

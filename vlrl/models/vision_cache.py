@@ -49,7 +49,8 @@ class Features:
     pooled: tuple[torch.Tensor, ...]  # features of the visual tokens, [..., H], in the order of the text
     listed: bool  # whether the model expects a list of feature tensors, not one tensor
     deepstack: tuple[tuple[torch.Tensor, ...], ...] = ()
-    """For each deepstack layer, features of the same visual tokens that are added inside the language model."""
+    """For each deepstack layer, further features of the same visual tokens. The language model adds these features to
+    its hidden states."""
 
     def to(self, device: torch.device | str) -> Features:
         layers = tuple(tuple(t.to(device) for t in layer) for layer in self.deepstack)

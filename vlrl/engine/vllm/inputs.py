@@ -156,7 +156,8 @@ class Draft:
 
     def force(self) -> list[int]:
         """If the thinking budget is used up without `</think>`, appends the tokens that end thinking. Returns the
-        positions of these tokens. Their log-probabilities are NaN until they are measured."""
+        positions of these tokens. The log-probabilities of these tokens are NaN until further calls of vLLM return
+        them."""
         start = len(self.tokens)
         for token in [] if self.ended else self._closing()[start - (self.sampling.thinking_budget or 0):]:
             if self._put(token, float("nan")):

@@ -75,7 +75,7 @@ def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """The full tensor, without gradient. If FSDP has sharded it, it is gathered, which is a collective call."""
+    """The full tensor, without gradient. A tensor that FSDP has sharded is gathered, which is a collective call."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 

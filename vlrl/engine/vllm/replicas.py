@@ -52,7 +52,8 @@ class Replica:
     address: str
     ready: bool = False
     awaited: bool = True
-    """Whether `admit_all` waits for this server: True if it was ready before, or has never been checked."""
+    """Whether `admit_all` waits for this server: True if the server was ready at the last `invalidate`, or was never
+    checked."""
     problem: str = "not asked yet"  # why the server is not ready
     checking: bool = False
     """Whether a check by `admit` is running, or has ended but its report is not processed yet. A check may outlast the
