@@ -42,7 +42,7 @@ class LoadedMedia:
     frames: tuple[Any, ...]
     """The frames as RGB PIL images; a single frame for an image."""
     sha256: str
-    """Hash of the file's bytes; for media drawn by code, of the pixels; frame times are included if they were
+    """Hash of the file's bytes, or of the pixels for media drawn by code. Includes the frame times if these were
     specified."""
     path: Path | None = None
     data: bytes | None = field(default=None, repr=False)

@@ -273,11 +273,12 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                score: Score = score_all, served: RunServices | None = None) -> Group:
     """Scores the completions of a sample and returns them as a group.
 
-    policy_step: number of completed steps of the weights that sampled; None = `step`. The sample gets its processed
-    size, so that scoring can convert the model's coordinates. Completions of trained `variants` join the group under
-    the unmodified prompt. Completions of other variants are passed to the task and stored in `Group.aside`. `likely`:
-    log-probabilities for the services of the group; `served`: the other services. A reward part whose service is
-    missing is left out. If a service did not respond, its reward part has no value and the rollout an `error`."""
+    policy_step: number of completed steps of the weights that sampled the completions; None = `step`. The original and
+    processed size of the sample's image are added to its row, so that scoring can convert the model's coordinates.
+    Completions of trained `variants` join the group under the unmodified prompt. Completions of other variants are
+    passed to the task and stored in `Group.aside`. `likely`: log-probabilities for the services of the group; `served`:
+    the other services. A reward part whose service is missing is left out. If a service did not respond, its reward
+    part has no value and the rollout has an `error`."""
     task = task.of(sample)
     sample, members = with_image_size(sample, prompt), _members(completions, variants)
     aside = [(v.name, c) for v, variant_answers in variants if not v.trained for c in variant_answers]

@@ -51,7 +51,7 @@ def _attach(task: Task, settings: EnvironmentSettings) -> None:
 
 
 def _pinned(data: DataSettings, config: Config) -> DataSettings:
-    """Returns the data settings. Each Hub data set is pinned to the commit that an existing run folder records."""
+    """Returns the data settings, with each Hub data set pinned to the commit that an existing run folder records."""
     named = {split: name for split in SPLITS if "@" in (name := getattr(data, split))}
     return data.model_copy(update={split: _BESIDE["pinned"](name, config.run.dir) for split, name in named.items()})
 

@@ -260,7 +260,8 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
 
 def loss_inputs(part: Minibatch, micro: MicroBatch, stats: TokenStats, config: Config, algorithm: Algorithm,
                 step: int) -> LossInputs:
-    """The inputs of the objective for one micro-batch. stats: its tokens' log-probabilities and statistics."""
+    """Returns the inputs of the objective for the micro-batch `micro` of `part`. stats: log-probabilities and
+    statistics of the tokens of `micro`."""
     ids = micro.batch.rollout_id.to(stats.logprobs.device)
     x = _inputs(part, micro.order, ids, stats, micro.old, micro.reference, config, algorithm, step)
     return replace(x, prepared=part.prepared_of(micro), old_stats=micro.old_stats)
