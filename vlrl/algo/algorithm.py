@@ -30,7 +30,8 @@ class KLCoefficient:
         self.value, self.target, self.horizon = start, target, horizon
 
     def observe(self, kl: float, answers: float) -> None:
-        """Updates the coefficient after a step. kl: mean KL per token. answers: number of all completions."""
+        """Updates the coefficient after a step. kl: mean KL per token of the step. answers: number of the step's
+        completions."""
         if self.target is not None:
             error = min(max(kl / self.target - 1, -0.2), 0.2)
             self.value *= 1 + error * answers / self.horizon

@@ -23,7 +23,7 @@ from vlrl.task.environment import has_environment
 
 @dataclass(frozen=True)
 class Inert:
-    """A setting that has no effect in this run, with the reason."""
+    """A setting that has no effect in this run, with its value and the reason."""
 
     setting: str
     value: Any
@@ -37,7 +37,8 @@ class Inert:
 
 @dataclass(frozen=True, eq=False)
 class FunctionUse:
-    """A function of the objective as one setting uses it: with its options, in a config and for a task."""
+    """A function of the objective as the setting `setting` names it: its name and options (`named`), with the config
+    and the task of the run."""
 
     config: Config
     task: Task | None
@@ -52,7 +53,7 @@ class FunctionUse:
 
     @cached_property
     def function(self) -> Any:
-        """The function's entry in the table. None for user code and unknown names (these are reported elsewhere)."""
+        """The function's entry in `table`. None for user code, and for unknown names, which are reported elsewhere."""
         return self.table.get(self.named.name)
 
     @cached_property
@@ -116,12 +117,13 @@ def idle_when(rule: Callable[[FunctionUse], str]) -> Callable[[Any], Any]:
 
 
 def idle(why: str, **options: Any) -> Callable[[Any], Any]:
-    """Decorator that declares that a function has no effect if its options have these values. why: the reason."""
+    """Decorator that declares that a function has no effect if its options have the given values. why: the reason."""
     return idle_when(lambda use: why if all(use.values.get(key) == value for key, value in options.items()) else "")
 
 
 def short(value: Any) -> Any:
-    """The value as a config file writes it. Of a Named (the name of a function, with options) only the name."""
+    """Returns a setting's value as a config file writes it, but of a Named (the name of a function, with options) only
+    the name."""
     if isinstance(value, tuple):
         return f"[{', '.join(str(short(one)) for one in value)}]"
     return value.name if isinstance(value, Named) else value

@@ -52,8 +52,8 @@ class Bound:
 
 def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, arguments: tuple[Any, ...] = (),
          **shared: Any) -> Bound:
-    """Looks up the function or class that a setting names, and returns it with its options bound. The options are the
-    parameters after the first `skip`.
+    """Looks up the function or class that a setting names, in `table` or in user code, and returns it with its options
+    bound. The options are the parameters after the first `skip`.
 
     A class is instantiated with `arguments` and then its options. `shared` are settings that several functions
     understand (algo.clip_low): a value other than None is passed to a function that has a parameter of this name,

@@ -21,8 +21,9 @@ class Frozen:
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],
                    optimizer: torch.optim.Optimizer, kl: float, done: int) -> bool:
-        """Called after a step; other references change `reference` here. Returns whether the reference was reset to the
-        policy. reference, policy: trained weights by name. kl: mean KL per token. done: number of completed steps."""
+        """Called after a step. Does nothing here; other references change the weights in `reference`. Returns whether
+        the reference was reset to the policy. reference, policy: trained weights by name. kl: mean KL per token.
+        done: number of completed steps."""
         return False
 
 

@@ -37,8 +37,8 @@ def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta
 
 
 def clip_metrics(ratio: torch.Tensor, inert: torch.Tensor) -> Metrics:
-    """Returns the metrics [N] "ratio" and "clipped". inert: [N] whether a bound applies to the token; returned as
-    "clipped", from which the metric clip_frac is computed."""
+    """Returns {"clipped": inert, "ratio": ratio without gradient}, each per token [N]. inert: whether a bound applies
+    to the token. The metric clip_frac is computed from "clipped"."""
     return {"clipped": inert, "ratio": ratio.detach()}
 
 

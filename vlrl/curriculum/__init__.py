@@ -1,7 +1,7 @@
 """Which prompts to train on: samplers with one interface (base), and independent filters of groups (filters).
 
 - A sampler runs on the main process, which sends the draws to all ranks. The sampler observes the outcome of every draw
-  of every rank in draw order, whether the group is trained on or not. Rejected prompts count too.
+  of every rank in draw order, also of rejected prompts and of groups that are not trained on.
 - Filters (keep, oversample, select) do not depend on the sampler, nor samplers on filters. All ranks see all outcomes,
   so filters decide the same on every rank.
 - Probes are completions that are observed but not trained on. A sampler may have the policy measure every prompt before

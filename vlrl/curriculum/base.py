@@ -160,7 +160,7 @@ class Sampler(Protocol):
     """
 
     def next(self, count: int, step: int) -> list[Draw]:
-        """Returns `count` draws. Called again in the same step when groups that the filters dropped are replaced."""
+        """Returns `count` draws. Called again in the same step to replace groups that the filters dropped."""
         ...
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:

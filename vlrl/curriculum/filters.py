@@ -88,20 +88,20 @@ KEEP = {"all": keep_all, "mixed": mixed, "some_right": some_right, "pass_range":
 
 
 def first(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Selects the groups that were drawn first. Returns their indices."""
+    """Returns the indices of the `count` groups that were drawn first."""
     return list(range(min(count, len(outcomes))))
 
 
 def nearest_half(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Selects the groups whose pass rate is nearest to 0.5, and on ties those drawn earlier. Returns their indices.
-    GLM-4.1V-Thinking (arXiv 2507.01006)."""
+    """Returns the indices of the `count` groups whose pass rate is nearest to 0.5, ascending. On ties groups that were
+    drawn earlier are preferred. GLM-4.1V-Thinking (arXiv 2507.01006)."""
     away = [abs(o.pass_rate - 0.5) if o.pass_rate == o.pass_rate else math.inf for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (away[i], i))[:count])
 
 
 def most_varied(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Selects the groups whose rewards have the largest standard deviation, and on ties those drawn earlier. Returns
-    their indices."""
+    """Returns the indices of the `count` groups whose rewards have the largest standard deviation, ascending. On ties
+    groups that were drawn earlier are preferred."""
     spread = [_spread(o) for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (-spread[i], i))[:count])
 
@@ -150,7 +150,7 @@ class Filters:
         self.max_refills = settings.max_refills
 
     def oversampled(self, count: int) -> int:
-        """Number of groups to draw where `count` are needed."""
+        """Number of groups to draw in the first round of a step if `count` groups are needed."""
         return math.ceil(round(count * self.oversample.factor, 9))  # 100 * 1.1 is a little above 110
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -171,8 +171,8 @@ class Filters:
 
 
 class Intake:
-    """Collects the groups of a step until there are enough. Call `take` after each round of generation while `wanted`
-    is above 0, then call `chosen`."""
+    """Collects the groups of a step until `count` groups are kept or no refill is left. Call `take` after each round of
+    generation while `wanted` is above 0, then call `chosen`."""
 
     def __init__(self, filters: Filters, count: int):
         self.filters, self.count = filters, count

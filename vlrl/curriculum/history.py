@@ -80,7 +80,8 @@ class History:
 
     @property
     def rejected(self) -> np.ndarray:
-        """[N] bool: whether the prompt was rejected every time it was drawn."""
+        """[N] bool: whether the prompt was rejected every time it was drawn. False for a prompt that was never drawn.
+        """
         return self.last == _REJECTED
 
     def state_dict(self) -> dict[str, Any]:

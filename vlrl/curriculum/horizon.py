@@ -54,7 +54,7 @@ class Horizon:
         return min(max(int(turns), 1), self.most)
 
     def within(self, draws: Sequence[Draw], step: int) -> list[Draw]:
-        """Returns the draws, with the turn limit of the step as their max_turns."""
+        """Returns the draws with Draw.max_turns set to the turn limit of the step."""
         turns = self.at(step)
         return [*draws] if turns == self.most else [replace(draw, max_turns=turns) for draw in draws]
 

@@ -50,7 +50,7 @@ class Shares:
         return self._dealt(self._turns(count), lambda sampler, wanted: sampler.upcoming(wanted, step))
 
     def _turns(self, count: int) -> np.ndarray:
-        """[count] index of the task that each of the next draws goes to."""
+        """[count] for each of the next `count` draws, the index of the task that it goes to."""
         drawn, turns = self.drawn.astype(np.float64), np.zeros(count, dtype=np.int64)
         for i in range(count):
             turns[i] = np.argmax(self.shares * (drawn.sum() + 1) - drawn)

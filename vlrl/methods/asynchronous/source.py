@@ -67,7 +67,8 @@ class AheadBatch(DrawBatch):
         return bool(self.completions) if self.work is None else self.work.exception() is None
 
     def state(self, completions: CompletionsByKey) -> dict[str, Any]:
-        """The state of the batch for a checkpoint, with the given completions."""
+        """Returns the batch as a dict for a checkpoint. `completions` are those of all processes, or {} if the batch is
+        to be generated again."""
         return {"step": self.step, "policy_step": self.policy_step,
                 "made": {key: [*map(completion_state, answers)] for key, answers in completions.items()},
                 "draws": [[number, draw_state(draw)] for number, draw in self.draws.items()]}
@@ -83,7 +84,8 @@ class AsyncGroupSource(GroupSource):
         self.queue: deque[AheadBatch] = deque()
         """Batches of later steps, in the order of the steps; at most async.max_staleness of them."""
         self.synced = -1
-        """How many training steps had been completed when the engine received its current weights."""
+        """How many training steps had been completed when the engine received its current weights; -1 = no weights yet.
+        """
         self._policy: Any = None
         self._ages: list[int] = []
         self._ahead_s = 0.0
@@ -117,7 +119,7 @@ class AsyncGroupSource(GroupSource):
         return groups
 
     def close(self) -> None:
-        """Stops running generation and drops its results."""
+        """Stops the generation that is running in the thread, and drops its results."""
         if any(batch.work and not batch.work.done() for batch in self.queue):
             getattr(self.engine, "abandon", lambda: None)()
         self._thread.shutdown(cancel_futures=True)
@@ -206,15 +208,15 @@ class AsyncGroupSource(GroupSource):
 
 
 def _emergency_state(queue: Sequence[AheadBatch], seconds: float) -> dict[str, Any] | None:
-    """The state of the queue for an emergency checkpoint, even if scoring has failed. Waits at most `seconds` for
-    generation. Returns None if completions are missing or there are several processes."""
+    """Returns {"queue": [state of each batch]} for an emergency checkpoint, even if scoring has failed. Waits at most
+    `seconds` for generation. Returns None if completions are missing or there are several processes."""
     concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
     whole = all(batch.keys <= batch.completions.keys() if batch.work else batch.completions for batch in queue)
     return {"queue": [batch.state(batch.completions) for batch in queue]} if whole and comm.world() == 1 else None
 
 
 class RecordingEngine:
-    """Passes requests to another engine and records the completions by the key of their request."""
+    """An engine that passes requests to `engine`, and adds the completions to `completions` by Request.key."""
 
     def __init__(self, engine: Engine, completions: CompletionsByKey):
         self.engine, self.completions = engine, completions
@@ -251,8 +253,8 @@ class ReplayEngine:
 
 
 def check(config: Config, sampler: Any) -> None:
-    """Raises ConfigError if async.max_staleness is set and the sampler has to probe prompts before it can draw a step.
-    """
+    """Raises ConfigError if async.max_staleness is set and the sampler is a ProbingSampler, which needs answers of the
+    current policy before it can draw the prompts of a step."""
     if config.asynchronous.max_staleness and isinstance(sampler, ProbingSampler):
         raise ConfigError(f"async.max_staleness={config.asynchronous.max_staleness}: curriculum.name="
                           f"{config.curriculum.name} probes prompts before it draws those of a step, which would stall "

@@ -34,7 +34,7 @@ class _Decisions:
     values: np.ndarray
     """[L] the critic's value of each token."""
     first: np.ndarray
-    """[D] index of the first of the L trained tokens that belongs to each turn."""
+    """[D] for each turn, the index of the turn's first trained token among the L tokens."""
 
     @property
     def last(self) -> np.ndarray:
@@ -155,8 +155,9 @@ def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -
 
 
 def _estimates(s: Scores, one: Callable[[_Decisions], Estimate], normalize: bool, eps: float) -> Estimates:
-    """Applies the estimator `one` to the trained tokens of each rollout and collects the results. A rollout that is
-    unscorable or has no trained tokens gets advantage 0 and no targets."""
+    """Applies the estimator `one`, which maps the _Decisions of a rollout to an Estimate, to each rollout and collects
+    the results. A rollout that is unscorable or has no trained tokens gets advantage 0 and no targets. normalize,
+    eps: as in gae."""
     trained = [np.flatnonzero(mask) if reward == reward else np.zeros(0, np.int64)
                for mask, reward in zip(s.masks, s.rewards.tolist(), strict=True)]
     estimates = [one(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))

@@ -26,7 +26,7 @@ Window = Annotated[int, Field(ge=1, le=10_000)]
 
 MOST_CATEGORIES = 1000
 _SHOWN = 50
-"""Maximum number of categories in the metrics."""
+"""Maximum number of categories whose shares are metrics."""
 _RISE = 1e-3
 """The largest slope of pass rates that does not count as a rise, to allow for rounding."""
 
@@ -75,8 +75,8 @@ class CategorySampler(Adaptive):
         return counts
 
     def means(self, outcomes: Sequence[Outcome], values: Sequence[float]) -> dict[int, float]:
-        """Returns a dict from the index of each category that has outcomes to the category's mean of `values`. `values`
-        holds one number per outcome, which is weighted by the outcome's number of scorable completions."""
+        """Returns {category index: mean of `values`} for the categories that have outcomes. `values` holds one number
+        per outcome, which is weighted by the outcome's number of scorable completions."""
         of = self.categories.indices[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
         answers = np.array([len(o.scored) for o in outcomes])
         total, count = np.bincount(of, answers * np.array(values)), np.bincount(of, answers)

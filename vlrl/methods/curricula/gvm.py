@@ -17,8 +17,8 @@ _HALVINGS = 200
 _NEVER = 1e-6
 """Stands for a pass rate of 0 in the formula, to avoid a division by 0. The weight of the prompt is 0 anyway."""
 _LEAST_SHARE = 1e-9
-"""Smallest weight, relative to the largest. A prompt of weight 0 gets more than the minimum of completions only when
-all others have their maximum."""
+"""Smallest weight of a prompt in `apportion`, relative to the largest weight. So a prompt of weight 0 gets more than
+`least` completions only when all other prompts have `most`."""
 
 
 def _of_one_size(use: FunctionUse) -> str:

@@ -30,7 +30,7 @@ class Lifecycle(Adaptive):
     use. A visit is one answered group of the prompt.
 
         use of a visit = p (1 - p) + max(0, reward - reward of the previous visit)
-        utility_i <- decay utility_i + (1 - decay) use        (the first use initialises it)
+        utility_i <- decay utility_i + (1 - decay) use        (utility_i begins with the first use)
 
     p is the pass rate of the visit. A share `fresh` of the draws are prompts that were never drawn, in shuffled order,
     while there are any. The other draws are active prompts, each with weight utility_i + floor. After `patience` visits
@@ -44,7 +44,7 @@ class Lifecycle(Adaptive):
     decay     in [0, 1), decay of the utility
     low       in [0, 1]; p (1 - p) is at most 0.25, and 0.11 for one correct completion of 8
     patience  1..100 visits
-    rest      1..1,000,000 steps; it doubles at most 10 times
+    rest      1..1,000,000 steps; the rest doubles at most 10 times
     floor     in [0, 1], added to the utility of an active prompt"""
 
     saved = ("utility", "before", "due", "lows", "rests")

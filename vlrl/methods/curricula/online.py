@@ -170,9 +170,9 @@ class Rlcs(RateWeighted):
     p_i is the average of the prompt's observed pass rates, shrunk towards the prompt's offline rate: the pass rate
     measured before the run, which counts for `strength` groups. Rows with similar offline rates form a tier. A tier's
     drift is the average difference between the observed pass rates of its prompts and their offline rates. The drift
-    corrects the offline rates, so unseen prompts of a tier that has become easy lose weight too. A row without an
-    offline rate starts at the mean of the other rows, or at one half if no row has one, and follows the drift of all
-    such rows, or of its category.
+    corrects the offline rates, so unseen prompts of a tier that has become easy lose weight too. For a row without an
+    offline rate, the mean offline rate of the other rows is used instead, or one half if there is none. All such rows
+    together have a drift, or with `by` each of their categories.
 
     "GLM-4.1V-Thinking" (2507.01006), section on RLCS, names the signals; the formula of the weight and the constants
     are ours. The paper's expansion ratio is curriculum.oversample=ema, and its choice of groups is
@@ -240,12 +240,12 @@ class SelectiveReplay(Adaptive):
         P(j) proportional to A_j ^ alpha, over the buffer
 
     A_j is the mean |advantage| of the prompt's last group. A prompt enters the buffer, or moves to the end of the
-    buffer, when its last group has an advantage other than 0. It leaves the buffer when all advantages of its last
-    group are 0, or when `buffer` other prompts entered after it. Selective sample replay of "VL-Rethinker"
+    buffer, when its last group has an advantage other than 0. A prompt leaves the buffer when all advantages of its
+    last group are 0, or when `buffer` other prompts have entered since. Selective sample replay of "VL-Rethinker"
     (2504.08837). The paper replays stored completions; here the current policy answers the prompt again, so replay
     costs rollouts but needs no off-policy correction.
 
-    share   in [0, 1], share of draws from the buffer; if it has too few prompts, the passes give the rest
+    share   in [0, 1], share of draws from the buffer; a smaller share if the buffer has too few prompts
     alpha   0..100; 0 = all prompts of the buffer equally
     buffer  1..100,000 prompts
     scale   whether A is divided by the standard deviation of its group; false suits graded rewards"""

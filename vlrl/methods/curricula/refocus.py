@@ -25,13 +25,14 @@ class ADCL(Adaptive):
 
     A pass sorts all prompts by difficulty and cuts them into consecutive batches of equal size. To probe a batch, each
     of its prompts is answered `probe_size` times; these completions are not trained on. The batch is then sorted by 1 -
-    pass rate. Adaptive difficulty curriculum learning (2505.08364, "difficulty shift"). The number of batches is our
-    choice, and so is that passes after the first are sorted by the last pass rates.
+    pass rate. Adaptive difficulty curriculum learning (2505.08364, "difficulty shift"). Our choices: the number of
+    batches, and that passes after the first are sorted by the last pass rates.
 
-    by: the field that holds the difficulty for the first pass. Raises ConfigError if no row has the field; rows without
-    it come last until they are probed. With by=null, all prompts are probed together before the first step, which takes
-    N * probe_size completions and suits some thousands of prompts at most. After that each batch takes N / batches *
-    probe_size completions, at the beginning of the step that may need it. Probe completions count in rollouts/total.
+    by: the field that holds the difficulty for the first pass. Raises ConfigError if no row has the field. Rows without
+    the field come last until they are probed. With by=null, all prompts are probed together before the first step,
+    which takes N * probe_size completions and suits some thousands of prompts at most. After that each batch takes N /
+    batches * probe_size completions, at the beginning of the step that may need the batch. Probe completions count in
+    rollouts/total.
 
     If a step draws prompts beyond the probed batch (in the first step, or to replace filtered groups), those prompts
     are ordered by the difficulty known so far."""
@@ -180,7 +181,7 @@ class HardFocus(Adaptive):
         return {"group_size": self.group_size} if self.chosen else {}
 
     def hardest(self) -> np.ndarray:
-        """Chooses the hardest `share` of all prompts. Returns their indices, sorted, as int32."""
+        """Returns the indices of the hardest `share` of all prompts, ascending, as int32."""
         size = self.prompts.size
         count = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)

@@ -129,9 +129,9 @@ class Stage(Settings):
     steps: Positive | None = None
     """Maximum number of training steps of the stage; None = no limit."""
     reward: float | None = None
-    """The stage ends when the running mean of the reward is at least this; None = no such condition."""
+    """The stage ends when the running mean of the reward reaches this value; None = no such condition."""
     pass_rate: Fraction | None = None
-    """The stage ends when the running mean of the pass rate is at least this; None = no such condition."""
+    """The stage ends when the running mean of the pass rate reaches this value; None = no such condition."""
     max_new_tokens: Positive | None = None
     """Token limit of completions in this stage; None = rollout.max_new_tokens."""
     group_size: Annotated[int, Field(ge=2)] | None = None
@@ -161,7 +161,8 @@ class Stage(Settings):
 
 
 def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
-    """Parses and checks `curriculum.stages`. Raises ConfigError that names the stage, counted from 1, and the key."""
+    """Converts `given`, the value of `curriculum.stages`, to Stages. Raises ConfigError for an invalid stage; the
+    message names the stage (counted from 1) and the key in its mapping."""
     if not given:
         raise ConfigError("curriculum.stages=[] is empty: give at least one stage")
     stages = []
@@ -225,7 +226,7 @@ class Staged(Adaptive):
 
     @property
     def stage(self) -> Stage:
-        """The current stage."""
+        """The stage that is trained on now."""
         return self.stages[self.at]
 
     def _pool(self, at: int) -> CarryPool:
@@ -312,7 +313,8 @@ def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
 
 
 def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
-    """The prompts of a stage, as sorted int32 indices. Raises ConfigError that names the stage if it has no prompts."""
+    """The prompts of a stage, as sorted int32 indices. Raises ConfigError if the stage has no prompts; the message
+    names the stage by its `number`."""
     chosen = np.ones(prompts.size, dtype=bool)
     for name, wanted in stage.where.items():
         chosen &= matching(prompts, name, wanted)

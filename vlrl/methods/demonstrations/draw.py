@@ -261,8 +261,9 @@ def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.T
 
 
 def step_metrics(passes: Sequence[DemonstrationPass | None], mix: Any, seed: int, step: int) -> dict[str, float]:
-    """Metrics of a step's demonstrations, as means over the step's optimizer steps (`passes`). Also reports the last
-    gradient norm, divided by the share of the demonstrations' loss, to the mix."""
+    """Returns metrics of a step's demonstrations, as means over the step's optimizer steps (`passes`). Also calls
+    `mix.observe`, if the mix has this method, with the last gradient norm divided by the weight of the
+    demonstrations' loss."""
     known = [s for s in passes if s is not None]
     out = {"demonstrations/share": mix.shares(step, seed)[1], "demonstrations/applied": float(bool(known))}
     out |= mix.metrics(step) if hasattr(mix, "metrics") else {}

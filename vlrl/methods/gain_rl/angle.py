@@ -49,7 +49,8 @@ class Angles:
                  progress: Progress) -> np.ndarray:
         """[n] float32 angles in [-2, 2] of the samples with these `indices` [n]. NaN for a prompt that is too long or,
         with data.quarantine, unreadable. Called on every process at the same time; the result is the same on all
-        processes. Raises DataError for media that cannot be read."""
+        processes. progress: called with (text, number of prompts done, number of all prompts). Raises DataError for
+        media that cannot be read."""
         chunks = [indices[i:i + CHUNK] for i in range(0, len(indices), CHUNK)]
         values: list[np.ndarray] = []
         for first in range(0, len(chunks), comm.world()):

@@ -128,8 +128,8 @@ def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = 
 @reads("outcome", alone={})
 @requires("local")
 def nsr(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """The advantage from negative samples only: -1 for a wrong completion, 0 for a correct one; `correct` and `part` as
-    in w_reinforce. arXiv 2506.01347."""
+    """The advantage is -1 for a wrong completion and 0 for a correct one, so only wrong completions are trained on.
+    `correct` and `part` as in w_reinforce. Negative sample reinforcement (arXiv 2506.01347)."""
     return w_reinforce(s, 0.0, correct, part)
 
 

@@ -126,8 +126,8 @@ class Temperature(Saved):
         self.factor = 1.0
 
     def next_value(self, temperature: float, entropy: float, target: float, choices: int) -> float:
-        """The next temperature before it is clipped to [low, high]. `choices` is the number of tokens that can be
-        sampled."""
+        """The next temperature before it is clipped to [low, high]. `temperature` and `entropy` are those of the step,
+        and `choices` is the number of tokens that can be sampled."""
         return temperature * math.exp(self.rate * (1 - entropy / target))
 
     def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:

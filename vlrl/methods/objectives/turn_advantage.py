@@ -28,8 +28,8 @@ _warned: set[str] = set()
 
 
 def as_grpo(use: FunctionUse) -> str:
-    """The reason why an advantage that differs from grpo only between turns acts as grpo in this run; "" if it does
-    not. `use` holds the function's options and the config."""
+    """Returns the reason why an advantage that differs from grpo only between turns is equal to grpo in this run; "" if
+    the two differ. `use` holds the function's options and the config."""
     return use.one_turn and f"{use.one_turn} grpo"
 
 

@@ -99,8 +99,8 @@ def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...])
 
 
 def _phrase(text: str) -> str:
-    """The regular expression of a phrase, which matches whole words only. An end of the phrase in a script without
-    spaces (Chinese, Japanese) matches anywhere."""
+    """The regular expression of a phrase, which matches whole words only. Exception: at an end of the phrase that is in
+    a script without spaces (Chinese, Japanese), any text may follow or precede."""
     before, after = ("" if east_asian_width(end) in "WF" else edge
                      for end, edge in ((text[0], r"(?<!\w)"), (text[-1], r"(?!\w)")))
     return before + "\\s+".join(map(re.escape, text.split())) + after

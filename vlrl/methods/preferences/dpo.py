@@ -2,9 +2,9 @@
 prompt.
 
 Direct Preference Optimization (arXiv 2305.18290), implemented with the code of supervised fine-tuning. A group contains
-the rejected answer as its only rollout. The preferred answer is in `Group.aside`, like a retry of algo.guided, and is
-trained by the retry loss `dpo`. The reference is the initial model. The objective itself has no gradient: these answers
-were not sampled, and their advantage is 0."""
+the rejected answer as its only rollout. The preferred answer is in `Group.aside`, the rollouts outside the group's
+statistics, as retries of algo.guided are. It is trained by `dpo`, one of the losses of retries. The reference is the
+initial model. The objective itself has no gradient: these answers were not sampled, and their advantage is 0."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train_dpo(config: Config, dpo: Named) -> Session:
 
 
 def preference_config(config: Config, dpo: Named) -> Config:
-    """The config of a DPO run: that of a supervised run, but with the preference loss as the only gradient."""
+    """The config of a DPO run: that of a supervised run, except that only the loss `dpo` has a gradient."""
     algo = AlgoSettings.model_validate({"advantage": "dr_grpo", "loss": "reinforce", "guided": {"loss": dpo},
                                         "aggregation": config.algo.aggregation})
     return derived(supervised_config(config), algo=algo)

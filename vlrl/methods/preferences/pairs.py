@@ -20,8 +20,9 @@ from vlrl.types import Completion, Group, Rollout
 
 def pair_groups(task: Task, encode: Encoder, accepted: Sequence[AcceptedDraw], step: int,
            split: str = "train") -> list[Group]:
-    """Makes a group of two rollouts for each sample. Raises DataError if a sample has no pair of answers, or if its two
-    answers are equal."""
+    """Creates a group of two rollouts for each draw in `accepted`. `encode` converts answers to tokens; `step` and
+    `split` are stored in the group. Raises DataError if a sample has no pair of answers, or if its two answers are
+    equal."""
     return [_group(task, encode, one, step, split) for one in accepted]
 
 

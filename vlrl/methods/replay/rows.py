@@ -32,7 +32,7 @@ _FINISHED = ("stop", "length")
 
 
 class UnreadableFile(Exception):
-    """Raised for a rollout file that cannot be used; the text is the reason."""
+    """Raised for a rollout file that cannot be used. The text of the exception is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +47,14 @@ class RowLimits:
     decode: Callable[[Sequence[int]], str]
     """Decodes token ids to text, leaving out a final end token."""
     most_gap: float
-    """Largest mean |log p(sampler) - log p(trainer)| of a row that has both. If the mean is larger, the two are from
-    different weights."""
+    """Largest allowed mean |log p(sampler) - log p(trainer)| of a row with both log-probabilities. A larger mean shows
+    that the two log-probabilities are from different weights."""
 
 
 def read_stored(file: Path, limits: RowLimits, most_rows: int) -> tuple[pa.Table, Counter[str]]:
-    """Reads one rollout file. Returns its usable rows, as a table with the columns KEPT in which the rows of a group
-    are adjacent, and the number of refused rows by reason. Raises UnreadableFile."""
+    """Reads one rollout file. Returns a table of the usable rows with the columns KEPT, in which the rows of a group
+    are adjacent, and the number of refused rows by reason. Raises UnreadableFile for a damaged file, or one with
+    more than `most_rows` rows."""
     try:
         with pq.ParquetFile(file) as reader:
             facts = reader.metadata

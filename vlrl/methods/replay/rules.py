@@ -227,13 +227,13 @@ DRAWS: dict[str, Any] = {"uniform": uniform, "by_advantage": by_advantage, "rece
 
 
 def constant(step: int, k: Positive = 1) -> bool:
-    """Whether a step replays stored groups: every k-th step does."""
+    """Returns whether `step` replays stored groups: every k-th step does."""
     return step % k == k - 1
 
 
 def growing(step: int, first: Positive = 2, last: Positive = 8, over: Positive = 200) -> bool:
-    """Whether a step replays stored groups. The intervals between such steps grow linearly from `first` to `last` over
-    `over` steps. RoRecomp (arXiv 2509.25958); 2, 8 and 200 are our choices."""
+    """Returns whether `step` replays stored groups. The intervals between steps that do grow linearly from `first` to
+    `last` over `over` steps. RoRecomp (arXiv 2509.25958); 2, 8 and 200 are our choices."""
     def so_far(steps: int) -> float:
         slope, early = (last - first) / over, min(steps, over)
         area = early / first if slope == 0 else math.log1p(slope * early / first) / slope

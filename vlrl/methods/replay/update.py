@@ -45,7 +45,7 @@ class ReplayPass:
     """This process's share of the loss in the last epoch over the batch, before it is multiplied by algo.stored.coef.
     """
     clipped: float = 0.0
-    """Number of this process's tokens in the last epoch over the batch that the rule clips."""
+    """Number of this process's tokens that the rule clips, in the last epoch over the batch."""
     norm: float = 0.0
     norm_rl: float = 0.0
     """Gradient norm of the objective in the last epoch over the batch, over all processes. The attribute `norm` is the

@@ -25,7 +25,7 @@ from vlrl.types import Completion, Group, Prompt, Rollout, Sample
 
 
 def second_attempts(group: Group) -> list[Rollout]:
-    """The retries in the group's `aside` that may be trained on."""
+    """Returns the retries in the group's `aside` that may be trained on."""
     return [r for r in group.beside if r.variant == GUIDED]
 
 

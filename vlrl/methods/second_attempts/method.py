@@ -111,11 +111,13 @@ _MOST_LEVELS = 8
 """Maximum number of retry rounds of a group in a step."""
 
 _COUNTED = ("groups", "retried", "attempts", "correct", "retained", "bare", "rejected", "members", "tokens", "own")
-"""Counters since the last call of `metrics`. groups: all groups; retried: groups that were retried. attempts: all
-retries; correct: correct retries; retained: retries that are kept; bare: retries without reasoning before their
-answer. rejected: prompts that are unusable with guidance. members: retries that became members of their group.
-tokens: trained tokens of retries; own: trained tokens of other completions. There is also level_i: groups in which
-round i produced a kept retry."""
+"""Counters since the last call of `metrics`.
+groups: all groups; retried: groups that were retried.
+attempts: all retries; correct: correct retries; retained: retries that are kept; bare: retries without reasoning before
+their answer; members: retries that became members of their group.
+rejected: prompts that are unusable with guidance.
+tokens: trained tokens of retries; own: trained tokens of other completions.
+There is also level_i: groups in which round i produced a kept retry."""
 
 Asking = tuple[int, Request]
 """(index of a group, engine request that retries the group)."""

@@ -1,10 +1,10 @@
 """The losses of correct retries (algo.guided.loss), computed in micro-batches separate from the objective's. Each
 function maps a `RetryBatch` to a micro-batch's share of the loss.
 
-They apply with algo.guided.use=beside. The retries were sampled under the prompt with guidance, and are trained under
-the prompt without it. No importance ratio corrects for this: p(y | x) / p(y | x, guidance) would undo what the guidance
-achieved. In effect the retries are demonstrations that the policy wrote itself; the metric `guided/logratio` measures
-how much the guidance changes their log-probability."""
+The losses apply with algo.guided.use=beside. The retries were sampled under the prompt with guidance, and are trained
+under the prompt without guidance. No importance ratio corrects for this: p(y | x) / p(y | x, guidance) would undo what
+the guidance achieved. In effect the retries are demonstrations that the policy wrote itself; the metric
+`guided/logratio` measures how much the guidance changes their log-probability."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class RetryPass:
     coef: float
     step: int
     part: Minibatch
-    """The micro-batches of the retries. Rows with the same `unit` are a retry and, if the loss needs one, a failed
-    completion of the same group."""
+    """The micro-batches of the retries. If the loss compares each retry with a failed completion of the same group, the
+    two rows have the same `unit`, so that they are in the same micro-batch."""
     loss: float = 0.0
     """This process's share of the loss in the last epoch over the batch."""
     logratio: float = 0.0

@@ -37,9 +37,9 @@ Credit = Callable[[Node, float], float]
 
 
 def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]) -> dict[int, list[Node]]:
-    """Returns a dict from the index of each completion to the nodes on its path, without the root and in any order. The
-    completions `rollouts` are indices into `tokens` and `rewards`. There is a node for each branch of the token
-    tree."""
+    """Finds the nodes of the prefix tree of the completions with the indices `rollouts` in `tokens` and `rewards`.
+    Returns a dict from each index to the nodes on the completion's path, without the root and in any order. A node
+    begins at a token that only some of the parent's completions have."""
     nodes: dict[int, list[Node]] = {i: [] for i in rollouts}
     open_ = [(0, list(rollouts))]
     while open_:
@@ -93,7 +93,7 @@ def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
 
     The completions of a group form a prefix tree. On tokens at which the tree does not branch, V_{t+1} - V_t is 0, and
     the advantage is that of grpo. TEMPO: Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv
-    2509.18314); we read the paper so that values are divided by std + eps like the reward."""
+    2509.18314). That V_{t+1} - V_t is divided by std + eps too is our reading of the paper."""
     base = grouped.centred(s.rewards, s.group)
     scale, flat = grouped.std(s.rewards, s.group) + eps, grouped.all_equal(s.rewards, s.group).tolist()
     out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]

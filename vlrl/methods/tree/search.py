@@ -1,14 +1,14 @@
 """Generates completions by tree search (rollout.branch.search).
 
-From one node of the tree, `width` pieces are generated. Completions that end are scored, and one of them is backed up.
-Then the next node is chosen and expanded (search_tree.py), for all prompts of a step at the same time. The group
-consists of rollout.group_size backed-up completions, with the values of their nodes (Completion.extra) for
-algo.advantage=deepsearch.
+From one node of the tree, `width` pieces are generated. Completions that end are scored. One of them is backed up, that
+is, its result is added to the values of the nodes on its path. Then the next node is chosen and expanded
+(search_tree.py), for all prompts of a step at the same time. The group consists of rollout.group_size backed-up
+completions, with the values of their nodes (Completion.extra) for algo.advantage=deepsearch.
 
-A prompt is searched while few of its completions are correct. Its correct completions are cached. At the next visit
-they begin the group, and the rest of the group is generated from the prompt without search, which measures the prompt's
-difficulty. DeepSearch (arXiv 2509.25454), section 3.4. In the paper the cache is filled between rounds of training,
-here during training."""
+A prompt is searched while few of its completions are correct. Its correct completions are cached. When the prompt is
+drawn again, its group begins with the cached completions. The rest of the group is generated from the prompt without
+search, which measures the prompt's difficulty. DeepSearch (arXiv 2509.25454), section 3.4. In the paper the cache is
+filled between rounds of training, here during training."""
 
 from __future__ import annotations
 
