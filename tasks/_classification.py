@@ -81,9 +81,9 @@ def names_of(row: Record, label: str) -> list[str]:
 
 
 def accuracy(task: Any, sample: Sample, given: str | None) -> float:
-    """The accuracy, in [0, 1], of the part of an answer that names classes (`given`). For a row with one label: 1 if it
-    names the right class, else 0. For a row with several labels: the score `task.multi_score` of the set of named
-    classes against the set of right classes."""
+    """The accuracy, in [0, 1], of `given`, the part of an answer that names classes; 0 for None. For a row with one
+    label, it is 1 if `given` names the right class, else 0. For a row with several labels, it is the score
+    `task.multi_score` of the set of named classes against the set of right classes."""
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
@@ -296,8 +296,8 @@ def all_classes(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
 
 
 def halves(all_classes: Sequence[str]) -> dict[str, list[str]]:
-    """Splits the classes into the halves `base` and `new` of CoOp (2109.01134); with an odd number of classes, `base`
-    has one more. Raises DataError for a name that occurs in both halves."""
+    """Returns {"base": classes, "new": classes}, the two halves of the classes as in CoOp (2109.01134). With an odd
+    number of classes, `base` has one more. Raises DataError for a name that occurs in both halves."""
     middle = math.ceil(len(all_classes) / 2)
     base, new = ([*dict.fromkeys(half)] for half in (all_classes[:middle], all_classes[middle:]))
     if both := next((name for name in new if name in base), None):

@@ -127,9 +127,9 @@ PLAN = Recipe(
 
 
 def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
-    """Makes a group reward function with the parts `speed` and `path`. A part is `pay(f1, weight, new)`: the F1 of the
-    words that an answer's plan has for this decision, their mean weight, and their novelty in the group. `novelty`
-    computes the novelty for all answers, from the words of each answer."""
+    """Makes a group reward function with the parts `speed` and `path`. Each part is `pay(f1, weight, new)` of the
+    answer's words for the speed or the path: their F1, their mean weight, and their novelty in the group. `novelty`
+    computes the novelty for all answers of the group, from the words of each answer."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
         plans = [_plan_of(task, answer) for answer in answers]

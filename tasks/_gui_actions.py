@@ -290,8 +290,9 @@ INFIGUI_R1 = Recipe(
 
 
 def _glm_answer(text: str) -> str | None:
-    r"""The text between GLM's box tags in an answer; None if the answer has the wrong format. It must have its thinking
-    in <think>, followed by an <answer> with exactly one pair of box tags. Nested tags and \boxed are not allowed."""
+    r"""The text between GLM's box tags in an answer; None if the answer has the wrong format. The answer must have its
+    thinking in <think>, followed by an <answer> with exactly one pair of box tags. Nested tags and \boxed are not
+    allowed."""
     match = _GLM_FORM.fullmatch(text)
     if not match or text.lower().count("<think>") != 1 or text.lower().count("<answer>") != 1 or "\\boxed{" in match[2]:
         return None

@@ -18,7 +18,7 @@ def drawn(task: Any, split: str, make: Callable[[str, int], Sample]) -> Sequence
 
 
 def means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The mean of the values of each name, from (name, value) pairs; sorted by name."""
+    """Name -> mean of its values, from (name, value) pairs; sorted by name."""
     columns: dict[str, list[float]] = {}
     for name, value in values:
         columns.setdefault(name, []).append(value)
@@ -26,7 +26,8 @@ def means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def accuracy_by(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> dict[str, float]:
-    """The mean of the reward part `accuracy` for each value of these fields of the rows, e.g. `accuracy/math`."""
+    """`accuracy/<value>` -> mean of the reward part `accuracy` over the rows that have this value in one of the
+    `fields`, e.g. `accuracy/math`."""
     paid = ((record["sample"], value) for record in records
             if (value := record["parts"].get("accuracy")) is not None)
     return means((f"accuracy/{name}", value) for row, value in paid

@@ -150,7 +150,7 @@ line of text are left out."""
 
 
 def plain(row: Any) -> times.TimeRecipe:
-    """The recipe that asks for a plain answer to this row or sample."""
+    """The recipe for a plain answer (without thinking and tags) to a row or sample, according to its answer type."""
     return PLAIN.get(row["answer_type"], _LINE)
 
 

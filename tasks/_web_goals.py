@@ -22,7 +22,8 @@ from ._web_page import VERBS, Action, Page, PageView
 
 @dataclass(frozen=True)
 class Check:
-    """A condition on the state of a page. At least one of the elements with this role and name must satisfy it."""
+    """A condition on the elements of a page that have this role and name. It holds if at least one of these elements
+    satisfies it; the kind `closed` requires that there is no such element."""
 
     kind: str
     """The kind of condition, one of KINDS."""

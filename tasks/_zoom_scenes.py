@@ -30,8 +30,8 @@ _BLANK = (48, 48, 48)
 def scene(seed: int, split: str, index: int, size: int, kind: str,
           clear: bool = False, blank: bool = False) -> tuple[Image.Image, dict[str, Any]]:
     """Draws a scene. Returns the image in full detail, and the row: a question about the plate of one shape, the
-    answer, and the box of the shape. `kind`: what the plates show. `clear`: a single plate fills the image, as in a
-    frame of a clip. `blank`: the plates are empty."""
+    answer, and the box of the shape. `kind` says what the plates show: digit, colours or count (dots). With `clear`,
+    a single plate fills the image, as in a frame of a clip. With `blank`, the plates are empty."""
     rng = random.Random(f"zoom/{seed}/{split}/{index}")
     full = size * DETAIL
     image = background(rng, full)

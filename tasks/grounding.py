@@ -128,7 +128,7 @@ class Grounding(RecipeTask):
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
         """A hint for a sample: the row's own hint or, for recipes with one box, which ninth of the image contains the
-        centre of the box."""
+        centre of the box. None if there is neither."""
         place = self.target(sample) if self.used.target is boxes.first_box else None
         if hint := super().guidance(sample, answers):
             return hint

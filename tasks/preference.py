@@ -69,9 +69,9 @@ def _recipe(prompt: str, rewards: Mapping[str, float], form: Callable[[Answer], 
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """The part `consistency` of each answer in a group. For a right answer it is the verdict of a judge on the end of
-    the thinking: 1 if it prefers the same response as the answer, -1 if it prefers the other response, 0 if the judge
-    cannot tell, None if the judge failed. For a wrong answer it is 0, so that the judge cannot make wrong answers
+    """The part `consistency` of each answer in a group. For a right answer, a judge tells which response the end of the
+    thinking prefers: 1 for the same response as the answer, -1 for the other response, 0 if the judge cannot tell,
+    None if the judge failed. For a wrong answer the part is 0, so that the judge cannot make wrong answers
     profitable."""
     judge = services.judge
     right = [i for i, answer in enumerate(answers) if _accuracy(task, sample, answer)]

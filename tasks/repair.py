@@ -129,7 +129,8 @@ class Repair(Task):
         return JudgedAttempt(parts, self.other.combine(known, weights), self.other.correct(sample, answer, parts))
 
     def feedback(self, attempt: JudgedAttempt) -> str:
-        """The feedback on an attempt: one of WORDS for each rewarded part, and nothing about the target."""
+        """The feedback on an attempt, without any information about the target. With task.message=parts, it has one of
+        WORDS for each rewarded part of a wrong attempt."""
         if attempt.correct:
             return "That is right."
         if self.message == "verdict":

@@ -226,8 +226,8 @@ class Web(Task):
 
 def _placed(sample: Sample) -> Sample:
     """Returns the sample with the field `processed_size`: the size in pixels that the screenshot is assumed to have
-    after image processing. If a model writes points in pixels of the processed image, they are converted with this
-    size (models/families.py)."""
+    after image processing. Points that a model writes in pixels of the processed image are converted with this size
+    (models/families.py)."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})
 

@@ -182,8 +182,8 @@ def calibration(predictions: Sequence[Detection], matched: Sequence[float]) -> f
 
 def coco_map(predictions: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Detection]],
              crowds: Sequence[Sequence[Detection]] = ()) -> dict[str, float]:
-    """COCO's metrics `map` and `map@.5` over several images, computed by pycocotools; {} if there are no ground truths.
-    Every argument has one list of boxes per image.
+    """COCO's metrics {"map": ..., "map@.5": ...} over several images, computed by pycocotools; {} if there are no
+    ground truths. Every argument has one list of boxes per image.
 
     `crowds` are regions in which extra predictions of the region's label do not count as errors. A missing score counts
     as 1. Of predictions with equal scores, the earlier one in the order of the images comes first."""

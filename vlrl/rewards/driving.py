@@ -41,8 +41,8 @@ Points = Sequence[Sequence[float]]
 
 
 def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
-    """The plan in a text: for each head, the words of `HEADS` that occur in the text in capitals, without repetition
-    and in the order of `HEADS`.
+    """The plan in a text, as {head: words} for the heads speed and path. The words are those of `HEADS` that occur in
+    the text in capitals, without repetition and in the order of `HEADS`.
 
     With `negation`, a text that says what not to do ("do not STOP, LEFT_TURN") yields no words."""
     words = _KNOWN.intersection(_WORD.findall(text))
@@ -91,12 +91,12 @@ def diversity(answers: Sequence[Collection[str]]) -> list[float]:
 
 
 def first_occurrence(answers: Sequence[Collection[str]], step: float = 0.4) -> list[float]:
-    """The diversity bonus in AlphaDrive's released code for each answer of a group, in [-step, step], averaged over all
-    orders of the group.
+    """The diversity bonus of AlphaDrive's released code for each answer of a group, in [-step, step]. Each item of
+    `answers` has the words of one answer.
 
-    In a fixed order, an answer gets +step if it shares no word with an earlier answer, else -step. If it shares a word
-    with m other answers, the probability of +step over all orders is 1 / (m + 1). An answer without words gets -step.
-    """
+    In a given order, an answer gets +step if it shares no word with an earlier answer, else -step. The bonus is the
+    mean over all orders of the group: if an answer shares a word with m other answers, the probability of +step is 1 /
+    (m + 1). An answer without words gets -step."""
     said = [frozenset(words) for words in answers]
     kinds = Counter(said)
     met = {a: sum(count for b, count in kinds.items() if a & b) for a in kinds if a}  # itself included

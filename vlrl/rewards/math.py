@@ -118,12 +118,12 @@ def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: b
     without math-verify: integers must be equal, other numbers may have a relative error of up to 1e-6.
 
     With `worked_out`, the answer must not leave more arithmetic undone than the gold answer: "3*4+5" does not equal
-    "17", and "10!" does not equal "3628800". Its numeric equations must also be true: "3 = 2" does not equal "2".
-    Without it, only math-verify decides.
+    "17", and "10!" does not equal "3628800". The numeric equations in the answer must also be true: "3 = 2" does not
+    equal "2". Without `worked_out`, only math-verify decides.
 
     `seconds` limits the CPU time of math-verify, not the wall-clock time, so that other load on the machine does not
-    change the verdict. Raises VerifierError if math-verify fails or exceeds the limit, ConfigError if it is not
-    installed."""
+    change the verdict. Raises VerifierError if math-verify fails or exceeds the limit, ConfigError if math-verify is
+    not installed."""
     if answer is None or len(answer) > LONGEST or len(gold) > LONGEST:
         return False
     if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):

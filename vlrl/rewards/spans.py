@@ -131,8 +131,8 @@ def _last_pair(pattern: re.Pattern[str], text: str) -> list[float] | None:
 
 
 def hull_iou(span: Span, truth: Span) -> float:
-    """The length of the intersection of two intervals divided by the length of their hull (from the earlier start to
-    the later end), in [0, 1] (2503.13377)."""
+    """The length of the intersection of two intervals divided by the length of their hull, in [0, 1] (Time-R1,
+    2503.13377). The hull extends from the earlier start to the later end."""
     shared, hull = min(span[1], truth[1]) - max(span[0], truth[0]), max(span[1], truth[1]) - min(span[0], truth[0])
     return max(0.0, shared) / hull if 0 < hull < math.inf else 0.0
 
