@@ -65,7 +65,7 @@ class DrivenSecond:
     """Longitudinal acceleration in each simulation step, in m/s^2; `across` is the lateral acceleration."""
     across: list[float] = field(default_factory=list)
     places: list[np.ndarray] = field(default_factory=list, compare=False)
-    """Position [x, y] of the vehicle after each step, in world coordinates."""
+    """Position [x, y] of the vehicle after each simulation step, in world coordinates."""
 
     @property
     def ended(self) -> bool:
@@ -215,7 +215,7 @@ class World:
 
     @property
     def _here(self) -> np.ndarray:
-        """The position of the vehicle, as a copy because highway-env changes its array in place."""
+        """The position of the vehicle. It is a copy, because highway-env changes its own array in place."""
         return np.array(self.ego.position)
 
     @property

@@ -66,8 +66,8 @@ def _oracle_plan(task: Any, sample: Sample) -> str | None:
 
 
 def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """The metrics of the parsed plan `given`: `speed_acc`, `path_acc` and `joint_acc` (both heads), each 1 if the words
-    are the true words, else 0. {} for a row without a valid plan."""
+    """The metrics of the parsed plan `given`: `speed_acc`, `path_acc` and, for both, `joint_acc`. Each is 1 if the
+    words are the true words, else 0. {} for a row without a valid plan."""
     truth = _true_plan(task, sample)
     if truth is None:
         return {}

@@ -58,8 +58,8 @@ def _lower(value: Any) -> str:
 
 
 def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: bool = False) -> bool:
-    """Whether a point lies in the target's box (`strict`: not on its edge); for a row without a box, whether it lies
-    within 140 pixels of the target's point."""
+    """Whether a point lies in the target's box; with `strict`, its edge does not count. For a row without a box:
+    whether the point lies within 140 pixels of the target's point."""
     if point is None:
         return False
     if "box" in right:
@@ -70,8 +70,9 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
 
 def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
-    """Whether a parsed action (`given`) has the right type and argument. A click must lie in the target (`strict`: not
-    on its edge). The text of an action whose type is in `texts` must have a word F1 of at least .5."""
+    """Whether a parsed action (`given`) has the right type and argument. A click must lie in the target; with `strict`,
+    the target's edge does not count. The text of an action whose type is in `texts` must have a word F1 of at least
+    .5."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:
@@ -218,7 +219,8 @@ GUI_R1 = Recipe(
 
 
 def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
-    """The parsed answer: an action if the row has an action; a box or point in pixels if it has only an element."""
+    """The parsed answer: an action for a row with an action; a box or point in pixels for a row with only an element.
+    """
     text = answer_text(answer.text)
     call = between(text, "<tool_call>", "</tool_call>")
     value = read_literal(text if call is None else call)
@@ -333,8 +335,8 @@ def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def _glm_box(task: Any, sample: Sample) -> Box | None:
-    """The visible part of the target's box. For a click without a box: a square around its point, which reaches a
-    hundredth of the screen to each side."""
+    """The visible part of the target's box. For a click without a box: a square around the click's point that extends a
+    hundredth of the screen's longer side in each direction. None for any other action without a box."""
     right, (width, height) = wanted(task, sample), (sample["width"], sample["height"])
     box = right.get("box")
     if box is None and right["type"] in CLICKS:

@@ -43,8 +43,8 @@ class Driving(RecipeTask):
     """Prompt and reward: plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline, or your own
     module:function that returns a Recipe."""
     negation: Literal["read", "ignored"] = "read"
-    """Recipes with plans: how a text that says what not to do ("do not STOP") is parsed. read: it has no word; ignored:
-    it has the words that it contains, as in AlphaDrive."""
+    """Recipes with plans: how a text that says what not to do ("do not STOP") is parsed. read: as a plan without words;
+    ignored: as the words that the text contains, as in AlphaDrive."""
     benchmark: str = ""
     """Benchmark whose own scoring rules give additional metrics: alphadrive, for recipes with plans
     (docs/evaluation.md)."""

@@ -59,11 +59,11 @@ class Grounding(RecipeTask):
     """Recipe vlm_r1_ovd: the reward of a list of boxes. row: the reward that the row's accu_reward_method names
     (default odLength); any other value is the reward for all rows."""
     negation: Literal["read", "ignored"] = "read"
-    """Recipes curr_reft_choice and counting: how an answer that starts with a negation ("not C") is scored. read: it
-    names nothing; ignored: it names what it contains, as in Curr-ReFT."""
+    """Recipes curr_reft_choice and counting: how an answer that starts with a negation ("not C") is scored. read: as an
+    answer that names nothing; ignored: as if the negation were missing, as in Curr-ReFT."""
     progressive: bool = True
-    """Recipe vision_r1_griffon: whether there are quality thresholds, which rise at switch_step. false: no thresholds,
-    as in the original code when it is not given a step."""
+    """Recipe vision_r1_griffon: whether the thresholds for the quality of boxes and for recall rise at switch_step.
+    false: only boxes with a quality of at least .5 count for recall, as in the original code without a step."""
     switch_step: Positive = 1500
     """Recipe vision_r1_griffon: the step from which the higher thresholds apply."""
     label_case: Literal["ignored", "kept"] = "ignored"

@@ -46,9 +46,9 @@ class Qa(RecipeTask):
     math_seconds: Rate = 5.0
     """CPU seconds that math-verify may use per answer."""
     math_rule: Literal["worked_out", "math_verify"] = "worked_out"
-    """When an answer of type math is right. worked_out: if math-verify finds it equal and its arithmetic is done (not
-    3*4+5 for 17, nor the expression of the question, nor 3 = 2 for 2); math_verify: if math-verify finds it equal,
-    as in published systems."""
+    """When an answer of type math is right. worked_out: if math-verify finds it equal to a right answer and all
+    arithmetic is done (not 3*4+5 for 17, nor an expression copied from the question, nor 3 = 2 for 2); math_verify:
+    if math-verify finds it equal, as in published systems."""
     negation: Literal["read", "ignored"] = "read"
     """How a choice, number, count or expression after a negation ("not C") is scored. read: it is not an answer, unless
     a right answer or an option starts with a negation too ("not enough data"); ignored: it is an answer, as in

@@ -86,7 +86,7 @@ class Repair(Task):
 
     @property
     def other(self) -> Task:
-        """The base task. It gets the seed, the data and the coordinate convention of this task."""
+        """The base task, with the seed, the data and the coordinate convention of the repair task."""
         self._other.seed, self._other.data, self._other.coordinates = self.seed, self.data, self.coordinates
         return self._other
 

@@ -48,7 +48,7 @@ class Zoom(Task):
     tool: bool = True
     """Whether there is a tool. false: the same question is answered in one turn without a tool."""
     crops: Literal["chosen", "random"] = "chosen"
-    """What the tool shows. chosen: the box or the second of the call; random: a random position or second, as a
+    """What the tool shows. chosen: the box or the time that the model gives; random: a random position or time, as a
     control."""
     count: Positive = 4096
     """Number of scenes per split."""

@@ -8,10 +8,11 @@ it started.
 Requests and replies are numbered, so that a late reply cannot be taken for the reply to a later request. Foreign code
 in the process may fork and return in the child; such a child is ended, so that it does not reply as well.
 
-Task scoring and math-verify run in such processes. The library pebble (5.2.3) was tested for both and does not fit:
-children of a killed worker survive, a time limit counts from the request and not from the last progress, a task must be
-picklable or forked after torch has started its threads, and a call takes 0.2 to 0.4 ms instead of 0.05 ms. Its restart
-is equally fast (0.01 s forked, 0.2 s spawned), and it can set a memory limit in an initializer."""
+Task scoring and math-verify run in such processes. The library pebble (5.2.3) was tested for both and does not fit.
+With pebble, children of a killed worker survive. A time limit counts from the request and not from the last progress. A
+task must be picklable, or be forked after torch has started its threads. A call takes 0.2 to 0.4 ms instead of 0.05 ms.
+Pebble restarts a process equally fast (0.01 s forked, 0.2 s spawned), and it can set a memory limit in an initializer.
+"""
 
 from __future__ import annotations
 
