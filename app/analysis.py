@@ -308,7 +308,7 @@ def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
 
 
 def _drawn(index: Index, run: str) -> Callable[[int], float]:
-    """Returns a function that maps a step to the mean number of training groups that a sample had until then."""
+    """Returns a function of a step: the number of training groups drawn until then per sample drawn until then."""
     rows = index.table.fetch("""
         WITH drawn AS (SELECT DISTINCT step, split, group_id, sample_id FROM rollouts
                        WHERE run = ? AND source = 'train'),

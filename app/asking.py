@@ -96,7 +96,8 @@ class Tasks:
         self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
-        """(label, value) of each selectable task: the tasks of runs, without duplicates, then built-in tasks."""
+        """(label, value) of each task that the user can select: those of runs, then the built-in ones. No duplicates.
+        """
         entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():
             tree = self.tree(run.id)

@@ -2,8 +2,8 @@
 
     form({"page": "history", "sample": "7"}, pick("run", "Run", "", [("", "every run"), ("a", "a")]))
 
-When a field of a `form.go` changes, app.js adds the values of the fields to the query in `data-keep` and navigates to
-the result."""
+When a field of a form of the class `go` changes, app.js adds the values of all fields to the query in the form's
+`data-keep` and navigates to the result."""
 
 import json
 import math

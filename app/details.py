@@ -99,8 +99,7 @@ class RolloutView:
     finish_reason: str | None
     truncated: bool
     turns: tuple[dict[str, Any], ...]
-    """For each turn, its tokens "start" to "end", "role" and "media" hashes; in episodes also "text" and the result of
-    the action."""
+    """Turns: tokens "start" to "end", "role", "media" hashes; in episodes also "text" and the result of an action."""
     episode_id: str | None
     variant: str | None
     marks: tuple[Mark, ...] | None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .html import finite, number
 
 RECENT = 10
-"""Number of last steps over which shares are averaged."""
+"""Number of last steps over which the checks average a metric, such as the share of truncated answers."""
 MOST_ALERTS = 20
 _Record = Mapping[str, Any]
 

@@ -108,8 +108,7 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """Formats a value as text: a string unchanged, others as JSON; beyond `width` characters with one entry per line.
-    """
+    """Formats a value as text: a string as it is, others as JSON (one entry per line beyond `width` characters)."""
     if isinstance(value, str):
         return value
     try:

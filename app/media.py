@@ -2,7 +2,7 @@
 
 A file is served only if it lies in the media/ folder of a run, and both its name and its signature are those of an
 image or video. A symbolic link in media/ (store.media=link) is followed only if its target has the sha256 in the name
-of the link. So a link cannot expose a file whose content its creator did not have."""
+of the link. So a link cannot expose a file whose content the link's creator did not have."""
 
 import io
 import os

@@ -11,7 +11,7 @@ The location is the query of the URL as a flat dictionary of strings, including 
 - A link `<a class="go" href="?page=history&sample=7">` (`vlrl.app.html.link`) changes the location without a page load.
 The listeners of the page that it names are called once.
 - With `data-replace` a link replaces the browser's history entry. `data-key="j"` binds a link to a key.
-- When a field of a `<form class="go">` changes, its fields are added to the query in its `data-keep`; without
+- When a field of a `<form class="go">` changes, its fields are added to the query in the form's `data-keep`; without
 `data-keep`, to the current query without the parameters listed in `data-drop`.
 - A gr.HTML keeps its scroll position when its value changes, since Gradio updates only the differences."""
 

@@ -34,7 +34,7 @@ class JsonLines:
         self._bad, self._noted, self._open = 0, 0, False
 
     def read(self, path: Path | None) -> list[dict[str, Any]]:
-        """Returns all records so far. An incomplete last line is left for the next read."""
+        """Returns all records so far, or [] if `path` is None. An incomplete last line is left for the next read."""
         try:
             if path is None:
                 self._start()

@@ -141,7 +141,7 @@ class Numbers:
     """Log-probability under the sampler, in nats. `trainer` is the log-probability under the trainer."""
     trainer: np.ndarray
     entropy: np.ndarray
-    """In nats."""
+    """Entropy of the policy at the token, in nats."""
     ratio: np.ndarray
     gap: np.ndarray
     """Log-probability under the trainer minus that under the sampler, in nats."""

@@ -52,7 +52,7 @@ def figure(id: str, title: str, traces: Sequence[dict[str, Any]], unit: str = ""
 
 
 def label(text: str, most: int = 32) -> str:
-    """Shortens a text for a legend or an axis."""
+    """Makes a text visible (see html.visible) and cuts it to `most` characters, for a legend or an axis."""
     words = visible(text)
     return words if len(words) <= most else words[:most - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""The History page of a prompt: rewards of one sample over steps and runs, its draws, and how its answers change."""
+"""The History page of a prompt: its rewards over steps and runs, how often it is drawn, and how its answers change."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
