@@ -96,8 +96,7 @@ class Tasks:
         self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
-        """(label, value) of each task that the user can select: those of runs, then the built-in ones. No duplicates.
-        """
+        """Returns (label, value) of each task to select: those of runs, without duplicates, then built-in tasks."""
         entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():
             tree = self.tree(run.id)
