@@ -45,8 +45,8 @@ class UnscoredGroup:
 
 
 Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[GroupLogprobs]]
-"""Function (groups, split, step) that computes log-probabilities of texts under the policy or its reference. It returns
-one result per group. See services/likelihoods.py."""
+"""Function (groups, split, step) that computes log-probabilities of texts under the policy or the reference policy. The
+result has one entry per group. See services/likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
                  tuple[MarkedScores, dict[str, float]]]
@@ -362,6 +362,6 @@ def _acted(completion: Completion) -> tuple[PastAction, ...]:
 
 
 def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
-    """Key of the random stream for the completions of a variant. The first number is 4; it is 0 for groups and 1 for
-    evaluations."""
+    """Key of the random stream for the completions of a variant. It begins with 4, while keys of groups begin with 0
+    and those of evaluations with 1."""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

@@ -43,12 +43,13 @@ progress) -> values [n]. The value of an unusable sample is NaN."""
 
 
 class GroupSource:
-    """Draws samples and returns their scored groups. All processes call it together, and each generates its share.
+    """Draws samples and returns their scored groups. All processes call its methods together, and each process
+    generates its share.
 
     `next_groups(P)` returns this process's share of P groups. Before it returns, the sampler of prompts, on the main
     process, has observed all P groups. measures: the measurements that samplers can request (MeasuringSampler), by
     name. progress: reports work before a step. teaches: returns whether any completion of a group has a nonzero
-    advantage, or None if that depends on other groups."""
+    advantage, or None if the advantages depend on other groups."""
 
     generates: ClassVar[bool] = True
     """Whether the policy samples the completions. Only then are variants and training-time services used."""

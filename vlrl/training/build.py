@@ -179,7 +179,8 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
 
 
 def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
-    """Returns the task, its samples and the sampler of prompts. Raises ConfigError if the run cannot train on them."""
+    """Returns the task, its samples and the sampler of prompts. Raises ConfigError if there are no training samples, or
+    if the config cannot train on them."""
     task = make_task(config)
     samples = task_samples(task, "train")
     if len(samples) == 0:

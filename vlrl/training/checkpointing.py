@@ -97,7 +97,8 @@ class Saver:
         self.wait()
 
     def mark_best(self, step: int, record: Mapping[str, Any]) -> None:
-        """Marks the checkpoint of a step as the best checkpoint, after earlier saves. `record`: its evaluation."""
+        """Marks the checkpoint of a step as the best checkpoint, once earlier saves are written. record: the evaluation
+        of that checkpoint, a line of eval.jsonl."""
         self._submit(partial(checkpoint.mark_best, self.folder, step, dict(record), self.settings.keep))
 
     def check(self) -> None:

@@ -41,7 +41,7 @@ class TrainingRow:
     group: Group
     rollout: Rollout
     row: Completion
-    """The completion of the rollout, or one of its windows (packing.training_rows)."""
+    """The completion of the rollout, or one of the completion's windows (packing.training_rows)."""
     span: slice
     """Range of the rollout's tokens that this row trains on. They are the last tokens of the row."""
     mask: np.ndarray
@@ -122,7 +122,8 @@ class Minibatch:
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
-        """Replaces micro-batch `b` and its token values by two halves. Returns the tokens of the larger half."""
+        """Replaces micro-batch `b` and its token values by two halves. Returns the number of tokens of the larger half.
+        """
         whole, fresh, end = self.batches[b], [], 0
         for pieces in halves(whole.pieces):
             batch = self.pack(pieces)
