@@ -35,7 +35,8 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnswerPrefix:
-    """The first tokens of a completion that the engine continues. The continuation uses a separate random stream."""
+    """The first tokens of a completion, to which the engine adds further tokens. The further tokens are sampled with a
+    separate random stream."""
 
     index: int
     """The completion's index in its group, which selects the random stream."""
@@ -150,8 +151,8 @@ the index of the action."""
 def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop: Sequence[str], eos: Collection[int],
                     decode: Callable[[Any], str], turns: tuple[Turn, ...] = (), stopped: bool = False) -> Completion:
     """Builds a Completion from [T] token ids and log-probabilities. sampled: [T] bool, False for tokens that were
-    forced. stop: the stop strings. turns: the turns of the completion's prefix. stopped: whether the engine reported an
-    end token or a stop string."""
+    forced. stop: the stop strings. eos: ids of the end tokens. decode: converts ids to text. turns: the turns of the
+    completion's prefix. stopped: whether the engine reported an end token or a stop string."""
     ended = len(tokens) > 0 and int(tokens[-1]) in eos
     text = decode(tokens[:-1] if ended else tokens)
     stopped = stopped or ended or any(string in text for string in stop)

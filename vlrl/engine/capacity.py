@@ -27,7 +27,8 @@ from vlrl.types import Prompt
 Job = tuple[int, list[int]]  # A part of a batch: (index of the request, indices of the request's rollouts)
 GIB = 2**30
 MOST_ROWS = 256
-"""Maximum number of completions per batch. Small models reach it first, so their batches are equal on every machine."""
+"""Maximum number of completions per batch. With small models this limit is reached before the memory is full, so their
+batches are equal on every machine."""
 LOGIT_COPIES = 3
 """Number of float32 copies of the logits [rows, vocabulary] that decoding.sample_tokens holds at the same time."""
 _SHARE = {"cuda": 0.7}  # Share of the remaining memory that a batch may use. The rest is for prefill and fragmentation.

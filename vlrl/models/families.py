@@ -26,7 +26,7 @@ _FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_a
 """Functions that prepare media for a model's forward. clips_of_any_length is for LLaVA-OneVision. unknown_family_inputs
 is for unknown families such as GLM-4V (one token for images and videos) and Gemma 4 (which counts frames)."""
 _INSIDE = re.compile(r"merger|projector|connector")
-"""Matches modules inside a vision tower that project its features into the language model."""
+"""Matches the names of modules inside a vision tower that project the tower's features into the language model."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,8 @@ def _check_depth(config: Any, text: Any) -> None:
 
 
 def family_in(model: Any) -> Family:
-    """The Family of a transformers model. For an unknown model type, module names identify its parts."""
+    """The Family of a transformers model. For a model of unknown type, the Family also lists the modules of each part
+    (Family.module_parts)."""
     family = family_of(model.config)
     if family.known:
         return family

@@ -122,9 +122,10 @@ def adapter_base(name: str) -> str | None:
 
 def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantized | None = None,
                device: torch.device | None = None, merge: bool = True) -> Any:
-    """Loads the complete model at `source`, with weights of type `dtype`. An adapter is merged into its base model, or
-    with merge=False kept as a PEFT model. `what` names the source in error messages. `quantized`: format of 4-bit
-    weights. `device`: None = the CPU. Raises ConfigError if the model cannot be loaded."""
+    """Loads the complete model at `source` (folder or Hub name), with weights of type `dtype`. An adapter is merged
+    into its base model, or with merge=False kept as a PEFT model. `what` names the source in error messages.
+    `quantized`: format of 4-bit weights; None = no quantization. `device`: None = the CPU. Raises ConfigError if the
+    model cannot be loaded."""
     name = str(source)
     what = what or f"model.name={name!r}"
     with loading_errors(what):

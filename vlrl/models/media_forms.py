@@ -8,8 +8,8 @@ import torch
 
 
 def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Prepares inputs for a model whose forward only takes videos of equal length. If the videos have different lengths
-    (a tuple of tensors), all videos and images of the batch are replaced by their features."""
+    """Returns the inputs for a model whose forward only takes videos of equal length. If the videos have different
+    lengths (a tuple of tensors), all videos and images of the batch are replaced by their features."""
     clips = inputs.get("pixel_values_videos")
     if not isinstance(clips, tuple):
         return inputs
@@ -23,7 +23,7 @@ def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Prepares inputs for a model that uses one token for images and videos, and whose forward takes only images or
+    """Returns the inputs for a model that uses one token for images and videos, and whose forward takes only images or
     only videos. If a batch has both, all media are replaced by their features, in the order of the text. The token
     types distinguish images (1) and videos (2)."""
     types = inputs.get("mm_token_type_ids")
@@ -43,8 +43,8 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Replaces videos that come with their number of frames, and images in the same batch, by their features. In
-    transformers 5.19 the forward of such a model loses the numbers of frames."""
+    """Returns the inputs with features in place of videos that come with their number of frames, and of images in the
+    same batch. In transformers 5.19 the forward of such a model loses the numbers of frames."""
     if "num_frames_per_video" not in inputs:
         return inputs
     reading = model if hasattr(model, "get_video_features") else model.model
@@ -59,8 +59,8 @@ def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, 
 
 
 def unknown_family_inputs(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Prepares inputs for a model of unknown family (families.family_of). Media are replaced by their features if the
-    model's forward cannot take them."""
+    """Returns the inputs for a model of unknown family (families.family_of). Media are replaced by their features if
+    the model's forward cannot take them."""
     return _clips_with_counted_frames(model, _media_of_one_token(model, inputs))
 
 

@@ -25,7 +25,7 @@ class FamilyConvention(coordinates.Convention):
     @property
     def convention(self) -> str:
         """The name of the convention (in coordinates.CONVENTIONS). Raises TaskError if the family's convention is
-        unknown, because scoring passes a TaskError on, but turns any other error into reward 0."""
+        unknown. Scoring passes a TaskError on, but turns any other error into reward 0."""
         try:
             return family_convention(self._model)
         except ConfigError as error:

@@ -202,7 +202,7 @@ Part = tuple[tuple[int, ...], dict[str, Any]]
 def completion_steps(request: Request, rules: SamplingRules,
                      seed: int) -> Generator[list[Part], list[dict[str, Any]], list[Completion]]:
     """A generator that processes one request in rounds, and finally returns the completions. It yields the calls of a
-    round, and is sent their responses (wire.response_of) in the same order."""
+    round (Part). The caller sends the responses to these calls (wire.response_of) in the same order."""
     drafts, prompt, sampling = Draft.all_of(request, rules), request.prompt, request.sampling
     if drafts and not request.begun:
         options = sampling_options(sampling, len(drafts), seed_of(seed, request.key), rules, drafts[0].room())
@@ -249,8 +249,9 @@ def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Complet
 
 
 def model_length(config: Config, model_config: Any, episodes: bool = False) -> int:
-    """Maximum number of tokens of a prompt and its completion; with `episodes`, of a prompt and its whole episode. This
-    is engine.max_model_len, or else the sum of the run's limits, capped by the model's max_position_embeddings."""
+    """Maximum number of tokens of a prompt and its completion; with `episodes`, of a prompt and its whole episode. The
+    result is engine.max_model_len if set. Otherwise it is the sum of the run's limits, but at most the model's
+    max_position_embeddings."""
     answer = config.episode.max_tokens if episodes else config.rollout.max_new_tokens
     wanted = config.limits.prompt_tokens + answer
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or wanted

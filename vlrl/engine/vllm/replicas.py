@@ -47,7 +47,7 @@ order, and finally returns the result of the task."""
 
 @dataclass(eq=False)
 class Replica:
-    """A server of the pool and its state."""
+    """A server of a ReplicaPool, whether the server is ready, and the state of its checks."""
 
     address: str
     ready: bool = False

@@ -84,8 +84,8 @@ def _plain(value: Any) -> Any:
 
 
 def _special(value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping must be encoded as a list of pairs: some keys are not strings (JSON would convert them) or
-    start with "$" like the markers of this format."""
+    """Whether a mapping must be encoded as a list of pairs. This is necessary if a key is not a string (JSON would
+    convert the key), or starts with "$" like the markers of this format."""
     return any(not isinstance(k, str) or k.startswith("$") for k in value)
 
 
