@@ -75,7 +75,7 @@ class DrivenSecond:
 
 class Ego(MDPVehicle):
     """The driven vehicle. It keeps to a lane of its route or follows waypoints, within the limits of a car. It is an
-    MDPVehicle because highway-env's RegulatedRoad does not enforce the right of way on vehicles of this class."""
+    MDPVehicle because highway-env's RegulatedRoad makes all other controlled vehicles yield, but not an MDPVehicle."""
 
     KP_LATERAL, KP_HEADING = 0.55, 2.1  # so that a lane change is comfortable
     BRAKE, PUSH = -6.0, 2.4

@@ -75,8 +75,8 @@ def _say_one(task: Any, sample: Sample, value: Any) -> str:
 
 
 def _one(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """OneThinker's reward parts: `accuracy` by the row's answer type, `format`, and `structure`, which is .5 if the
-    answer has the format of its type."""
+    """OneThinker's reward parts: `accuracy` by the row's answer type; `format`; and `structure`, up to .5 for an answer
+    in the format of this type (see `_structure`)."""
     parsed, framed = _read_one(task, sample, answer), think_answer_format(answer.text)
     return {"accuracy": _accuracy(task, sample, parsed), "format": framed,
             "structure": framed and _structure(sample, answer, parsed)}

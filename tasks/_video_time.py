@@ -57,8 +57,8 @@ def thinking(answer: str) -> str:
 
 
 def with_spans(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the row with `spans`. If a row of answer_type span has no spans, they are parsed from its `answer`: [3,
-    7], [[3, 7]] or "3 to 7"."""
+    """Returns the row with `spans`. If a row of answer_type span has no `spans`, they are parsed from the row's
+    `answer`: [3, 7], [[3, 7]] or "3 to 7". All other rows are returned unchanged."""
     answer = row.get("answer")
     if row.get("answer_type") != "span" or row.get("spans") is not None or not answer:
         return row

@@ -94,7 +94,7 @@ class BrowserSettings:
     """Screenshot pixels per CSS pixel."""
     program: str = ""
     seconds: float = 20.0
-    """Time limit of one call to a page."""
+    """Time limit in seconds for one call to a page; after it, the call fails and the page is closed."""
     most: int = 32
     """Largest number of open pages. When one more is opened, the least recently used page is closed."""
 

@@ -5,8 +5,9 @@ state of the page.
      "check": {"kind": "open", "role": "tab", "name": "Tab #2"}, "actions": [{"verb": "click", "point": [58, 90]}]}]}
 
 A sub-goal is reached as soon as its check holds after an action, and stays reached; from then on the next sub-goal is
-tested. The last sub-goal completes the episode. If the sample has the field `subgoals`, the prompt asks only for that
-many of the first sub-goals: Learning to Navigate the Web (arXiv 1812.09195) increases this number during training."""
+tested. The last sub-goal completes the episode. If the sample has a number in the field `subgoals`, the prompt asks
+only for so many sub-goals, the first ones. Learning to Navigate the Web (arXiv 1812.09195) increases this number during
+training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,8 +123,8 @@ def _text(value: Any) -> str:
 
 
 def episode_goals(sample: Sample) -> tuple[Goal, ...]:
-    """The sub-goals that an episode asks for: all sub-goals of the row or, if the sample has the field `subgoals`, that
-    many of the first. Raises ConfigError if `subgoals` is not a positive integer."""
+    """The sub-goals that an episode asks for: all sub-goals of the row or, if the sample has the field `subgoals`, the
+    first `subgoals` of them. Raises ConfigError if `subgoals` is not a positive integer."""
     goals, most = read_goals(sample.row), sample.get("subgoals")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ConfigError(f"curriculum.stages: fields.subgoals must be a whole number >= 1 (the number of sub-goals to "

@@ -15,8 +15,8 @@ _TAGS = ("<confidence>", "</confidence>")
 
 
 def read_confidence(text: str) -> float | None:
-    """The number in [0, 1] in the <confidence> tag after the thinking; None if there is no such number or not exactly
-    one tag."""
+    """The confidence that an answer states: the number in [0, 1] in the only <confidence> tag after the thinking. None
+    without such a number, and for more than one tag."""
     rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
     if any(rest.count(tag) != 1 for tag in _TAGS):
         return None

@@ -108,12 +108,12 @@ def length_penalty(predictions: int, truths: int) -> float:
 
 
 def weighted_sum(predictions: Sequence[Detection], truths: Sequence[Detection], threshold: float = 0.5) -> float:
-    """VLM-R1's reward `weighted_sum` (2504.07615, its code), in [0, 1]: .7 P + .3 K.
+    """VLM-R1's reward `weighted_sum` (2504.07615, as in the authors' code), in [0, 1]: .7 P + .3 K.
 
     Pairs with an IoU of at least `threshold` are matched greedily by descending IoU, regardless of labels. P is the sum
-    of the matched pairs' IoU (0 if their labels differ) divided by the number of truths. K is 1 minus the mean of two
-    shares: the unmatched truths and the unmatched predictions. The result is 1 if there are neither predictions nor
-    truths, and 0 if only one of the two is empty."""
+    of the matched pairs' IoU (0 for a pair with different labels) divided by the number of truths. K is 1 minus the
+    mean of two shares: the share of truths without a match, and the share of predictions without a match. The result is
+    1 if there are neither predictions nor truths, and 0 if only one of the two is empty."""
     if not predictions or not truths:
         return float(not predictions and not truths)
     overlaps = iou_matrix([d["box"] for d in predictions], [t["box"] for t in truths])
