@@ -271,7 +271,7 @@ def view_links(where: Mapping[str, Any]) -> list[Html]:
 
 
 def reading_view(view: GroupView, chosen: int | None, links: Mapping[str, Any], notes: Mapping[int, Html]) -> Html:
-    """The chosen answer (else the first one) at full width, below links to the other answers with their rewards."""
+    """The answer `chosen` (else the first one) at full width, below links to all answers with their rewards."""
     one = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
     if one is None:
         return strip(view)

@@ -99,7 +99,8 @@ class RolloutView:
     finish_reason: str | None
     truncated: bool
     turns: tuple[dict[str, Any], ...]
-    """Turns: tokens "start" to "end", "role", "media" hashes; in episodes also "text" and the result of an action."""
+    """One dict for each turn, with the keys "start" and "end" (its tokens), "role" and "media" (hashes). In episodes it
+    also has "text" and the result of the action."""
     episode_id: str | None
     variant: str | None
     marks: tuple[Mark, ...] | None

@@ -206,9 +206,9 @@ def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
 
 
 def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
-    """The data set row of a rollout, with its answer as the solution. If the sample's id is already in `ids`, the ids
-    of earlier rows, a number is appended to it. The id of the row is added to `ids`. Raises AppError if the data row
-    was not stored, or if the answer is empty or truncated."""
+    """The data set row of a rollout, with its answer as the solution. The row has the id of the sample, followed by a
+    number if that id is already in `ids`, the ids of earlier rows; its own id is added to `ids`. Raises AppError if
+    the data row was not stored, or if the answer is empty or truncated."""
     row = record["sample"]
     if not isinstance(row, dict):
         raise AppError("its data row was not stored")

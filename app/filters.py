@@ -78,7 +78,7 @@ def open_query(where: Mapping[str, str], key: GroupKey, rollout: int | None = No
 
 
 def site_query(site: Site, where: Mapping[str, str]) -> Query:
-    """Converts URL parameters to a Query as `query_of` does. The rollouts with notes are read if a filter concerns
+    """Converts URL parameters to a Query as `query_of` does, with the rollouts that have notes if a filter concerns
     notes. If the parameters name no run, archived runs are excluded. Raises AppError for an invalid number."""
     by_notes = where.get("flag") in ("yes", "no")
     query = query_of(where, site.notes.flagged(where.get("by", "")) if by_notes else None)

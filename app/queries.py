@@ -106,7 +106,7 @@ class Query:
 
     Only the beginning of long texts is searched, see table.SEARCHED."""
     flagged: tuple[RolloutKey, ...] | None = None
-    """The rollouts with notes, for `noted`; None: notes do not matter."""
+    """The rollouts with notes, which `noted` selects or excludes. None: notes do not matter."""
     noted: bool = True
     """True: only the rollouts in `flagged`. False: all rollouts except these."""
     order: str = "step"
@@ -205,7 +205,7 @@ def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
 
 
 def group_order(query: Query) -> str:
-    """The ORDER BY terms for groups, from the columns of index._groups; they define a total order."""
+    """The ORDER BY terms for groups. They use the columns of index._groups, and define a total order."""
     order = _GROUP_ORDER[_chosen("order", query.order, ORDERS)]
     return f"{order.format(way=_way(query))}, run, source, split, group_id"
 

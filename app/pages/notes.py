@@ -78,8 +78,8 @@ def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
 
 
 def opened_note(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
-    """Returns a heading for the rollout that the URL parameters name, and the note on this rollout, or None without
-    note. Returns None if the parameters name no rollout. Raises AppError if the rollout does not exist."""
+    """Returns a heading for the rollout that the URL parameters name, and the note on this rollout (None if it has no
+    note). Returns None if the parameters name no rollout. Raises AppError if the rollout does not exist."""
     key = controls.rollout_of(where)
     if key is None:
         return None
