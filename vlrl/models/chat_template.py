@@ -51,8 +51,7 @@ def _text(parts: Parts) -> str | Parts:
 
 _FORMS: tuple[Form, ...] = (lambda parts: parts, _joined, _text)
 _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistant")}
-"""For the role of a test turn, the roles of the turns that precede the test turn. For other roles one user turn
-precedes it."""
+"""{role of a test turn: roles of the turns that precede the test turn}. For other roles, one user turn precedes it."""
 
 
 @contextlib.contextmanager

@@ -203,9 +203,9 @@ def forbid_repacking(model: Any) -> None:
 
 
 def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
-    """Marks the parameters that model.train selects as trainable, and converts all others to `dtype`. No parameter is
-    marked if model.lora.rank is set, because then only the adapter is trained. Trainable parameters stay float32,
-    because small updates would vanish in bfloat16."""
+    """Marks as trainable the parameters that model.train selects, and converts all others to `dtype`. If
+    model.lora.rank is set, no parameter is marked, because only the adapter is trained then. Trainable parameters
+    stay float32, because small updates would vanish in bfloat16."""
     parts = () if settings.lora.rank else settings.train
     if not settings.lora.rank:
         _refuse_absent_parts(model, family, settings)

@@ -54,8 +54,8 @@ def _limit_area(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
-    """Sets the limits for GLM-4V images. They are areas of two frames, because the processor counts an image as two
-    equal frames."""
+    """Sets the limits for GLM-4V images. Each limit is doubled, because the processor counts an image as two equal
+    frames."""
     frames = unit.temporal_patch_size
     low, high = (value and value * frames for value in (settings.min_pixels, settings.max_pixels))
     _set_area(unit, low, high, "max_pixels", frames)
