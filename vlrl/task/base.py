@@ -147,7 +147,8 @@ class Task:
         """A new environment, in which the model acts over several turns; None = the model gives a single answer. By
         default, the environment set by `environment.name`.
 
-        If the task does not define `score`, each reward part of an episode is the sum of this part over its turns."""
+        If the task does not define `score`, each reward part of an episode is the sum of this part over the turns of
+        the episode."""
         return self.outside.environment(self, sample) if self.outside else None
 
     def tools(self, sample: Sample) -> Sequence[Callable[..., Any]]:
@@ -231,10 +232,10 @@ class Task:
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
         """The chat messages of a sample. `{"type": "image"}` and `{"type": "video"}` are placeholders for the sample's
-        media, in order. They come before the text, or at the marks `<image>` and `<video>` if the row's `question`
-        contains one for each medium.
+        media, in order. The placeholders come before the text. If the row's `question` contains a mark `<image>` or
+        `<video>` for each medium, they take the place of these marks.
 
-        A `system_prompt` in the row is appended to the task's system prompt; the messages in the row's `turns` come
+        A `system_prompt` in the row is appended to the task's system prompt. The messages in the row's `turns` come
         before the question."""
         text = fill(sample.prompt or self.templates[0], sample.row)
         instructions = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
@@ -278,8 +279,8 @@ class Task:
         return []
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Answers that must not be rewarded, as name -> answer. `vlrl tasks check` tries them in addition to its common
-        cheats, which it tries on every task.
+        """Answers that must not be rewarded, as name -> answer. `vlrl tasks check` tries them in addition to the common
+        cheats, which are tried on every task.
 
         If a common cheat is an honest answer in this task, return the name of the cheat with None: the cheat is then
         not tried."""

@@ -38,8 +38,8 @@ class Environment:
 
 
 def has_environment(task: Any) -> bool:
-    """Whether the task, or a task of a mixture, uses an environment or tools, defined by its class or set by
-    `environment.name`."""
+    """Whether the task, or a task of a mixture, uses an environment or tools. These may be defined by the task's class
+    or set by `environment.name`."""
     return any(member.outside is not None for member in task.members) or has_own_environment(task)
 
 
@@ -50,8 +50,8 @@ def has_own_environment(task: Any) -> bool:
 
 
 def check_unattached(task: Any, settings: EnvironmentSettings) -> None:
-    """Checks a run whose `environment.name` is empty. Raises ConfigError if the task needs an environment from this
-    setting, or if `environment.options` are set."""
+    """Checks the task of a run whose `environment.name` is empty. Raises ConfigError if the task needs an environment
+    set by `environment.name`, or if `environment.options` are set."""
     homeless = next((one for one in task.members if one.lives_outside), None)
     if homeless:
         raise ConfigError(f"task '{homeless.name}' needs an environment, but environment.name is empty: set it, "

@@ -60,8 +60,8 @@ class ForkServer:
         other.close()
 
     def start(self, text: str) -> tuple[Connection, int]:
-        """Starts a process that calls `work(connection, text)`; `text` is a single line. Returns the connection to the
-        process, and its id. Raises ForkServerLost."""
+        """Starts a process that calls `work(connection, text)`; `text` is a single line. Returns (the connection to
+        this process, the id of this process). Raises ForkServerLost."""
         mine, other = socket.socketpair()
         with other, self._lock, contextlib.suppress(ConnectionError, BrokenPipeError):
             reply = b""

@@ -68,8 +68,9 @@ def _sequence(samples: Any) -> Sequence[Sample]:
 
 
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
-    """Returns the sample that the task's `generate` makes, with the values of the knobs added to its row as the field
-    `knobs`. Raises TaskError if `generate` fails or returns something of the wrong type."""
+    """Returns the sample that the task's `generate` makes for `index` and `knobs`. The values of the knobs are added to
+    the row of the sample as the field `knobs`. Raises TaskError if `generate` fails or returns something of the
+    wrong type."""
     with task_code(task, f"generate({index}, {dict(knobs)})"):
         sample = task.generate(index, knobs)
     if not isinstance(sample, Sample):
@@ -189,8 +190,8 @@ def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
 
 
 def first_samples(task: Task, split: str, count: int) -> list[Sample]:
-    """The first `count` samples of a split. Their prompts cycle through the templates of each task. Raises ConfigError
-    if the split is empty."""
+    """The first `count` samples of a split, each with a prompt template: the samples of a task use its templates in
+    turn. Raises ConfigError if the split is empty."""
     samples = task_samples(task, split)
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")

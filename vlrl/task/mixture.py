@@ -25,8 +25,8 @@ from vlrl.types import Answer, Sample
 
 
 class Interleaved(SampleSequence):
-    """Sequences of samples, one for each task label, as one sequence. It takes one sample from each in turn: a, b, a,
-    b, ... When the shorter sequences are exhausted, the longer ones continue.
+    """One sequence made of a sequence of samples for each task label. It takes one sample from each of these in turn:
+    a, b, a, b, ... When the shorter sequences are exhausted, the longer ones continue.
 
     Nothing is copied; indices are computed. Each sample gets the label as its `task`, and the id `label/id`."""
 
@@ -137,8 +137,9 @@ class Mixture(Task):
         return self._turns[split]
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """Calls `generate` of the task to which the training sample at this index belongs. The task's knobs are called
-        `<label>/<knob>` in a mixture. If the task has no knobs, returns the training sample at this index."""
+        """Calls `generate` of the task to which the training sample at this index belongs. If this task has no knobs,
+        returns the training sample at this index instead. In a mixture, the knobs of a task are called
+        `<label>/<knob>`."""
         label, own = self.samples("train").locate(index)
         if not self.tasks[label].knobs:
             return self.samples("train")[index]

@@ -24,8 +24,8 @@ class RowFiles(DataSettings):
 
     @classmethod
     def of(cls, data: DataSettings, own: Collection[str] = _FILES) -> RowFiles:
-        """The settings `data` as RowFiles. `own` lists the splits whose file was set for this task alone; in a mixture,
-        the files of other splits are shared by all tasks."""
+        """The settings `data` as RowFiles. `own` lists the splits whose file was set for this task alone. The files of
+        other splits are shared by all tasks of a mixture."""
         files = cls(**data.model_dump())
         files._own = own
         return files
@@ -56,7 +56,8 @@ def reset_reads(task: Any, split: str) -> None:
 
 
 def refuse_unread_file(task: Any, split: str) -> None:
-    """Raises ConfigError if a task makes its own samples of a split although a file was set for this task alone."""
+    """Raises ConfigError if a task makes its own samples of a split and does not read the file that was set for this
+    split and this task alone."""
     file = unread_file(task, split)
     if file and split in task.data._own:
         raise unread_file_error(f"task '{task.name}' makes", split, file)

@@ -124,8 +124,8 @@ def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
 
 
 def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
-    """Returns the score `scored` of an episode. If its environment failed with `error`, this error is set and the
-    reward is removed, because such an episode must not be rewarded. If `error` is None, the score is unchanged."""
+    """Returns the score `scored` of an episode, unchanged if `error` is None. If `error` says why the episode's
+    environment failed, the score gets this error and loses its reward, because such an episode must not be rewarded."""
     if error is None:
         return scored
     reason = error if error.startswith("reset:") else f"environment: {error}"

@@ -35,8 +35,8 @@ class Reading:
 
 
 Key = tuple[int | None, str | None]
-"""Identifies a reading: (index of the answer in its group, text in place of its final answer). The index is None for a
-Reading without an answer; the text is None if the final answer itself is evaluated."""
+"""Identifies a reading: (index of its answer in the group, text that replaces the final text of this answer). The index
+is None for a Reading without an answer. The text is None if nothing is replaced."""
 GroupLogprobs = Mapping[str, Mapping[Key, np.ndarray]]
 """Name of a service -> log-probabilities [t] for each reading of a group."""
 
@@ -46,9 +46,10 @@ class Logprobs(Protocol):
     being trained or under the reference model (algo.reference)."""
 
     def __call__(self, readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
-        """For each reading, the log-probabilities [t] at temperature 1 of the tokens in the answer's last <answer> tag,
-        or of the text that replaces its content; empty if there are no tokens. The readings may be any of those that
-        `Task.readings` returned for the group (by default its answers), in any order and number."""
+        """For each reading, the log-probabilities [t] at temperature 1 of the tokens in the last <answer> tag of the
+        answer. For a Reading with a text that replaces the content of this tag, the tokens are those of the text.
+        The array is empty if there are no tokens. The readings may be any of those that `Task.readings` returned for
+        the group (by default, the answers of the group), in any order and number."""
         ...
 
 
@@ -144,7 +145,7 @@ class Services:
 
 
 def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
-    """Returns the Key of a reading of one of the answers `group`. Raises TaskError if its answer is not among them."""
+    """Returns the Key of a reading. Raises TaskError if the answer of the reading is not in `group`."""
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:

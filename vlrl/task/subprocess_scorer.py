@@ -40,8 +40,8 @@ class GroupAbandoned(Exception):
 class SubprocessScorer:
     """Scores groups in a separate process, which is killed if a call takes longer than `seconds` per answer.
 
-    If a call hangs or ends the process, its answer gets an `error` and no reward. If the call is `score_group`, this
-    applies to all answers of the group. All other answers are scored as usual."""
+    If a call hangs or ends the process, the answer that it scores gets an `error` and no reward. If the call is
+    `score_group`, this applies to all answers of the group. All other answers are scored as usual."""
 
     def __init__(self, make: Callable[[str], Task], seconds: float):
         self.seconds, self._lock = seconds, threading.Lock()

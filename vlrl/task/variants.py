@@ -17,7 +17,8 @@ GREEDY = "greedy"
 stored but does not belong to the group."""
 
 KEPT = "kept"
-"""Name of the variant for an answer that was kept from an earlier use of the prompt (Completion.policy_step)."""
+"""Name of the variant for an answer that was sampled at an earlier use of the prompt and kept; see
+Completion.policy_step."""
 
 _TAKEN = (GREEDY, *VARIANTS)
 

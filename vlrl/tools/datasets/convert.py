@@ -35,8 +35,8 @@ class UsableRow:
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """The folder that the row's media paths are relative to. None stands for the argument `root` of the function that
-    handles the row or, without it, the folder of the file of rows."""
+    """The folder that the row's media paths are relative to. None = the argument `root` of the function that gets the
+    row or, if this is None too, the folder of the file of rows."""
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
@@ -145,8 +145,8 @@ def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str,
 
 
 def relocated(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
-    """The row with its media paths relative to the folder `after` instead of `before`. If a missing file lies outside
-    `after`, its path is left unchanged, because the media may be added later.
+    """The row with its media paths relative to the folder `after` instead of the folder `before`. The path of a missing
+    file outside `after` is left unchanged, because the media may be added later.
 
     Raises DataError for an existing file outside `after`, which no run could read."""
     new, before = dict(row.row), row.root or before

@@ -163,8 +163,8 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
 
 
 def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]) -> tuple[list[dict[str, Any]], bool]:
-    """Adds the measured columns to the rows of the data file; returns (rows, True). If the rows do not match the
-    prompts, returns (one row per prompt with its id and the columns, False)."""
+    """Adds the measured columns to the rows of the data file; returns (the rows, True). If the rows do not match the
+    prompts, returns (one row per prompt with only its id and the measured columns, False)."""
     columns = {m.id: m.columns() for m in measured if m.reason is None}
     if not rows or not columns.keys() <= {str(row["id"]) for row in rows}:
         return [{"id": m.id, **m.columns()} for m in measured if m.reason is None], False

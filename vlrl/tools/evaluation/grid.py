@@ -209,8 +209,7 @@ def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: 
 
 
 def _question(task: Task, config: Config, setting: EvalSetting, row: Row) -> tuple[Sample, str]:
-    """Returns (the sample of an answers.jsonl row, the text of its prompt). The task builds them again, because the row
-    does not contain them."""
+    """Returns (the sample of an answers.jsonl row, the text of its prompt). The task builds sample and prompt again."""
     sample = sample_for_setting(task, setting, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]

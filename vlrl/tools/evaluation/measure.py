@@ -109,8 +109,8 @@ def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progres
             ) -> Iterator[tuple[dict[str, Any], list[Group]]]:
     """Evaluates the model on each of `eval.splits`.
 
-    Yields for each split (its line for eval.jsonl, the groups of this process). Each group has one answer; see
-    evaluate.evaluate."""
+    Yields for each split (the line for eval.jsonl, the groups that this process has evaluated). Each group has one
+    answer; see evaluate.evaluate."""
     with open_runtime(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
             yield evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, progress, r.likelihoods,

@@ -51,12 +51,14 @@ def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> s
 
 
 def prompt_hash(text: str, media: Sequence[str]) -> str:
-    """sha256 of a rendered prompt together with the sha256 of each of its media."""
+    """The sha256 of the text of a rendered prompt together with `media`, the sha256 of each of its images and videos.
+    """
     return _hash([text, list(media)])
 
 
 def cluster_hash(media: Sequence[str], content: str) -> str:
-    """A hash that is equal for all questions about the same media; without media, the hash `content` is returned."""
+    """A hash that is equal for all questions about the same media. Without media, the hash `content` of the question is
+    returned."""
     return _hash(list(media)) if media else content
 
 
@@ -66,7 +68,7 @@ def _hash(value: Any) -> str:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """The (split, setting, seed, position in the split) of a row."""
+    """The key of a row: (split, setting, seed, position in the split)."""
     return row["split"], row["setting"], row["seed"], row["number"]
 
 
@@ -94,8 +96,8 @@ class RowFile:
         return sorted(self._rows.values(), key=_order)
 
     def answered(self, answers: int) -> set[Key]:
-        """The keys of samples that need no further answers: samples with `answers` answers without a server error, and
-        samples that were left out."""
+        """Returns the keys (see key_of) of samples that need no further answers. These are the samples with `answers`
+        answers without a server error, and the samples that were left out."""
         count: dict[Key, int] = {}
         for row in self._rows.values():
             if row.get("left_out") or not row.get("unanswered"):

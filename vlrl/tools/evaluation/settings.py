@@ -52,8 +52,8 @@ class Grid:
     probes: tuple[str, ...] = ()
     """For each of these probes, every setting is evaluated once more with the probe applied."""
     repeats_differ: bool = False
-    """Whether even greedy answers depend on the seed, because environments are reset with the seed, or because the
-    server is not deterministic."""
+    """Whether even greedy answers depend on the seed: environments are reset with the seed, or the server is not
+    deterministic."""
 
     @classmethod
     def from_request(cls, request: EvalRequest, seed: int) -> Grid:

@@ -216,8 +216,8 @@ def _region_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row]) -> dict[str, float]:
-    """Metrics that compare the answers under a probe with the answers of `plain_rows` to the unchanged sample; {} if
-    there are no answers to compare with."""
+    """Metrics that compare the answers to a sample under a probe with the answers to the unchanged sample, which are in
+    `plain_rows`. {} if there are no answers to compare with."""
     pairs = [(r, plain) for r in sample.rows if (plain := plain_rows.get((r["seed"], r["number"], r["index"])))]
     if not pairs:
         return {}
@@ -277,8 +277,8 @@ def _calibration_metrics(prefix: str, seeds: Sequence[Sequence[tuple[str, float,
 
 def _split_metrics(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequence[Sample]
                    ) -> dict[str, Metric]:
-    """The metrics that a task computes over a whole split (Task.summarize). They are computed once for the first
-    answers to all samples, once for the second answers, and so on, and then averaged."""
+    """The metrics that a task computes over a whole split (Task.summarize). `summarize` is called with the first
+    answers to all samples, then with the second answers, and so on; the results are averaged."""
     tables = []
     for seed in seeds:
         each = [task.summarize([_record(task, s, r, samples) for s in seed for r in s.rows if r["index"] == i])

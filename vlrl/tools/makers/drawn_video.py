@@ -267,8 +267,8 @@ def _spans(length: int) -> list[tuple[int, int]]:
 
 
 def _short(times: tuple[int, int], length: float) -> float:
-    """The share of the clip that the event at `times` does not cover: near 1 for a short event, 0 for an event that
-    lasts for the entire clip."""
+    """A difficulty of the event at `times`: the share of the clip that the event does not cover. It is near 1 for a
+    short event, and 0 for an event that lasts for the entire clip."""
     return round(1 - (times[1] - times[0]) / length, 2)
 
 

@@ -102,7 +102,7 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 
 @prints_aside()
 def judge(task: Task, question: Question, text: str, step: int = 0) -> ScoredAnswer:
-    """Scores the text of a person's answer, as training would at `step`."""
+    """Scores the text of a person's answer, as training would score it at step `step`."""
     return judge_answer(task, question, parse_answer(text, step=step))
 
 

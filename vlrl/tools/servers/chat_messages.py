@@ -50,8 +50,8 @@ class Message:
 
 
 def read(messages: Any, access: MediaAccess, root: Path) -> list[Message]:
-    """Returns the messages of a request. `access` says from which hosts images may be downloaded; no local file is
-    read.
+    """Returns the messages of a request. `access` says from which hosts images may be downloaded. No local file is
+    read; `root` is only passed to media_source.
 
     Raises RequestError naming the invalid message."""
     if not isinstance(messages, list) or not messages:
@@ -138,7 +138,7 @@ def chat_reply(id: str, model: str, answer: Completion, prompt_tokens: int, **mo
 
 
 def same(messages: Sequence[Message], recorded: Sequence[Message]) -> bool:
-    """Whether the messages of a request equal the recorded messages."""
+    """Whether the messages of a request equal the recorded messages in number, role and content."""
     return len(messages) == len(recorded) and not any(map(contradiction, messages, recorded))
 
 

@@ -57,7 +57,7 @@ class SignatureReader:
     _read: dict[str, ImageSignature] = field(default_factory=dict)
 
     def of_row(self, row: Row) -> Iterator[ImageSignature]:
-        """Yields the signatures of a row's images and videos; nothing for a row that the task cannot read."""
+        """Yields the signatures of a row's images and videos. Yields nothing for a row that the task cannot read."""
         try:
             yield from self.of_sample(make_sample(self.task, row, self.root))
         except DataError:

@@ -34,7 +34,7 @@ class TaskInfo:
 
 
 def tasks() -> list[TaskInfo]:
-    """The built-in tasks, in alphabetical order."""
+    """A TaskInfo for each built-in task, in alphabetical order."""
     used = _configs()
     return [_entry(name, tuple(used.get(name, ()))) for name in builtin_names()]
 

@@ -89,7 +89,8 @@ def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
 
 
 def _pixels(factor: int, max_pixels: int, frames: int = 1) -> dict[str, int]:
-    """The ``size`` of a Qwen-VL processor: at least two by two merged patches, at most ``max_pixels`` per frame."""
+    """The ``size`` of a Qwen-VL processor. Each image or frame has at least two by two merged patches of ``factor``
+    pixels a side; ``frames`` frames have at most ``max_pixels`` each."""
     return {"shortest_edge": 4 * factor * factor, "longest_edge": max_pixels * frames}
 
 
