@@ -148,8 +148,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 def form_of(name: str | None) -> str:
-    """Checks the box format `name` given by --boxes, and returns it; "auto" if none is given. Raises ConfigError for an
-    unknown format."""
+    """Returns the box format `name` of --boxes ("auto" if none is given). Raises ConfigError for an unknown format."""
     from vlrl.data.sources.box_forms import FORMS
     from vlrl.errors import ConfigError, did_you_mean
     if name and name not in FORMS:

@@ -156,8 +156,7 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
 
 
 def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
-    """Prints the metrics of the evaluations `records` on rank 0. If `out` is set, also writes the records to this file.
-    """
+    """Prints the metrics of the evaluations `records` on rank 0. If `out` is set, writes the records to this file."""
     from vlrl.distributed import comm
     from vlrl.store.files import write_text
     from vlrl.tools.evaluate import metrics_of

@@ -33,8 +33,7 @@ _COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
     "compare": "compare:compare", "sweep": "compare:sweep", "tasks": "tasks:app", "data": "data:app",
     "judge": "judge:app", "status": "status:status", "report": "status:report", "doctor": "status:doctor",
     "app": "inspector:inspect", "serve": "serve:serve", "plan": "plan:plan", "presets": "presets:presets"}.items()})
-"""Command name -> the function of the command, or the typer application of its subcommands. It is imported when the
-command is called."""
+"""Command name -> its function, or the typer application of its subcommands, which is imported when it is called."""
 
 
 class _Commands(UserDict[str, Any]):
@@ -148,8 +147,7 @@ def _prepare_terminal() -> None:
 
 
 def _of_the_system(error: OSError) -> str:
-    """Returns the message for an OSError: what failed, and the remedy. Returns "" if the reader of a pipe has exited,
-    as in `vlrl ... | head`."""
+    """Returns an error message for an OSError; "" if the reader of a pipe has exited, as in `vlrl ... | head`."""
     refused = False
     try:
         sys.stdout.write("\n" if error.filename is None else "")  # what was too large for the buffer is not kept in it

@@ -130,8 +130,7 @@ def _episode(start: Callable[[], PlayedEpisode], place: int, given: _Given) -> b
 
 
 def _session(task: Task, question: Question, title: str) -> bool:
-    """Lets a person answer one sample. Returns True if the person goes on to the next sample, and False if the person
-    quits."""
+    """Lets a person answer one sample. Returns whether the person goes on to the next sample."""
     show_question(task, question, title)
     show(_HELP, "dim")
     judged = False

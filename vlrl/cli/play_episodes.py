@@ -29,8 +29,7 @@ def split(text: str) -> list[str]:
 
 
 def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
-    """Lets a person play episodes on one sample, which `start` begins. Returns True if the person goes on to the next
-    sample, and False if the person quits."""
+    """Lets a person play episodes begun by `start`. Returns whether the person goes on to the next sample."""
     episode = _begin(start, title)
     try:
         while True:
@@ -72,8 +71,7 @@ def _begin(start: Callable[[], PlayedEpisode], title: str) -> PlayedEpisode:
 
 
 def run(episode: PlayedEpisode, actions: Sequence[str], title: str, quiet: bool = False) -> None:
-    """Plays the given actions, in order, until the episode ends or there are no more actions. Unless `quiet`, prints
-    each turn and the score."""
+    """Plays the actions in order until the episode ends. Unless `quiet`, prints each turn and the score."""
     try:
         if not quiet:
             _show_start(episode, title)
@@ -157,8 +155,7 @@ def read_answer() -> str | None:
 
 
 def show_fields(width: int, fields: Mapping[str, object]) -> None:
-    """Prints one line per field whose value is not None: its name in bold, padded to `width` characters, and its value.
-    """
+    """Prints one line per value that is not None: its name in bold, padded to `width` characters, and the value."""
     from rich.console import Console
     from rich.text import Text
     for name, value in fields.items():

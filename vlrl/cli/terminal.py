@@ -73,9 +73,8 @@ def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
 
 @contextmanager
 def delayed_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
-    """A context manager that yields a function update(done, total). The function shows a progress bar labelled `what`
-    on stderr, but only after the first `after` seconds. `total` is None if it is unknown. Nothing is shown if stderr
-    is not a terminal."""
+    """A context manager that yields update(done, total). This function shows a progress bar labelled `what` on stderr,
+    once `after` seconds have passed. `total` may be None (unknown). Nothing is shown if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     console = Console(stderr=True)

@@ -42,8 +42,7 @@ class MethodSettings(Settings):
         return True
 
     def problem(self, config: Any) -> str:
-        """Returns why the method cannot be combined with other settings of `config`, with a remedy; "" if it can be
-        combined."""
+        """Returns why the method cannot be combined with other settings of `config`, with a remedy; "" if it can."""
         return ""
 
     @property

@@ -17,13 +17,11 @@ OWN: dict[str, frozenset[str]] = {
     "hf": _HF, "vllm": _BOTH | {"sleep"}, "vllm_server": _BOTH | {"servers", "key_file", "timeout_s", "retries"}}
 """Engine -> names of the settings that apply to this engine, in addition to `name`."""
 PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "proof")
-"""Settings of the engine that do not change any completion, such as addresses and time limits. They may change when a
-run is resumed."""
+"""Settings that do not change any completion, such as addresses and time limits. They may change on resume."""
 
 
 class EngineSettings(Settings):
-    """The inference engine. Each engine has its own settings (docs/engines.md); settings of another engine are errors.
-    """
+    """The inference engine. Each engine has its own settings (docs/engines.md); another engine's are errors."""
 
     name: Literal["hf", "vllm", "vllm_server"] = Field(
         default="hf", description="hf: the training model itself generates; vllm: vLLM inside the training process, on "

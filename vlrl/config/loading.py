@@ -185,8 +185,7 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
-    """(name, type as text, default, description) of every setting, in order; for `--settings` and
-    docs/configuration.md."""
+    """Returns (name, type as text, default, description) of every setting, in order; for `--settings` and the docs."""
     from vlrl.config.descriptions import describe as of_model
     return list(of_model(Config))
 

@@ -72,8 +72,7 @@ def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) ->
 
 
 def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the curriculum settings `old` overridden by `over`. A new sampler drops the options of the old sampler,
-    but no other settings."""
+    """Returns the curriculum settings `old` overridden by `over`. A new sampler drops the old sampler's options."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = CurriculumSettings().name
     if after.get("name", before.get("name", default)) != before.get("name", default):

@@ -99,9 +99,8 @@ def translation(name: str) -> str:
 
 
 def translations_below(name: str, value: Any) -> str:
-    """Text to append to a message about an unknown section: `" Here worker.actor.optim.lr is train.lr
-    (docs/coming-from.md)."` if settings in the section have names of another framework, else "". `value` is the
-    content of the section."""
+    """Text to append to a message about an unknown section with the content `value`: `" Here worker.actor.optim.lr is
+    train.lr (docs/coming-from.md)."` if other frameworks have settings of these names, else ""."""
     hints = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
     more = ", ..." if hints[_MOST:] else ""
     return f" Here {', '.join(hints[:_MOST])}{more} (docs/coming-from.md)." if hints else ""

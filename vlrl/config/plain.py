@@ -14,8 +14,7 @@ from vlrl.errors import ConfigError
 
 def plain(value: Any, name: str = "") -> Any:
     """Converts nested settings to values that YAML can hold: paths become strings, NumPy numbers become Python numbers.
-    Raises ConfigError for a value of any other type. The error names the setting, and `name` is the setting that
-    `value` belongs to."""
+    For a value of any other type, raises ConfigError naming the setting. `name` is the setting of `value`."""
     if isinstance(value, BaseModel):
         return plain(value.model_dump(), name)
     if isinstance(value, Mapping):

@@ -44,8 +44,7 @@ NEEDS = {
     "writes": "answers that contain this, which settings cannot show",
     "unbuilt": "something that this version does not have",
 }
-"""First word of a need (an entry of `needs`) -> description of the requirement. The rest of the entry is the argument
-of the requirement."""
+"""First word of a need (a key of `needs`) -> description of the requirement. Further words are its argument."""
 _WITHOUT_WORDS = {"episodes", "answers", "tasks", "gate", "mismatch", "reference_reward", "knobs", "reasoning"}
 MOVED = {"algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer"}
 """Name of a preset in an earlier version -> name of the preset that replaces it."""
@@ -111,8 +110,7 @@ def name_of(path: Path) -> str:
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset with this name, in the form of names in the setting `presets`. None if its file no longer exists or is
-    not a preset."""
+    """The preset with this name, written as in the setting `presets`; None if there is no such file or preset."""
     path = vlrl.HOME / "configs" / name
     if not path.is_file():
         return None

@@ -131,9 +131,8 @@ def file_module(path: Path) -> ModuleType:
 
 
 def failure(error: BaseException) -> str:
-    """Formats an error as text, preceded by its location in user code: `path/file.py:3: SyntaxError: invalid syntax`.
-    The location is the last stack frame outside of vlrl and installed packages. If there is no such frame, it is
-    omitted."""
+    """Formats an error as text, with its location in user code: `path/file.py:3: SyntaxError: invalid syntax`. The
+    location is the last stack frame outside of vlrl and installed packages; it is omitted if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
     return f"{place(error)}{type(error).__name__}: {error}"[:500]
@@ -153,7 +152,6 @@ def _is_own(filename: str) -> bool:
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Context manager or decorator that sends what user code prints to standard error, because standard output is
-    reserved for results."""
+    """Context manager or decorator: user code prints to standard error, because standard output is for results."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

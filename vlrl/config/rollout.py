@@ -76,8 +76,7 @@ class AsyncSettings(Settings):
                                  "Requires algo.correction; the hf engine needs a second copy of the model.")
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
-        """Returns why asynchronous generation cannot be combined with other settings, with a remedy; "" if it can be
-        combined."""
+        """Returns why asynchronous generation cannot be combined with other settings, with a remedy; "" if it can."""
         if not self.max_staleness:
             return ""
         most, off = self.max_staleness, "set async.max_staleness=0"
@@ -94,8 +93,7 @@ class AsyncSettings(Settings):
 
 
 class CurriculumSettings(Settings):
-    """Which samples are drawn, and on which groups the policy is trained. Additional keys are options of the sampler.
-    """
+    """Which samples are drawn, and on which groups to train. Additional keys are options of the sampler."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str = Field(default="uniform", min_length=1, description="Sampler of prompts: uniform, sequential, sec, ... "

@@ -146,8 +146,7 @@ class Config(Settings):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Task label -> weight (1 for a task without one). Returns {} if no task has a weight; then one sampler draws
-        from all tasks."""
+        """Task label -> weight (by default 1); {} if no task has a weight, so that one sampler draws from all tasks."""
         if all(entry.weight is None for entry in self.tasks):
             return {}
         return {entry.label: 1.0 if entry.weight is None else entry.weight for entry in self.tasks}

@@ -46,8 +46,7 @@ _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
 """Section of the config -> class that implements the method of this section."""
 GUIDED, REPLACED = VARIANTS = ("guided", "replaced")
-"""Values of `variant` of rollouts of algo.guided: a second attempt, and a rollout that a second attempt has replaced in
-its group."""
+"""`variant` of rollouts of algo.guided: a second attempt, and a rollout that a second attempt has replaced."""
 GIVEN = Table({
     "nodes": "vlrl.methods.tree.settings:without_nodes",
     "values": "vlrl.methods.critic.settings:without_values",
@@ -78,8 +77,7 @@ def head_of(config: Any) -> str:
 
 
 class SectionMarker:
-    """Annotation of a Config field that is the section of a method. The field is validated by the settings class of
-    this method."""
+    """Annotation of a Config field that is the section of a method. The method's settings class validates the field."""
 
     def __init__(self, name: str):
         self.name = name

@@ -11,8 +11,7 @@ from vlrl.config.base import Count, NonNegative, Positive, Rate, Settings
 
 PLACES = ("services.clip.keep", "services.reward_model.keep", *(f"services.judge.{name}" for name in (
     "url", "key_env", "timeout_s", "retries", "concurrency", "per_minute", "cache", "price_in", "price_out")))
-"""Settings of services that do not change the replies of a service, such as addresses and limits. They may change when
-a run is resumed."""
+"""Settings of services that do not change their replies, such as addresses and limits. They may change on resume."""
 
 
 class JudgeSettings(Settings):

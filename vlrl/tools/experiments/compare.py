@@ -66,8 +66,7 @@ class Comparison:
 
     a: tuple[Side, ...]
     b: tuple[Side, ...]
-    """The evaluations of side b. In the fields `a` and `b`, each Side has a number as its `step`, not a name like
-    "last"."""
+    """The evaluations of side b. In `a` and `b`, the `step` of each Side is a number, not a name like "last"."""
     split: str
     metric: str  # the metric that decides which side wins a sample
     metrics: dict[str, Metric]

@@ -27,8 +27,7 @@ _SPACE = re.compile(r"\s+")
 
 def form(text: str) -> str:
     """Returns the form of an answer: tags and punctuation are kept, a number becomes `0`, a sequence of words
-    (including numbers between words) becomes `a`. The form is cut after 120 characters. Takes linear time and never
-    raises.
+    (including numbers between words) becomes `a`. Cut after 120 characters. Takes linear time and never raises.
 
     >>> form("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>")
     '<think>a.</think><answer>[0, 0]</answer>'"""

@@ -116,8 +116,7 @@ def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
     Items of equal content are paired, preferably those that also have equal row and id. Items whose rows contradict
     each other are never paired (such as rows with two different clips of one video). Among the remaining items, those
     with equal id, media, target and row are paired although their prompts are worded differently, unless media and row
-    are both empty. If several pairs have equal content and row, only the first counts, so that a duplicated sample does
-    not count twice."""
+    are both empty. Of several pairs with equal content and row, only the first counts."""
     pairs: list[tuple[Item, Item]] = []
     left, right = list(first), list(second)
     for key in _KEYS:

@@ -111,9 +111,8 @@ def read_status(path: Path, now: float | None = None) -> Status:
 
 
 def _staged(stage_list: StageList, stages: Sequence[Status], now: float) -> Status:
-    """The status of a run with stages, from `stages` (the status of each stage) and the time `now`. `step` and `steps`
-    are sums over the stages, `state` and `pid` describe the whole run, and the other fields are those of the last
-    stage that has begun."""
+    """The status of a run with stages, from the status of each stage. `step` and `steps` are sums over the stages,
+    `state` and `pid` describe the whole run, and the other fields are those of the last stage that has begun."""
     begun = [s for s in stages if s.state != "unknown" or s.step is not None or s.stages]
     last = begun[-1] if begun else None
     owner = read_json(stage_list.folder / "run.lock")
@@ -152,8 +151,7 @@ def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool
 
 
 def _speed(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Returns (seconds per step, tokens per second) over the last RECENT of the step records. A value that no record
-    contains is None."""
+    """Returns (seconds per step, tokens per second) over the last RECENT records; None for an unrecorded value."""
     recent = [(s, _number(r.get("tokens_per_s"))) for r in records[-RECENT:] if (s := _number(r.get("time/total_s")))]
     total = sum(s for s, _ in recent)
     timed = sum(s for s, rate in recent if rate is not None)

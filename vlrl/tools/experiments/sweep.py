@@ -272,8 +272,7 @@ def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int
           scores: Callable[[Mapping[str, Mapping[str, Any]], Sequence[int]], dict[str, dict[int, float]]]
           ) -> list[Trial]:
     """Runs the search `method` over the combinations of settings `chosen`. Returns the trials, the best first: sorted
-    by number of seeds, then by mean score. `scores` trains named combinations on some seeds and returns name -> seed
-    -> score."""
+    by number of seeds, then by mean score. `scores` trains named combinations and returns name -> seed -> score."""
     results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
     left = list(results)
     for own in [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]:
@@ -308,8 +307,7 @@ def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], m
 
 
 def plot(swept: SweepResult, path: Path) -> None:
-    """Plots the performance profile of the test runs, the share of runs above each score, and writes it to `path` as
-    PNG."""
+    """Plots the performance profile of the test runs, the share of runs above each score, to a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")

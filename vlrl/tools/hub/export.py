@@ -58,8 +58,7 @@ class ExportedModel:
     files: tuple[str, ...]
     bytes: int
     tokens: tuple[str, ...] = ()
-    """Tokens of the completion used for the comparison; () for an adapter, because its files are copied without a
-    comparison."""
+    """Tokens of the completion used for the comparison; () for an adapter, whose files are copied unchecked."""
     before: tuple[float, ...] = ()
     """Log-probabilities of these tokens under the checkpoint (adapter not merged), in float32."""
     after: tuple[float, ...] = ()
@@ -187,8 +186,7 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
     """Loads the exported model from `out` with transformers, and returns its log-probabilities of the completion in
-    `batch`. Raises RunError if its processor tokenizes the prompt differently from `prompt`, or if the hash of its
-    weights is not `digest`."""
+    `batch`. Raises RunError if its prompt tokens differ from `prompt`, or the hash of its weights from `digest`."""
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)

@@ -159,8 +159,7 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
 
 
 def _text(name: str, content: Path | bytes) -> str:
-    """The text in which private words are searched, for a file with this name and content. For weights it is the header
-    of the file, for an image ""."""
+    """The text of a file in which private words are searched. For weights it is the header, for an image ""."""
     if name.endswith(".png"):
         return ""
     if isinstance(content, bytes):

@@ -40,8 +40,7 @@ class HubTarget:
 
 
 def token(repo: str) -> str:
-    """The Hub token in the environment variable HF_TOKEN. Raises ConfigError if it is not set, or if HF_HUB_OFFLINE is
-    set."""
+    """The Hub token in HF_TOKEN. Raises ConfigError if HF_TOKEN is not set, or if HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

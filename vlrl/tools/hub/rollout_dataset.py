@@ -31,8 +31,7 @@ _TEXTS = ("sample_id", "task", "group_id", "split", "prompt", "completion", "sam
 _NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward": "float64", "advantage": "float64",
             "difficulty": "float64", "correct": "bool", "truncated": "bool"}
 _ADDED = ("parts", "weights", "turns", "flag", "comment")
-"""Text columns that the rollout files lack, or store in another form than text. `parts`, `weights` and `turns` hold
-JSON."""
+"""Text columns that the rollout files do not have, or not as text. `parts`, `weights` and `turns` hold JSON."""
 _JSON = ("sample", "target", "parsed", "turns")
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 _KINDS = {"int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
@@ -115,8 +114,7 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
 
 
 def _row_groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows in lists, one for each Parquet row group. A list has at most _GROUP_ROWS rows, and about
-    _GROUP_BYTES of images at most."""
+    """Yields a list of rows for each Parquet row group: at most _GROUP_ROWS rows, and about _GROUP_BYTES of images."""
     some, size = [], 0
     for row in rows:
         some.append(row)

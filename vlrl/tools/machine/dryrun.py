@@ -109,8 +109,7 @@ class DryRun:
     lengths: PromptLengths | None = None
     step: StepWork | None = None
     observed: ObservationStats | None = None
-    """Sizes of the observations in the few episodes that the dry run has played; None for a task without an
-    environment."""
+    """Sizes of the observations in the few episodes that were played; None for a task without an environment."""
     episode: EpisodeLength | None = None  # size of the longest episode that the settings allow
     parameters: tuple[int, int] | None = None
     """(number of trainable parameters, number of all parameters), with adapters included."""
@@ -136,8 +135,7 @@ class DryRun:
 
 @prints_aside()
 def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
-    """Performs the dry run of a config and returns the report. The lengths of `samples` prompts of the training split
-    are measured.
+    """Performs the dry run of a config and returns the report. Measures the lengths of `samples` training prompts.
 
     `tell(what)` is called before each part of the dry run, with a description of this part. Raises ConfigError only if
     the task cannot be made."""
@@ -358,8 +356,7 @@ def _opened(config: Config, host: Environments | None, sample: Sample, n: int) -
 
 
 def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Encoder, report: DryRun) -> None:
-    """Encodes the samples' prompts, and adds to `report` the lengths of these prompts and the amount of work in a step
-    with such prompts."""
+    """Encodes the prompts. Adds to `report` their lengths, and the amount of work in a step with such prompts."""
     prompts, rejected = [], []
     for sample in samples:
         try:

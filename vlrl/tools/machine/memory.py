@@ -66,8 +66,7 @@ class Memory:
     activations: int  # values of a micro-batch that are kept for the backward pass
     block: int  # intermediate values and gradients of the block that is being computed
     logits: int
-    """Logits of a chunk of answer tokens, the copies of these logits, and the gradient of the output layer if it is
-    trained."""
+    """Logits of a chunk of answer tokens, the copies of these logits, and the gradient of a trained output layer."""
     step: int  # temporary float32 copy of the trained weights inside AdamW, on CUDA
     cache: int  # KV cache of the completions being generated
     prefill: int

@@ -54,8 +54,7 @@ class Plan:
     engine: int  # bytes of the GPU's memory that vLLM takes
     peak: int  # peak memory of a GPU in bytes, with `CONTEXT` included
     side_by_side: int
-    """Number of answers that one engine can generate at the same time; 0 if the engine's memory has no room for an
-    answer."""
+    """Number of answers that one engine can generate at the same time; 0 if not even one fits into its memory."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -18,8 +18,7 @@ from vlrl.tools.machine.memory import GIB
 from vlrl.tools.machine.plan import Plan, plan
 
 Try = Callable[[Sequence[str]], Plan | None]
-"""Function of overrides that plans with these overrides added. It returns the new plan, or None if a run would refuse
-the settings."""
+"""Function of additional overrides that returns the new plan, or None if a run would refuse the settings."""
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ class Recorder:
     """Measures the seconds spent in nested phases. A phase is identified by its path, such as
     `rollout/generate/prefill`. Phases in other threads are not recorded.
 
-    A CUDA device is synchronized whenever a phase begins or ends, so that the work of one phase is not counted in the
-    next."""
+    A CUDA device is synchronized whenever a phase begins or ends, so that no work is counted in a later phase."""
 
     def __init__(self, device: torch.device):
         self.seconds: dict[str, float] = {}  # path of a phase -> its seconds, including its nested phases

@@ -43,12 +43,10 @@ class ExtrapolationResult:
 
 
 def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> ExtrapolationResult:
-    """Writes the weights theta_later + k (theta_later - theta_earlier) to the folder `out`, with the other files of the
-    later model.
+    """Writes the weights theta_later + k (theta_later - theta_earlier) to `out`, with the later model's other files.
 
     `earlier` and `later` are checkpoints, model folders, or run folders (which stand for their newest checkpoint).
-    Raises RunError if the two models do not have the same weights, if one of them is damaged, or if `out` is not empty.
-    """
+    Raises RunError if the models do not have the same weights, if one of them is damaged, or if `out` is not empty."""
     if not math.isfinite(k):
         raise ConfigError(f"k={k} is not a finite number")
     a, b = (folder for path in (earlier, later) if (folder := checkpoint.find(path).path))

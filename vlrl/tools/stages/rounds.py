@@ -157,8 +157,7 @@ def _draw(config: Config, one: ModelChoice, number: int, file: RowFile) -> None:
 
 
 def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]]:
-    """The prompts of a round, as tuples (index in the training split, sample). Each round takes the next samples and
-    the next prompt template."""
+    """(index in the training split, sample) for each prompt of a round. Each round uses the next prompt template."""
     samples, most = task_samples(task, "train"), config.rounds.prompts
     places = [(number * most + i) % len(samples) for i in range(min(most, len(samples)))]
     placed = [(place, readable(samples, place) if config.data.quarantine else samples[place]) for place in places]

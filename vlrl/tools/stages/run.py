@@ -127,8 +127,7 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
 
 
 def _settings(stage: StageEntry, stage_config: Config) -> Config:
-    """The config with which a stage is run: `stage_config`, converted to supervised training for a stage of kind `sft`.
-    """
+    """The config with which a stage runs: for kind `sft`, `stage_config` converted to supervised training."""
     return sft.supervised_config(stage_config) if stage.kind == "sft" else stage_config
 
 
@@ -149,8 +148,7 @@ def _with_initial_model(stage: StageEntry, stage_config: Config, known: StageLis
 
 
 def _is_finished(known: StageList, stage: StageEntry, stage_config: Config) -> bool:
-    """Whether `known` lists a stage as finished with all its steps. Raises RunError if the stage was run with other
-    settings."""
+    """Whether a stage is finished, according to `known`. Raises RunError if the stage was run with other settings."""
     result = known.done.get(stage.name)
     if result is None:
         return False

@@ -26,8 +26,7 @@ class StageList:
     folder: Path
     stages: Sequence[tuple[str, str]] = ()  # (name, kind) of each stage
     done: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Name of each finished stage -> its result: `steps` (number of steps) and `model` (the folder with the weights).
-    """
+    """Name of each finished stage -> its result: `steps`, and `model` (the folder with the final weights)."""
 
     @property
     def folders(self) -> list[Path]:
