@@ -74,8 +74,8 @@ def compare(
     target are equal, whatever their ids. If each model was trained with several seeds, the confidence interval includes
     the variation between seeds. The exit code is 0 whatever the result.
 
-    With --sequential the command trains the runs itself, in blocks of seeds, and stops after the first block that
-    decides. Run the same command again to continue after an interruption."""
+    With --sequential the command trains the runs itself, in blocks of seeds, and stops as soon as the seeds so far show
+    a difference. Run the same command again to continue after an interruption."""
     own = {"--seeds": seeds, "--blocks": blocks, "--alpha": alpha, "--jobs": jobs, "-o": out}
     if weights or forms:
         given = {**own, "--metric": metric, "--split": split if weights else None, "--show": listed,

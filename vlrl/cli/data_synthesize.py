@@ -39,18 +39,18 @@ def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = 
 
     The task web walks randomly over its pages by clicking and typing. The state that a walk reaches becomes an
     instruction, which a rule verifies on the page (MobileGUI-RL). With --failed the task varies prompts that the model
-    fails on instead (WebRL): other page content, another element, one sub-goal more or fewer. A task with difficulty
-    knobs samples them from their full ranges, or near the values of the parent prompts.
+    fails on instead (WebRL): other page content, another element, one sub-goal more or fewer. A task that generates
+    samples from difficulty values draws these values from their full ranges, or near those of the parent prompts.
 
     With --endpoint a model behind a server writes a variation of each parent prompt. The parents are the training rows,
     or the rows that --failed or --recipe selects. The correct answer is computed by the task, or is the answer on which
     more than half of a teacher's samples agree; the generator's own claims are ignored. Every reply is written to disk
-    as soon as it arrives, so none is paid for twice.
+    as soon as it arrives, so no reply is paid for twice.
 
     Candidates that repeat another candidate or a held-out row are dropped. The model tries each remaining candidate k
     times, sampled as in training; a candidate is kept if it is solved at least once but not always. The rows record how
     they were made (generator, parent, verifier) and how often they were solved (pass_at_k). Rejected candidates are
-    written to FILE's name with .refused before the suffix. Run the same command again to resume after a stop. It exits
+    written to FILE's name with .refused before the suffix. Run the same command again to resume after a stop. Exits
     with 1 if some replies of a server are missing."""
     words = [] if request.temperature is None else [f"rollout.temperature={json.dumps(request.temperature)}"]
     loaded = load(config, [*(settings or ()), *words])

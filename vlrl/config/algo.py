@@ -81,7 +81,7 @@ class AlgoSettings(Settings):
     @property
     def corrected(self) -> bool:
         """Whether the loss corrects for the difference between the current weights and the older weights that sampled
-        the completions. A loss of the user is assumed to correct for it."""
+        the completions. A user's own loss is assumed to correct for it."""
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
 

@@ -21,7 +21,7 @@ PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "pr
 
 
 class EngineSettings(Settings):
-    """The inference engine. Each engine has its own settings (docs/engines.md); another engine's are errors."""
+    """The inference engine. Each engine has its own settings (docs/engines.md); other settings are errors."""
 
     name: Literal["hf", "vllm", "vllm_server"] = Field(
         default="hf", description="hf: the training model itself generates; vllm: vLLM inside the training process, on "

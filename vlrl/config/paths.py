@@ -25,7 +25,7 @@ def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def searched_in(value: str) -> str:
     """Text to append to a message about a relative path that was not found: the two folders that were searched. Returns
-    "" if only the working directory was searched."""
+    "" if only one folder was searched."""
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 

@@ -93,7 +93,7 @@ class AsyncSettings(Settings):
 
 
 class CurriculumSettings(Settings):
-    """Which samples are drawn, and on which groups to train. Additional keys are options of the sampler."""
+    """Which samples are drawn, and which groups are used for training. Further keys are options of the sampler."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str = Field(default="uniform", min_length=1, description="Sampler of prompts: uniform, sequential, sec, ... "

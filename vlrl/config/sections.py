@@ -97,7 +97,7 @@ section = SectionMarker
 
 
 def default_of(name: str) -> Callable[[], MethodSettings]:
-    """Returns a function that makes the default settings of a method's section. For sections that are never null."""
+    """Returns a function that makes the default settings of a method whose section is never null."""
     return lambda: _SETTINGS[name]()
 
 

@@ -21,8 +21,8 @@ class _Loader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: Any) -> None:
         """Adds the keys of the mappings merged by `<<` to a mapping. The mapping's own keys win over merged keys, and
-        earlier merged mappings win over later ones. PyYAML 6.0.4 alone handles chains of merges wrongly: if a merged
-        mapping has inherited keys by `<<`, the inherited keys win over the mapping's own keys."""
+        earlier merged mappings win over later ones. In PyYAML 6.0.4, the keys that a merged mapping has inherited by
+        its own `<<` would win over the keys that are written in it."""
         merged = next((value for key, value in node.value if key.tag == _MERGE), None)
         node.value = [pair for pair in node.value if pair[0].tag != _MERGE]
         named = {str(key.value): (key, value) for key, value in node.value}
