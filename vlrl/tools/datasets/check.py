@@ -93,11 +93,10 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     task decides what its fields may hold.
 
     Media lie under `root` (default: each file's folder) and are opened under `limits`. With `media=False`, media files
-    only need to exist; with `allow_missing`, they may be missing. `format`, `columns`,
-    `answer_type` and `boxes` are as in data.sources.reading.rows_in. `scale` returns the factor by which the model's processor resizes an
-    image of a size, and `refusal` the reason why the processor rejects this size. `preview` renders a sample as the
-    model will see it. The perfect answer is scored in original pixels, so rounding to a model's coordinate convention
-    is not an error.
+    only need to exist; with `allow_missing`, they may be missing. `format`, `columns`, `answer_type` and `boxes` are as
+    in data.sources.reading.rows_in. `scale` returns the factor by which the model's processor resizes an image of a
+    size, and `refusal` the reason why the processor rejects this size. `preview` renders a sample as the model will see
+    it. The perfect answer is scored in original pixels, so rounding to a model's coordinate convention is not an error.
 
     Raises DataError if the only file cannot be read, TaskError if the task breaks the Task contract."""
     reader = task or Task()

@@ -111,9 +111,9 @@ def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple
 
 def shared_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
                 alike: float = ALIKE) -> list[NearDuplicate]:
-    """Finds the held-out texts whose embedding has a cosine of at least `alike` with that of a training text. Only
-    texts of at least 8 words without an image are compared. Each match has the nearest training text, and the kind
-    `meaning`."""
+    """Finds the held-out texts whose embedding has a cosine of at least `alike` with the embedding of a training text.
+    The texts are given as in `shared_texts`, and `embedder` is the folder of a text model. Only texts of at least 8
+    words without an image are compared. Each match has the nearest training text, and the kind `meaning`."""
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
     if not known or not own:
         return []

@@ -69,10 +69,10 @@ def majority(ballots: Sequence[str | None], right: Sequence[float], k: int,
     """Probability in [0, 1] that the majority vote among `k` of the n answers is correct (self-consistency,
     2203.11171).
 
-    `right` [n] is 1 for a correct answer. The winner is the ballot with the most votes, weighted by `weights` [n] if
-    given; ties are broken uniformly. If only some of the winner's answers are correct, the value is their share.
-    Answers without a ballot do not vote; a subset without any vote counts as wrong. The result is the mean over all
-    subsets of k answers, or over MOST_SUBSETS sampled subsets."""
+    `ballots` [n] are the answers as returned by `ballot`; `right` [n] is 1 for a correct answer. The winner is the
+    ballot with the most votes, weighted by `weights` [n] if given; ties are broken uniformly. If only some of the
+    winner's answers are correct, the value is their share. Answers without a ballot do not vote; a subset without any
+    vote counts as wrong. The result is the mean over all subsets of k answers, or over MOST_SUBSETS sampled subsets."""
     names = sorted({b for b in ballots if b is not None})
     if not names:
         return 0.0
@@ -100,8 +100,8 @@ def _subsets(n: int, k: int) -> np.ndarray:
 
 
 def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
-    """Returns (the most frequent ballot, its share of all answers in [0, 1]). In a tie, the first ballot wins; (None,
-    0) without ballots."""
+    """Returns (the most frequent ballot, its share of all answers in [0, 1]). In a tie, the ballot that comes first
+    wins. Returns (None, 0) if no answer has a ballot."""
     names = [b for b in ballots if b is not None]
     if not names:
         return None, 0.0

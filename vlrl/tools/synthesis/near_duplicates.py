@@ -95,9 +95,9 @@ def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, 
 
     A candidate is a near duplicate of another text if both have the same words, or if half of its 13-grams occur in the
     other text. It is compared with the texts of held-out rows, and with earlier candidates of the same category and the
-    same media. A candidate is also removed if it has the same words as a row in `parents` (the rows that candidates are
-    made from), if it has an image of a held-out row (also resized, recompressed or cropped), or if its id already
-    exists. Candidates with the same words but different media are both kept."""
+    same media. A candidate is also removed in three other cases: it has the same words as a row in `parents` (the rows
+    that candidates are made from), it has an image of a held-out row (also resized, recompressed or cropped), or its id
+    already exists. Candidates with the same words but different media are both kept."""
     rows, counts, same = dict[int, Row](), Counter[str](), dict[tuple[str, ...], list[str]]()
     near = _near_heldout([one.row for one in candidates if one.row is not None], heldout, task, reader)
     words_of = {(*_kind(row), *words(question_text(task, row))) for row in parents}

@@ -133,9 +133,9 @@ def weaknesses(outcomes: Sequence[GroupOutcome]) -> dict[str, tuple[list[str], f
     """Category -> (ids of its weak prompts, share of weak prompts in the category), for categories that have weak
     prompts.
 
-    Prompts are judged by `is_weak` on their pass rates over time. If no prompt was used twice, categories are judged
-    instead, by their pass rates in the four quarters of the run; the weak prompts of a weak category are those with a
-    pass rate below 1/2."""
+    Whether a prompt is weak is decided by `is_weak` from its pass rates over time. If no prompt was used twice,
+    `is_weak` decides which categories are weak, from their pass rates in the four quarters of the run. The weak prompts
+    of a weak category are then those with a pass rate below 1/2."""
     rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for outcome in outcomes:
         rates[outcome.category][outcome.id].append(outcome.pass_rate)
@@ -165,11 +165,11 @@ def shared_out(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def sws(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """Selects one weak prompt per candidate, combined with another weak prompt of its category. Candidates are
-    distributed over the categories in proportion to their shares of weak prompts.
+    """Selects one weak prompt per candidate, combined with another weak prompt of the same category if there is one.
+    Candidates are distributed over the categories in proportion to the shares of weak prompts in them.
 
     SwS (arXiv 2506.08989). In the paper, a model first extracts the concepts of all weak problems, and concepts are
-    sampled by co-occurrence and embeddings; here a second prompt of the same category takes the place of the concepts.
+    sampled by co-occurrence and embeddings. Here, a second prompt of the same category takes the place of the concepts.
     """
     weak = weaknesses(outcomes)
     if not weak:

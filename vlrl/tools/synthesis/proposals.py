@@ -69,10 +69,11 @@ _NEAR = 0.1  # standard deviation of a variation's knobs around the knobs of its
 
 def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), location: MediaLocation | None = None
             ) -> Candidate:
-    """Makes candidate `number`: with Task.propose or, if the task only has knobs (difficulty settings of a sample), by
-    generating a sample with random knobs. If there are `parents`, the candidate is a variation of one of them.
-    Images are written to `location`. Raises ConfigError if the task can do neither, TaskError if the task's code
-    fails."""
+    """Makes candidate `number` with Task.propose. If the task only has knobs (difficulty settings of a sample),
+    generates a sample with random knobs instead. If there are `parents`, the candidate is a variation of one of
+    them. Images are written to `location`.
+
+    Raises ConfigError if the task can do neither, TaskError if the code of the task fails."""
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
         raise ConfigError(f"task '{task.name}' cannot propose prompts: implement Task.propose, or Task.knobs "
