@@ -16,22 +16,22 @@ from vlrl.config.base import NonNegative
 
 @requires("local")
 def grpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """(reward - mean) / (std + eps), with mean and standard deviation of the group (Bessel's correction). DeepSeekMath
-    (arXiv 2402.03300) section 4.1.2; eps as in TRL."""
+    """The advantage (reward - mean) / (std + eps), with mean and standard deviation of the group (Bessel's correction).
+    DeepSeekMath (arXiv 2402.03300) section 4.1.2; eps as in TRL."""
     return nan_to_zero(grouped.normalized(s.rewards, s.group, eps))
 
 
 @requires("local")
 def dr_grpo(s: Scores) -> torch.Tensor:
-    """Reward minus the group's mean, without division by the standard deviation, so that easy and hard prompts keep
-    their weight. Dr. GRPO (arXiv 2503.20783), which also uses algo.aggregation=constant."""
+    """The advantage reward - mean of the group, without division by the standard deviation, so that easy and hard
+    prompts keep their weight. Dr. GRPO (arXiv 2503.20783), which also uses algo.aggregation=constant."""
     return nan_to_zero(centred(s))
 
 
 def rloo(s: Scores, normalize: bool = False, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """The reward minus the mean of the group's other completions, i.e. n / (n - 1) * (reward - mean) in a group of n.
-    RLOO (arXiv 2402.14740); for TRL's version set algo.kl_in=reward. normalize: return (A - mean) / (std + eps) of
-    these advantages A over the whole step."""
+    """The advantage is the reward minus the mean of the group's other completions, i.e. n / (n - 1) * (reward - mean)
+    in a group of n. RLOO (arXiv 2402.14740); for TRL's version set algo.kl_in=reward. normalize: the advantages A
+    become (A - mean) / (std + eps), with mean and std over the whole step."""
     n = grouped.count(s.rewards, s.group)
     values = centred(s) * (n / (n - 1))
     if normalize:

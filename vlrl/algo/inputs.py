@@ -101,7 +101,7 @@ class LossInputs:
     logprobs: torch.Tensor
     """[N] log-probabilities under the current policy, with gradient."""
     old_logprobs: torch.Tensor
-    """[N] log-probabilities computed by the trainer with the weights that sampled."""
+    """[N] log-probabilities that the trainer computed with the weights that sampled the rollouts."""
     advantages: torch.Tensor
     """[N] advantage of each token."""
     mask: torch.Tensor
@@ -147,9 +147,11 @@ class LossInputs:
     stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N, ...] each statistic of the logits that a function requires ("stat:<name>"), with gradient."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Each statistic with the weights that sampled ("old_stat:<name>"), by name; {} if the current weights sampled."""
+    """Each statistic that a function requires ("old_stat:<name>"), by name, computed with the weights that sampled the
+    rollouts. {} if these are the current weights."""
     per_token: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N] values of Rollout.per_token, by the names that a head's loss reads (heads.Head.reads); NaN = no value."""
+    """For each name that a head's loss reads (heads.Head.reads), the values [N] of Rollout.per_token; NaN = no value.
+    """
     known: Mapping[str, float] = field(default_factory=dict)
     """For each name in per_token, the number of all trained tokens of the optimizer step that have a value."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class Objective:
 
     @property
     def prepares(self) -> bool:
-        """Whether any function has a `prepare` for the whole optimizer step."""
+        """Whether any function has a `prepare`, which must run on the whole optimizer step before the micro-batches."""
         return any(f.prepare for f in self.functions.values())
 
     def prepare(self, x: LossInputs) -> Prepared:

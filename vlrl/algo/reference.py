@@ -29,7 +29,7 @@ class Frozen:
 
 class Ema(Frozen):
     """A moving average: reference <- decay * reference + (1 - decay) * policy, every `every` steps. GRPO-CARE (arXiv
-    2506.16141): 0.995 every 10 steps, starting from the same weights."""
+    2506.16141) has decay 0.995 and every=10, and starts from the policy's initial weights."""
 
     moves = True
 

@@ -179,8 +179,8 @@ class ForeseeingSampler(Protocol):
     """A sampler that knows its next draws in advance."""
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns what `next(count, step)` would return if no further outcome were observed. Does not count as a draw.
-        """
+        """Returns what `next(count, step)` would return if no further outcome were observed. The prompts do not count
+        as drawn."""
         ...
 
 

@@ -24,15 +24,16 @@ class Draw:
     weight: float = 1.0
     """Factor on the loss of the group, in addition to the `weight` of the sample's row."""
     knobs: tuple[tuple[str, float], ...] = ()
-    """For a task that generates samples: the difficulty settings; the sample is `task.generate(index, knobs)`."""
+    """The difficulty settings as (name, value) pairs, for a task that generates samples: the sample is
+    `task.generate(index, knobs)`."""
     fields: tuple[tuple[str, bool | int | float | str], ...] = ()
     """Fields that the curriculum's stage overrides in the sample; they must be in Task.stage_fields."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a draw. `rewards` has one reward per completion (None = unscorable); it is empty if the prompt was
-    rejected."""
+    """The result of a draw. `rewards` has one reward per completion (None = unscorable). If the prompt was rejected,
+    `rewards` is empty."""
 
     draw: Draw
     rewards: tuple[float | None, ...]
@@ -40,7 +41,7 @@ class Outcome:
     """Whether each completion is correct (Task.correct); None = unknown."""
     surprise: float = 0.0
     """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), where p is the probability under the
-    weights that sampled the completion. The sampler gvm uses it in place of the gradient norm."""
+    weights that sampled the completion. The sampler gvm uses this mean in place of the gradient norm."""
     is_episode: bool = False
     """Whether the completions are episodes."""
     teaches: bool | None = None

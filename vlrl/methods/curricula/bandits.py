@@ -179,7 +179,7 @@ class Dump(CategorySampler):
         self.answers, self.groups = (np.zeros(len(self.names), dtype=np.int64) for _ in range(2))
 
     def bounds(self) -> np.ndarray:
-        """[C] UCB of each category."""
+        """[C] UCB of each category, the upper confidence bound on the category's learnability."""
         mean = self.window.sum(axis=1) / np.clip(self.answers, 1, self.window.shape[1])
         return mean + np.sqrt(2 * np.log(self.groups.sum() + 1) / (self.groups + 1))
 

@@ -113,8 +113,8 @@ class Lifecycle(Adaptive):
 
 
 class Limr(Adaptive):
-    """Keeps the prompts whose pass rates follow the mean learning curve, after it has recorded some epochs over all
-    prompts.
+    """Records the pass rates of all prompts for some epochs, then keeps the prompts whose pass rates follow the mean
+    learning curve.
 
         s_i = 1 - sum_k (r_i^k - mean^k)^2 / sum_k (1 - mean^k)^2        kept where s_i > threshold
 

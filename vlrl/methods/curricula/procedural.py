@@ -1,8 +1,8 @@
 """Samplers that choose the difficulty of samples, for tasks that generate their samples (Task.knobs, Task.generate).
 
 A knob is a number, such as a size or a count, that makes a generated sample easier or harder. Every draw is a new
-sample, generated with knobs that the sampler chooses; its index in the training split is a running number. Internally
-each knob is scaled to [0, 1], from its lowest to its highest value."""
+sample, generated with knobs that the sampler chooses. The sample's index in the training split is a running number.
+Internally each knob is scaled to [0, 1], from its lowest to its highest value."""
 
 from __future__ import annotations
 

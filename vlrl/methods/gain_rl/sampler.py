@@ -16,7 +16,7 @@ from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 
 _REACH = 6
-"""The window is cut off at this many standard deviations from its centre."""
+"""The window is cut off at this many standard deviations from the centre of the window."""
 _LEAST = 1e-300
 """Weight of the prompts farthest from the window: positive, so that they can be drawn when no others are left, but
 below all other weights."""

@@ -34,9 +34,9 @@ def bonus(x: LossInputs, coef: float = 0.001) -> tuple[torch.Tensor, Metrics]:
 @idle("algo.entropy.most=0", most=0)
 @requires("stat:entropy")
 class Adaptive(Saved):
-    """An entropy bonus that is active only while the entropy is at or below `target` (nats per token). Its coefficient
-    rises by `delta` after an optimizer step with an entropy at or below the target, and falls by `delta` after one
-    above it, within 0 .. `most`.
+    """An entropy bonus that is active only while the entropy is at or below `target` (nats per token). After each
+    optimizer step the coefficient of the bonus changes, within 0 .. `most`: it rises by `delta` if the entropy was
+    at or below the target, and falls by `delta` otherwise.
 
     Skywork Open Reasoner 1 (arXiv 2505.22312) section 3.2, adaptive entropy control. The entropy of the previous
     optimizer step decides whether the bonus is active."""

@@ -95,7 +95,8 @@ def _compensates(step: int, decay: int, floor: float) -> bool:
 
 
 def _first(among: torch.Tensor, key: torch.Tensor, group: torch.Tensor, keep: float) -> torch.Tensor:
-    """[R] bool: marks, in each group, the share `keep` of the rollouts in `among` that have the smallest keys."""
+    """[R] bool: selects from each group the share `keep` of the rollouts in `among` [R], rounded up: those with the
+    smallest `key` [R]."""
     chosen = torch.zeros_like(among)
     for number in group[among].unique().tolist():
         own = among & (group == number)

@@ -131,13 +131,13 @@ def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | 
 @reads("outcome")
 @requires("local", "texts")
 def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Subtracts weight * (1 - fewest / steps) from the reward of a correct completion, where `fewest` is the smallest
-    number of reasoning steps among the group's correct completions. Positive rewards of wrong completions are set to
-    0.
+    """Subtracts weight * (1 - fewest / steps) from the reward of a correct completion. Here `steps` is the completion's
+    number of reasoning steps, and `fewest` the smallest such number among the group's correct completions. Positive
+    rewards of wrong completions are set to 0.
 
     A reasoning step is a paragraph, so that merging sentences saves nothing. Step Pruner (arXiv 2510.03805), as
-    described in the paper; the size of the penalty is ours, and its automatic stop at overlong steps is not included.
-    """
+    described in the paper; the size of the penalty is ours. The paper's automatic stop at overlong steps is not
+    included."""
     right = grouped.correct(s, part, correct)
     steps = torch.tensor([max(1, len(_pieces(_PARAGRAPHS, text))) for text in s.texts], dtype=s.rewards.dtype)
     fewest = grouped.smallest(torch.where(right, steps, torch.nan), s.group)
@@ -201,8 +201,7 @@ class CallCost(Saved):
         self.seen: deque[float] = deque(maxlen=window)
 
     def __call__(self, s: Scores) -> torch.Tensor:
-        """The shaped rewards [R]. Raises ValueError if the tasks have no reward part of this name, or if a cost is
-        below 0."""
+        """The shaped rewards [R]. Raises ValueError if no task has the reward part `part`, or if a cost is below 0."""
         if self.part not in s.parts:
             raise ValueError(f"there is no reward part '{self.part}'; the reward parts are: {', '.join(s.parts)}")
         cost = s.parts[self.part]

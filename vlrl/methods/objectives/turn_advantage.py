@@ -106,7 +106,7 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
     failed episodes. On other turns A_T is 0.
 
     The part is 1 if the turn's tool calls succeeded, else 0. Tools provide `tool_success` for a task that names it in
-    its rewards; with a weight of 0 in the task's rewards, it affects only A_T. THOR (arXiv 2509.13761): episode-level
+    its rewards. With weight 0 in these rewards, `tool_success` affects only A_T. THOR (arXiv 2509.13761): episode-level
     and step-level GRPO. The paper regenerates groups of steps from the point before a failed call; here the tool calls
     of the group's episodes are compared instead."""
     steps = [[turn.parts.get(part, math.nan) if reward == reward else math.nan for turn in own]

@@ -33,11 +33,11 @@ _log = logging.getLogger(__name__)
 
 GROUPS = np.dtype([("key", "u8"), ("file", "i4"), ("first", "i4"), ("size", "i4"), ("own", "?"), ("age_from", "i4"),
                    ("best", "f8"), ("spread", "f8")])
-"""An index record describes one group. key: hash of its name. file, first, size: the copied file and the rows in it.
-own: whether the group is from this run. age_from: the step from which its age is counted; for a group of this run,
-the number of completed steps of the weights that sampled it; for other groups, the step in which it was copied.
-best: largest reward - mean reward. spread: largest - smallest reward. best and spread are NaN for groups of other
-runs, whose rewards are not trusted."""
+"""Data type of the buffer's index, which has one record per group. key: hash of the group's name. file, first, size:
+the copied file and the group's rows in this file. own: whether the group is from this run. age_from: the step from
+which the group's age is counted. For a group of this run, this is the number of completed steps of the weights that
+sampled the group, else the step in which the group was copied. best: largest reward - mean reward. spread: largest -
+smallest reward. best and spread are NaN for groups of other runs, whose rewards are not trusted."""
 
 Weigh = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """A function (groups [n] of dtype GROUPS, their ages [n] in steps) -> [n] sampling weights."""

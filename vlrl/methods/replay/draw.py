@@ -41,7 +41,8 @@ _STREAM = 22
 
 @dataclass(frozen=True, eq=False)
 class ReplayFunctions:
-    """The functions that algo.stored names, with their options."""
+    """The functions that algo.stored names, with their options bound: the loss (`rule`), the filter of completions
+    (`batch`), the advantage, the sampling weights of groups (`draw`) and the schedule (`every`)."""
 
     rule: Bound
     batch: Bound

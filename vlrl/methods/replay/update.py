@@ -161,8 +161,8 @@ def replay_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor,
 
 
 def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
-    """Metrics of the replayed completions of a step, as means over the step's optimizer steps. Called on every process.
-    """
+    """Metrics of the replayed completions of a step, as means over the passes in `stored`, one per optimizer step.
+    Called on every process."""
     known = [a for a in stored if a is not None]
     if not known:
         return {"stored/applied": 0.0}

@@ -113,8 +113,8 @@ def correct(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool
 
 def explains(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
     """Keeps correct retries that explain the answer well. Under the prompt without guidance, the mean log-probability
-    of the retry's tokens must exceed that of the given solution, and the true answer must be more probable after the
-    explanation than without it.
+    of the retry's tokens must exceed that of the given solution. In addition, the true answer must be more probable
+    after the retry's explanation than without an explanation.
 
     ExPO (arXiv 2507.02834). The answer is the text that begins with the last <answer>."""
     attempts = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))

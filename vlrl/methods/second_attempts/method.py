@@ -72,8 +72,8 @@ class SecondAttempts(Method):
         self.guiding = RetryGenerator(self.config, run.encode, read)
 
     def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: RolloutContext) -> Sequence[Group]:
-        """Adds retries to the groups' `aside`. The retries are scored as a separate group, as completions of the
-        unchanged sample."""
+        """Retries groups and adds the retries to each group's `aside`. Retries are scored in a separate group, as if
+        they were completions of the unchanged sample."""
         stays = self.guiding.trains_guided
         answers = [[answer_of(r.completion, g.prompt, ask.step, r.variant) for r in g.rollouts] for g in groups]
 

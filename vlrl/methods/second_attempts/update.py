@@ -43,7 +43,7 @@ class RetryPass:
     step: int
     part: Minibatch
     """The micro-batches of the retries. If the loss compares each retry with a failed completion of the same group, the
-    two rows have the same `unit`, so that they are in the same micro-batch."""
+    rows of these two completions have the same `unit`."""
     loss: float = 0.0
     """This process's share of the loss in the last epoch over the batch."""
     logratio: float = 0.0
@@ -107,8 +107,9 @@ def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
 
 def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor | None,
                 compared: bool) -> RetryBatch:
-    """Makes the RetryBatch of the micro-batch `micro` of `part`. `compared`: each retry must come with its failed
-    completion. Raises TrainingError if the two were put into different micro-batches because memory ran out."""
+    """Creates the RetryBatch of the micro-batch `micro` of `part`. `compared`: whether each retry must come with its
+    failed completion. In that case, raises TrainingError if a retry and its failed completion were put into
+    different micro-batches because memory ran out."""
     rows, device = [part.rollouts[r] for r in micro.order], logprobs.device
     units = [*dict.fromkeys(t.unit for t in rows)]
     if compared and any({t.group_index for t in rows if t.unit == unit} != {0, 1} for unit in units):

@@ -150,8 +150,8 @@ class BranchingGenerator:
                        sampling=at_most(request.sampling, place + rule.tokens))
 
     def _round(self, request: Request, tree: list[Leaf]) -> Request:
-        """The next request for a group: all missing completions or, with a token budget, at most as many as there are
-        roots. Each new completion continues the completion that has the fewest branches."""
+        """The next request for a group: for all missing completions or, with a token budget, for at most as many as
+        there are roots. Each new completion continues the completion in `tree` that has the fewest branches."""
         settings = branch_of(self.config)
         n, begun = request.n - len(tree), []
         n = n if settings.tokens is None else min(n, settings.roots or n)
