@@ -19,12 +19,12 @@ _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category",
 _LEAKS = {"row": ("what it asks", "held-out data must not be trained on: remove it from one of the two"),
           "group": ("group_key={}", "all rows of a group must be in the same split"),
           "media": ("its image or video", "`vlrl data split` keeps them in the same split")}
-"""Maps each kind of leak (see `_leak_keys`) to what both splits contain, and how to fix it."""
+"""Maps each kind of leak (see `_leak_keys`) to (what both splits contain, how to fix it)."""
 
 
 def split_of(path: Path, split: object) -> str | None:
-    """Returns "train" or "heldout", as the row's field `split` says, or else the name of the file `path`; None if
-    neither says which."""
+    """Returns "train" or "heldout": the split that the row's field `split` names, or else the one that the name of the
+    file `path` contains; None if neither names a split."""
     stated = train_or_heldout(split) if split is not None else None
     words = path.stem.replace("_", "-").replace(".", "-").split("-")
     return stated or next((name for word in words if (name := train_or_heldout(word))), None)

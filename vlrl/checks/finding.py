@@ -43,8 +43,8 @@ class Finding:
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Groups findings of one rule whose messages only differ in values; groups are in the order of their first
-    findings."""
+    """Returns lists of findings of the same rule whose messages differ only in values, in the order of the first
+    finding of each list."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.rule, shape(finding.message)), []).append(finding)
@@ -52,7 +52,8 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """One line per group of findings: location, id and message of the first finding, and the number of further rows."""
+    """Returns one line per group of similar findings: location, id and message of the first finding, and the number of
+    further rows."""
     return [counted(f"{first.where}: {first.id or '(no id)'}: {first.kind}: {first.message}", len(group))
             for group in grouped(findings) for first in group[:1]]
 

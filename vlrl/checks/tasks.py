@@ -138,7 +138,7 @@ def has_score(task: Task) -> bool:
 
 
 def with_media_size(sample: Sample, limits: LimitsSettings) -> Sample:
-    """The sample as `score` receives it: its row has the width and height of its first media."""
+    """Returns the sample as `score` receives it: the row has the width and height of the sample's first media."""
     if not sample.media or {"width", "height"} <= sample.row.keys():
         return sample
     width, height = loader.load(sample.media[0], limits, _FRAMES).size

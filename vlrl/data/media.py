@@ -96,9 +96,10 @@ def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = Non
          clips: ClipCache | None = None) -> LoadedMedia:
     """Loads one image or video, and returns its frames as LoadedMedia.
 
-    An image becomes RGB, with its EXIF orientation applied and transparency blended over white. From a video between
-    `start` and `end`, an even number of frames is sampled as `video` says, because models merge frames in pairs (see
-    `video.sampling.choose`). Frames decoded from video files are cached in `clips`. The media's edits are applied last.
+    An image becomes RGB, with its EXIF orientation applied and transparency blended over white. From a video, an even
+    number of frames between `media.start` and `media.end` is sampled with the settings `video`. The number is even
+    because models merge frames in pairs (see `video.sampling.choose`). Frames decoded from video files are cached in
+    `clips`. The edits of `media` are applied last.
 
     Raises DataError naming the file if it is missing, unreadable, truncated or above `limits`."""
     def read() -> LoadedMedia:

@@ -73,8 +73,8 @@ def are_shares(values: Sequence[float]) -> bool:
 
 
 def pixels(values: list[float], name: str) -> list[float]:
-    """Returns the coordinates unchanged. Raises DataError, naming the field, if they can only be fractions of the image
-    size."""
+    """Checks that the coordinates of the field `name` can be pixels, and returns them unchanged. Raises DataError
+    naming the field if they can only be fractions of the image size."""
     if any(values) and are_shares(values) and any(v != int(v) for v in values):
         raise DataError(f"{name}={short(values)} are fractions of the image, but this format uses pixels: multiply "
                         "these numbers by the width and height of the image")

@@ -34,8 +34,8 @@ class LiveEpisode:
     observed_media: list[LoadedMedia] = field(default_factory=list)
     """The media of all observations, including a final one that is not shown to the model."""
     windows: list[Prompt] = field(default_factory=list)
-    """If the history is limited: for each action, the context in which it was sampled, without the prompt but with the
-    action."""
+    """The context in which each action was sampled, without the prompt, followed by the action. Empty if the history is
+    not limited."""
     ended: str = ""
     error: str | None = None
     continued: CacheSlot = field(default_factory=CacheSlot)

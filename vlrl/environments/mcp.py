@@ -328,9 +328,9 @@ class McpEnvironment(ToolEnvironment):
 
 
 def _added(before: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the fields `last` of a call's result to those of the action's earlier calls. Rewards are added; `done` and
-    success are true if any call reports them; of other fields the last value is used. Raises ProtocolError for an
-    invalid value."""
+    """Returns the combined fields of an action's calls: those of the earlier calls (`before`) and of the last call
+    (`last`). Rewards are added; `done` and success are true if any call reports them; of other fields the last value
+    is used. Raises ProtocolError for an invalid value."""
     done = last.get("done", False)
     if not isinstance(done, bool):
         raise ProtocolError(f"the server's done is {str(done)[:60]!r}, expected true or false")

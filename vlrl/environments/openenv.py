@@ -179,8 +179,8 @@ class OpenEnv(Environment):
 
 
 def _session(url: str, until: Deadline) -> Any:
-    """Opens a WebSocket to the server at `url`, before the deadline `until`. It uses no proxy and cannot follow
-    redirects, because a redirect would need another socket."""
+    """Opens a WebSocket to the server at `url`, before the deadline `until`, and returns the WebSocket. It uses no
+    proxy and cannot follow redirects, because a redirect would need another socket."""
     from websockets.sync.client import connect
 
     parts = urlsplit(url)
@@ -247,7 +247,8 @@ def healthy(url: str) -> bool:
 
 
 def action_schema(url: str, seconds: float = _CONNECT_S) -> Mapping[str, Any]:
-    """Requests the JSON schema of a server's actions. Raises ProtocolError or httpx.HTTPError."""
+    """Requests and returns the JSON schema of the server's actions. Raises ProtocolError for an invalid response, and
+    httpx.HTTPError if the request fails."""
     schema = _fetched(f"{url}/schema", seconds).get("action")
     if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
         raise ProtocolError("the server's /schema has no action schema")

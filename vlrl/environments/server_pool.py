@@ -94,6 +94,6 @@ class ServerPool:
 
 
 def pool(addresses: Sequence[str], healthy: Callable[[str], bool]) -> ServerPool:
-    """Returns the pool of the servers at these addresses. All callers in the process share it. healthy: see ServerPool.
-    """
+    """Returns the pool of the servers at these addresses: the same ServerPool for all callers in this process.
+    `healthy` returns whether the server at an address is healthy."""
     return _pools.setdefault(tuple(addresses), ServerPool(addresses, healthy))

@@ -182,8 +182,9 @@ def _shown(value: Any) -> Observation | None:
 
 class ToolEnvironment(Environment):
     """An environment that executes the tool calls in an action, and shows their results. An action without a call ends
-    the episode. `Step.info` has `calls`: name, arguments and error (None if it succeeded) of each call. success:
-    whether turns with calls get the reward part SUCCESS, which is 1 if all calls succeed."""
+    the episode. `Step.info["calls"]` lists name, arguments and error (None for a successful call) of each call.
+    success: whether turns with calls get the reward part SUCCESS, which is 1 if all calls of the turn succeed, else
+    0."""
 
     def __init__(self, tools: Sequence[Tool], success: bool = False):
         self.tools, self.success = {tool.name: tool for tool in tools}, success

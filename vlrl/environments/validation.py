@@ -26,7 +26,7 @@ class ProtocolError(Exception):
 
 
 def checked_observation(observation: Any) -> Observation:
-    """Checks an observation, and returns it with its images converted to RGB. Raises ProtocolError if it is invalid."""
+    """Returns an observation with its images converted to RGB. Raises ProtocolError if the observation is invalid."""
     if isinstance(observation, Observation) and observation.results:
         return Observation.of_results([checked_observation(result) for result in observation.results])
     if not isinstance(observation, Observation) or not isinstance(observation.text, str):
@@ -49,7 +49,8 @@ def _sendable(source: Any) -> Any:
 
 
 def checked_step(step: Any) -> Step:
-    """Checks a step, and returns it with reward parts as floats and the state as a string, or raises ProtocolError."""
+    """Returns a step with reward parts as floats and the state as a string. Raises ProtocolError if the step is
+    invalid."""
     if not isinstance(step, Step):
         raise ProtocolError(f"the environment returned {type(step).__name__}, expected a Step")
     if not isinstance(step.parts, Mapping):

@@ -241,8 +241,8 @@ def _sentence(value: Any) -> str:
 
 
 def lisa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of LISA / ReasonSeg (2308.00692), which is the file of one image, to one row per text. The
-    row's box encloses all polygons labelled `target`, in original pixels."""
+    """Converts a record of LISA / ReasonSeg (2308.00692), which is the file of one image, to one row per text. The box
+    of each row encloses all polygons labelled `target`, in original pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
         if not isinstance(shape, Mapping):

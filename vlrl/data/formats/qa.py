@@ -235,8 +235,8 @@ def _answers(record: Record) -> tuple[str, ...]:
 
 
 def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
-    """Moves values of numeric fields (`duration`, `difficulty` ...) that are not valid numbers (such as "short") to
-    `meta`."""
+    """Returns fields of a row, with those values moved to `meta` that a numeric field (`duration`, `difficulty` ...)
+    cannot have (such as "short")."""
     given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
     values = {k: number(v) for k, v in given.items()}
     sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]

@@ -44,16 +44,16 @@ def system_prompt(record: Record, conversation: Conversation | None) -> dict[str
 
 
 def context_turns(conversation: Conversation | None, media: Record) -> dict[str, Any]:
-    """Returns {"turns": ...} with the conversation's turns before the question; {} if there are none. For formats that
-    do not read the question with `question_fields`; `media` are the media fields of the row."""
+    """Returns {"turns": ...} with the conversation's turns before the question; {} if there are none. `media` are the
+    media fields of the row. Only needed by formats that do not read the question with `question_fields`."""
     if not conversation or not conversation.turns:
         return {}
     return {"turns": question_fields(conversation.question, media, (), conversation.turns)["turns"]}
 
 
 def with_media(record: Record, conversation: Conversation) -> Record:
-    """Returns the record with the media named in its conversation. Raises DataError if its media fields name other
-    media."""
+    """Returns the record with the media that its conversation names. Raises DataError if fields of the record name
+    other media."""
     if not conversation.media:
         return record
     given = pick(record, *IMAGE) if has(record, *IMAGE) else pick(record, *VIDEO)
@@ -113,7 +113,8 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
 
 def _placed(texts: Sequence[str], media_kinds: Sequence[str]) -> list[str]:
     """Returns the texts with exactly one placeholder for each entry of `media_kinds` ("image" or "video"). If there is
-    only one text, and all its placeholders are at its beginning, returns it without placeholders."""
+    only one text, and all its placeholders are at its beginning, the returned text has no placeholders. Raises
+    DataError if placeholders and media do not match."""
     marks = [mark[1] for text in texts for mark in _MARK.finditer(text)]
     first = _LEADING.match(texts[0])
     leading = [mark[1] for mark in _MARK.finditer(first[0])] if first else []

@@ -46,8 +46,8 @@ def read_samples(task: Any, split: str) -> Sequence[Sample]:
     already renamed repeated ids of other formats). If the `split` fields of the rows name both training and held-out
     splits (train; val, test ...), only the rows of `split` are read.
 
-    With `data.quarantine`, bad rows are left out, logged and listed in `quarantined`; otherwise the first one stops the
-    run. Rows of large files are read and checked on demand, see `data.index`.
+    With `data.quarantine`, bad rows are left out, logged and listed in the attribute `quarantined` of the result;
+    otherwise the first bad row stops the run. Rows of large files are read and checked on demand, see `data.index`.
 
     Raises ConfigError if the split has no file, DataError naming file, line and row."""
     files, root = _split_files(task, split)

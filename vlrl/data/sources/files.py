@@ -57,8 +57,8 @@ class FileRecord(NamedTuple):
 
 
 def file_records(path: Path, is_record: IsRecord) -> Iterable[FileRecord]:
-    """Returns the records of a file. `is_record(document)` decides whether a .json file with a single object is one
-    record. Raises DataError if the file cannot be read as a whole."""
+    """Returns the records of a file. `is_record(document)` decides whether a .json document that is one object is
+    itself a record. Raises DataError if the file cannot be read as a whole."""
     packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
     read = _lines if packed else READERS.get(path.suffix.lower())
     if read is None:

@@ -77,7 +77,7 @@ def shards_of(path: Path) -> list[str]:
 
 
 def _shards(files: list[str]) -> list[str]:
-    """The row files with the first suffix in _SHARDS that occurs.
+    """Returns the row files with the first suffix in _SHARDS that occurs; [] if none occurs.
 
     Files cache-*, in which `datasets` stores results of map and filter, repeat rows and are skipped. In a folder with
     images, JSON lines do not count as shards."""
@@ -142,11 +142,11 @@ def _inside(folder: str, value: Any) -> Any:
 
 def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda document: False,
             cache: str = "") -> list[FileRecord]:
-    """Returns the records of a file or folder. Embedded media are moved to a file in the folder `cache`, to save
-    memory.
+    """Returns the records of a file or folder. To save memory, embedded media are moved to a file in the folder
+    `cache`.
 
-    `is_record(document)` decides whether a .json file with a single object is itself a record, and not a list of
-    records under some key. Raises DataError if the path cannot be read as a whole."""
+    `is_record(document)` decides whether a .json document that is one object is itself a record, or contains a list of
+    records. Raises DataError if the path cannot be read as a whole."""
     entries = folder_records(path) if os.path.isdir(path) else file_records(path, is_record)
     folder = cache_folder(cache)
     try:
