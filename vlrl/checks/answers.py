@@ -168,8 +168,8 @@ class OracleScore:
 
 
 def answer_of(text: str, opened: str = "") -> Answer:
-    """Converts a text to the Answer that the training loop would pass to a task; `opened` is as in
-    `OracleScore.reward`."""
+    """Converts a text to the Answer that the training loop would pass to a task. `opened` is the text that the chat
+    template puts at the start of the answer."""
     return parse_answer(text, n_tokens=max(1, len(text) // 4), opened=opened)
 
 

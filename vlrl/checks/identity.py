@@ -18,7 +18,8 @@ from vlrl.types import Media, Sample
 
 
 def media_digest(media: Media) -> str:
-    """Hash of an image or video: of its files or pixels (`source_digest`) and of the selected frames and time range."""
+    """Hash of an image or video, computed from its files or pixels (`source_digest`), its time range and its frame
+    times."""
     return _digest([media.kind, media.start, media.end, media.fps, media.times,
                     *map(source_digest, sources_of(media))])
 

@@ -111,7 +111,7 @@ def checked_row(samples: Sequence[Sample], n: int, split: str) -> CheckedRow:
 
 
 def with_sample(row: CheckedRow, sample: Sample) -> CheckedRow:
-    """Sets the sample of a CheckedRow, with its row and id, and returns the CheckedRow."""
+    """Sets the fields `sample`, `row` and `id` of a CheckedRow to those of a sample, and returns the CheckedRow."""
     row.sample, row.row, row.id = sample, sample.row, sample.id
     return row
 
@@ -120,8 +120,8 @@ def with_files(row: CheckedRow, describe: Callable[[Key], MediaFile], limits: Li
                ) -> CheckedRow:
     """Sets the `files` of a CheckedRow and returns the CheckedRow.
 
-    `describe(key)` describes one media file of the sample. If `limits` are given, media in memory are loaded within
-    these limits."""
+    `describe(key)` returns the MediaFile of one media file of the sample. If `limits` are given, media in memory are
+    loaded within these limits."""
     media = row.sample.media if row.sample else ()
     row.files = [*(describe(key) for one in media for key in file_keys(one)),
                  *(_in_memory(one, limits) for one in media

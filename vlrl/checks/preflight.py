@@ -185,7 +185,8 @@ def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, ref
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:
-    """One line per rule: the first sample or row that breaks the rule, and the number of further ones."""
+    """Returns one line per rule that is broken: the first sample or row that breaks the rule, and the number of further
+    samples or rows."""
     of_tasks: dict[tuple[str, str], list[Finding]] = {}
     of_rows = []
     for finding in findings:

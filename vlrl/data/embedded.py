@@ -45,8 +45,8 @@ class SpillFile:
         self._end = 0
 
     def put(self, data: bytes) -> EmbeddedMedia:
-        """Appends the bytes of one image or video; returns their position in the file. Raises OSError when the disk is
-        full."""
+        """Appends the bytes of one image or video. Returns an EmbeddedMedia that refers to these bytes in the file.
+        Raises OSError when the disk is full."""
         begin, rest = self._end, memoryview(data)
         while rest:
             written = os.pwrite(self.descriptor, rest, self._end)

@@ -130,8 +130,8 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Cli
 def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
     """Returns the source of an image or video that a row names, after checking that it may be read.
 
-    The result is a file path (see `resolve`), a URL that `access` allows, embedded media, or, for a video given as
-    frames, a list of these. Raises DataError for anything else."""
+    The source is a file path (see `resolve`), a URL that `access` allows, or embedded media. For a video given as
+    frames, it is a list with the source of each frame. Raises DataError for anything else."""
     if isinstance(path, EmbeddedMedia):
         return path
     if isinstance(path, list):

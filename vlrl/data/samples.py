@@ -146,8 +146,8 @@ def parts_of(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
 
 
 def fingerprint_rows(samples: Sequence[Sample]) -> Sequence[int]:
-    """Returns the indices of the rows that identify the split when a run resumes: those that a SampleSequence gives, or
-    all rows of a plain list."""
+    """Returns the indices of the rows that identify the split when a run resumes: the result of
+    `SampleSequence.fingerprint_rows`, or all rows of a plain list; () for any other sequence."""
     if isinstance(samples, SampleSequence):
         return samples.fingerprint_rows()
     return range(len(samples)) if isinstance(samples, (list, tuple)) else ()

@@ -88,9 +88,9 @@ def _as_space(value: Any, space: Any) -> Any:
 def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dict[str, Any]:
     """Converts a text to an action that matches the JSON schema of a server's actions.
 
-    The text becomes the value of `field`, or else of the schema's only required field, or else of its only field,
-    converted to the field's type. If there is no such field, the text must be a JSON object. Raises ValueError, with a
-    message for the model, for an invalid action."""
+    The text, converted to the field's type, becomes the value of `field`. If `field` is empty, it becomes the value of
+    the schema's only required field, or else of its only field. If no field is determined in this way, the text must be
+    a JSON object. Raises ValueError, with a message for the model, for an invalid action."""
     text = text.strip()
     if len(text) > _MOST:
         raise ValueError(f"the action has {len(text)} characters; at most {_MOST} are read")

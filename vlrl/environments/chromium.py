@@ -28,9 +28,9 @@ STEADY = ("--disable-partial-raster", "--disable-threaded-animation", "--disable
 
 
 def chromium_program(named: str = "") -> str | None:
-    """Returns the Chromium program: `named` if it is not empty, or else the first of BROWSERS in PATH; None if there is
-    none, so that playwright uses its own. Raises ConfigError if playwright, which controls the browser, is not
-    installed."""
+    """Returns the Chromium program: `named` if it is not empty, else the first of BROWSERS in PATH. Returns None if
+    PATH has none of them; playwright then uses its own browser. Raises ConfigError if playwright, which controls the
+    browser, is not installed."""
     if importlib.util.find_spec("playwright") is None:
         raise ConfigError("playwright, which controls the browser, is not installed: pip install 'vlrl[gui]'")
     return named or next(filter(None, map(shutil.which, BROWSERS)), None)

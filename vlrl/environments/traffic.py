@@ -33,8 +33,8 @@ _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "mer
 
 
 class Driver(IDMVehicle):
-    """A vehicle driven by the IDM expert. A lane change takes about three seconds. After yielding, the vehicle returns
-    to its own target speed, and not to the lane's speed limit as in highway-env."""
+    """A vehicle driven by highway-env's IDM. A lane change takes about three seconds. After yielding, the vehicle
+    returns to its own target speed, and not to the lane's speed limit as in highway-env."""
 
     ACC_MAX = 5.0
     COMFORT_ACC_MAX = 2.5
@@ -47,7 +47,8 @@ class Driver(IDMVehicle):
     wanted = 0.0  # target speed on a free road in metres per second
 
     def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
-        """The acceleration by the IDM. Braking is gentle if its only reason is the target speed."""
+        """Returns the acceleration by the IDM in metres per second squared. Braking is gentle if its only reason is a
+        speed above the target speed."""
         whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
         free = float(super().acceleration(ego_vehicle))
         yields = getattr(ego_vehicle, "target_speed", 0) <= 0
@@ -58,7 +59,8 @@ class Driver(IDMVehicle):
         super().act(action)
 
     def on_state_update(self) -> None:
-        """Finds the lane that the vehicle is on, among lanes near the previous one instead of in the whole network."""
+        """Finds the lane that the vehicle is on. Only the lanes near the previous lane are searched, not the whole
+        network."""
         lanes = neighbouring_lanes(self.road.network, self.lane_index)
         self.lane_index, self.lane = min(
             lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))

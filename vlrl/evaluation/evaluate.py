@@ -105,8 +105,8 @@ def _with_metrics(task: Task, group: Group) -> Group:
 
 
 def _record(group: Group) -> dict[str, Any]:
-    """Returns the record of a sample for Task.summarize. If the episode failed at its reset, length, truncated and
-    turns are None."""
+    """Returns a dict with the fields of one sample and its answer, for Task.summarize. If the environment of the
+    episode failed at its reset, length, truncated and turns are None."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     written: dict[str, Any] = dict.fromkeys(("length", "truncated", "turns"))
     if completion.begun:

@@ -54,7 +54,8 @@ _PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "
 _SHORT = 60
 """Maximum length of an assistant turn that is taken as an answer; a longer turn is a worked solution."""
 _NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9, "precision": 15}
-"""Maps the numeric fields of rows to their maximum. Other projects use these names with other meanings."""
+"""Maps each numeric field of rows to its maximum. Larger values have another meaning, because other projects use the
+same field names."""
 _YES_NO = ("yes", "no")
 _FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
 
@@ -235,8 +236,8 @@ def _answers(record: Record) -> tuple[str, ...]:
 
 
 def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields of a row, with those values moved to `meta` that a numeric field (`duration`, `difficulty` ...)
-    cannot have (such as "short")."""
+    """Returns fields of a row. If the value of a numeric field (`duration`, `difficulty` ...) is not valid for this
+    field (such as "short"), it is moved to `meta`."""
     given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
     values = {k: number(v) for k, v in given.items()}
     sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]

@@ -19,8 +19,8 @@ _UNIT = re.compile(r"\s*(?:s|sec|secs|second|seconds)\.?$", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:\bto\b|\band\b|,|–|—|~|->|-)\s*", re.IGNORECASE)
 _CUT = re.compile(r"_(\d\d:\d\d:\d\d[:.]\d{3})_(\d\d:\d\d:\d\d[:.]\d{3})(?=\.\w+$)")
 _SAME = 1.0
-"""If the duration of a video file and that of the record's clip differ by at most this many seconds, the file is the
-clip."""
+"""The video file is taken to be the clip of a record if the durations of file and clip differ by at most this many
+seconds."""
 _EARLY = 0.5
 """Seconds by which an annotated start may precede the clip, as in NExT-GQA; such a start becomes 0."""
 _LONGEST = 100

@@ -280,7 +280,7 @@ def _spread(count: int, among: int) -> list[int]:
 
 def clip_class(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of VideoChat-R1's video quality data: the instruction lists classes, and the answer is one of
-    these."""
+    the classes."""
     question, answer = text(record, "instruction"), answer_text(text(record, "answer"))
     classes = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
     answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)

@@ -202,7 +202,7 @@ class TypeTable:
         return ", ".join(f"{line.type} {line.rows:,} ({line.why})" for line in self.lines() if line.why not in _SURE)
 
     def lines(self) -> list[TypeLine]:
-        """Returns all lines, those with most rows first."""
+        """Returns all lines, sorted by number of rows in descending order."""
         return sorted(self._lines.values(), key=lambda line: -line.rows)
 
 

@@ -47,7 +47,7 @@ IsRecord = Callable[[Mapping[str, Any]], Any]
 
 
 class FileRecord(NamedTuple):
-    """A record of a file, or the error that replaces it."""
+    """A record of a file with its location and default id. If the record is invalid, a DataError takes its place."""
 
     where: str
     """File and line of the record, or file and row number."""
@@ -199,7 +199,7 @@ def _images(path: Path, document: Mapping[str, Any]) -> Iterator[FileRecord]:
 
 
 def record_of(row: Any) -> dict[str, Any] | DataError:
-    """Returns the row if it is a JSON object; else an error."""
+    """Returns the row unchanged if it is a JSON object or a DataError; else returns a DataError."""
     if isinstance(row, (dict, DataError)):
         return row
     return DataError(f"a row must be a JSON object, not a {type(row).__name__}")

@@ -231,7 +231,7 @@ def recognised_format(record: Mapping[str, Any] | DataError) -> str | None:
 
 
 def check_format(format: str) -> None:
-    """Raises ConfigError unless the name is `auto` or that of a format."""
+    """Raises ConfigError unless `format` is "auto" or the name of a format."""
     if format not in ("auto", "canonical") and format not in formats():
         raise ConfigError(f"data.format={format!r} is not known.{did_you_mean(format, formats())} Known: auto, "
                           f"{', '.join(formats())}.")

@@ -24,7 +24,7 @@ from vlrl.types import Sample
 
 @dataclass(frozen=True)
 class Solution:
-    """One line of a data.solutions file."""
+    """An answer to train on: one line of a data.solutions file."""
 
     number: int
     id: str
