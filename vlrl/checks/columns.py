@@ -23,7 +23,8 @@ _READ_ELSEWHERE = frozenset((*MEDIA_FIELDS, *(
     "environment processed_size coordinates width height duration fps frames frame_times video_start video_end "
     "answer_type element_type platform knobs mask_rle pass_at_k reward_mean answers_scored difficulty_given generator "
     "parent verifier opened").split()))
-"""Fields that samplers, splits, the training loop or `vlrl sft` read, or that describe other fields."""
+"""Fields that are never reported as unused: samplers, splits, the training loop or `vlrl sft` read them, or they
+describe other fields."""
 _BOX_FIELDS = frozenset(("boxes", "box", "points", "action"))
 _SOURCES = Table({"doubt": "vlrl.data.sources.box_forms:box_doubt",
                   "is_bookkeeping": "vlrl.data.sources.unread:is_bookkeeping"})

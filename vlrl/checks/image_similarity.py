@@ -66,10 +66,10 @@ def image_signature(id: str, sha256: str, image: Image.Image, windows: Sequence[
 
 
 def _hashes(values: np.ndarray) -> np.ndarray:
-    """Perceptual hashes [windows] uint64 of grey values [windows, points].
+    """Returns perceptual hashes [windows] uint64 of grey values [windows, points].
 
-    A bit is 1 where one of the 64 lowest frequencies of the cosine transform is above their median, as in
-    imagehash.phash."""
+    The bits stand for the 64 lowest frequencies of the cosine transform. A bit is 1 if its coefficient is above the
+    median of the 64 coefficients, as in imagehash.phash."""
     low = _COSINES @ values.reshape(-1, _GRID, _GRID) @ _COSINES.T
     bits = low.reshape(len(low), 64) > np.median(low.reshape(len(low), 64), axis=1, keepdims=True)
     return np.packbits(bits, axis=1).view(np.uint64)[:, 0]

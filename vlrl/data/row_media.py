@@ -62,8 +62,8 @@ def unshown_advice(column: str, media_fields: Collection[str]) -> str:
 
 def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
     """Yields the path, URL or hash of each image or video in a value of a row, also from nested lists and objects. A
-    path without the suffix of a media file counts only if the column is called like a media column and the file
-    exists under `root`."""
+    path without the suffix of a media file counts only if the name of the column suggests media and the file exists
+    under `root`."""
     if isinstance(value, Mapping):
         for key in ("bytes", "path", "url"):
             yield from media_names(column, value.get(key), root)

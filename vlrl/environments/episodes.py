@@ -56,8 +56,8 @@ class EpisodeEngine:
         self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
 
     def over(self, engine: Engine) -> EpisodeEngine:
-        """Returns a copy of this engine that samples from `engine`. The copy shares the environments of the original,
-        which closes them."""
+        """Returns a copy of this engine that samples from `engine`. Copy and original share the environments, which the
+        original closes."""
         other = copy.copy(self)
         other.engine = engine
         return other

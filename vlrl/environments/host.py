@@ -115,8 +115,8 @@ class Environments:
         return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
     def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
-        """Starts a reset, and immediately returns a Future of the first observation. Calls to one process run in the
-        order of their starts."""
+        """Starts a reset, and immediately returns a Future of the first observation or EnvironmentFailure; of None if
+        the episode has no environment. Calls to one process run in the order of their starts."""
         def first() -> Observation | EnvironmentFailure | None:
             shown = self._reset(episode)
             if isinstance(shown, Observation):

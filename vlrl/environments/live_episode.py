@@ -74,7 +74,8 @@ class LiveEpisode:
 
     @property
     def next_replayed(self) -> Completion | None:
-        """The next action to replay; None if there is none left."""
+        """Returns the next action to replay; None if all actions have been replayed, or if the episode does not
+        continue another one."""
         turn = sum(t.role == "assistant" for t in self.turns)
         known = self.replay_of
         return action_of(known, turn) if known is not None and turn < len(known.actions) else None

@@ -91,8 +91,8 @@ class McpSession:
             raise
 
     def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
-        """Returns the schemas of the server's tools for chat templates. If `allowed` names tools, returns only their
-        schemas. Raises ProtocolError for an invalid response or a missing tool."""
+        """Returns the schemas of the server's tools for chat templates: those of the tools named in `allowed`, or of
+        all tools if `allowed` is empty. Raises ProtocolError for an invalid response or a missing tool."""
         offered, cursor = [], None
         for _ in range(_MOST_TOOLS):
             page = self._request(until, self._client.list_tools, cursor=cursor)

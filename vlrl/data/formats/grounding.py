@@ -341,8 +341,9 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:
-    """Returns the texts that describe an annotation. If it has MDETR's `tokens_positive`, the text is cut from the
-    caption of its image, which is one of `images`."""
+    """Returns the texts that describe an annotation; [] if there are none. An annotation without own texts may have
+    MDETR's `tokens_positive`: its text is then cut from the caption of the annotated image, which is one of
+    `images`."""
     given = pick(entry, *COCO_TEXTS)
     if given is not None:
         return [_sentence(one) for one in (given if isinstance(given, list) else [given])]

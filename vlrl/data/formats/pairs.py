@@ -101,8 +101,8 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
 
 
 def one_or_two(rows: Placed) -> Placed:
-    """Rejects all rows of a file if the answer of one row is 0. The file then either counts responses from 0, or its
-    answers say whether the first response is better, so that an answer 1 is ambiguous too."""
+    """Replaces all rows of a file by errors if any row has the answer 0. Such a file either counts responses from 0, or
+    says whether the first response is better. So its answers 1 are ambiguous too."""
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
         return rows
     return [(n, where, row if isinstance(row, DataError) else _FromZero(

@@ -51,7 +51,8 @@ _ASKS_MATH = re.compile(
 _ASKS_NAME = re.compile(
     r"\b(?:phone|telephone|fax|codes?|versions?|serial|isbn|zip|postal|postcode|plates?|licen[cs]e|flight|ip|id|account|"
     r"invoice|reference|tracking|registration|barcode|password|pin)\b", re.IGNORECASE)
-"""Matches questions whose answer is digits used as a name, where an extra zero changes the answer."""
+"""Matches questions whose answer consists of digits but is not a number, such as a phone number, so that "007" and "7"
+are different answers."""
 _ASKS_CODE = re.compile(
     r"\b(?:phone|telephone|fax|call|dates?|time|times|hours|score|result|code|plates?|licen[cs]e|address|version|serial|"
     r"isbn|zip|postal|flight|seat|gate|model|page|room|street|bus|line|id|ip|when|open(?:s|ed|ing)?)\b", re.IGNORECASE)

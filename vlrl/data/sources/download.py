@@ -57,9 +57,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def is_public(address: Address) -> bool:
-    """Whether an IP address, and any IPv4 address embedded in it, belongs to the public internet.
+    """Whether an IP address belongs to the public internet. If an IPv4 address is embedded in an IPv6 address, the
+    embedded address decides.
 
-    Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses do not."""
+    Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses are not public.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         for network, shift in _EMBEDDED:
             if address in ipaddress.ip_network(network):
@@ -143,8 +145,8 @@ def checked_url(url: str, policy: Policy) -> RemoteUrl:
 
 
 def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
-    """Returns the local file with the content of a URL. Downloads at most `most_bytes` within `seconds`, unless the
-    file is cached and its hash is still correct.
+    """Returns the local file with the content of a URL. If the file is not cached, or its hash has changed, downloads
+    at most `most_bytes` within `seconds`.
 
     Raises DataError naming the URL, and RunError if the cache cannot be written."""
     cache = remote.policy.cache

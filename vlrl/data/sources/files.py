@@ -295,9 +295,9 @@ def _parquet(path: Path) -> Iterator[FileRecord]:
 
 
 def parquet_batches(file: Any) -> Iterator[Any]:
-    """Yields the rows of an open parquet file in batches of about _PIECE bytes.
+    """Yields batches of rows of an open parquet file, each of about _PIECE bytes.
 
-    Batches have few rows if columns hold media, because their sizes vary."""
+    If columns hold media, a batch has few rows, because the sizes of media vary."""
     most = _FEW if any(_holds_bytes(field.type) for field in file.schema_arrow) else _MANY
     for k in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(k)

@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 _CHUNK = 4 << 20
 _GROUP_BYTES = 16 << 20
-"""Maximum decoded size of a parquet row group; files with larger ones are unpacked once, since reading one row decodes
-its whole group."""
+"""Maximum decoded size of a parquet row group. A file with larger groups is unpacked once, since reading a single row
+decodes the whole group."""
 _HUGE = 512 << 20
 """Decoded size of a row group from which a warning is logged."""
 _KEPT_BYTES = 64 << 20

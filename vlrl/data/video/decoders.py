@@ -109,8 +109,8 @@ def recount_frames(track: VideoTrack) -> VideoTrack:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Context manager that opens a file: (container, video stream) for single-threaded decoding. Cover images do not
-    count as video."""
+    """Context manager that opens a file for single-threaded decoding, and yields (container, video stream). Cover
+    images do not count as video."""
     import av
     from av.stream import Disposition
 

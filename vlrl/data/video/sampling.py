@@ -133,7 +133,7 @@ _SAME_RATE = 0.01
 
 
 def load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, clips: ClipCache | None) -> LoadedMedia:
-    """Loads a video file or a video given as frames: samples its frames as media.load describes."""
+    """Loads a video file or a video given as frames, and returns the sampled frames (see media.load)."""
     cache = clips or ClipCache(0)
     if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
         return _load_frames(media, limits, sampling)
