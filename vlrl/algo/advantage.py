@@ -2,8 +2,8 @@
 
 R is the number of rollouts, n the number of scorable completions of a group. Unscorable rollouts (reward NaN) are
 excluded from all statistics and have advantage 0. Where a formula subtracts the group mean, a group of equal rewards
-has advantages of exactly 0 (before reinforce_pp_baseline whitens). A function that only needs the groups of its own
-process requires "local"."""
+has advantages of exactly 0 (in reinforce_pp_baseline: before whitening). A function that only needs the groups of its
+own process requires "local"."""
 
 from __future__ import annotations
 

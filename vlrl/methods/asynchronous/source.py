@@ -54,8 +54,8 @@ class AheadBatch(DrawBatch):
     """The completions that this process has generated so far; in a resumed run, also the completions of all other
     processes."""
     work: Future[list[Group] | None] | None = None
-    """The generation of this batch in the thread. The future's result is the scored groups, or None if the main thread
-    has to score. The attribute is None before generation begins, and for a batch restored from a checkpoint."""
+    """The future of this batch's generation in the thread. The future's result is the scored groups, or None if the
+    main thread has to score. `work` is None before generation begins, and for a batch restored from a checkpoint."""
     keys: set[tuple[int, ...]] = field(default_factory=set)
     """Keys of all requests that this process generates; set when generation begins."""
     span: tuple[float, float] | None = None
@@ -96,8 +96,8 @@ class AsyncGroupSource(GroupSource):
         return super().state_dict(), partial(_emergency_state, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the policy's weights to the engine if `now` is set or the queue has no batch for a later step. First
-        waits until the thread has finished generating. Otherwise the weights are handed over later. Batches in the
+        """Hands the policy's weights to the engine if `now` is set or the queue has no batch for a later step, after
+        the thread has finished generating. In all other cases the weights are handed over later. Batches in the
         queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):

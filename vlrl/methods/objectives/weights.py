@@ -165,8 +165,9 @@ def _never_away(use: FunctionUse) -> str:
 def off_policy_sequence_mask(x: LossInputs, delta: float = 0.1) -> torch.Tensor:
     """[N] 0 on tokens with A < 0 in a rollout with mean_t (logp(sampled) - logp) > delta, 1 on all others.
 
-    logp(sampled) is the engine's log-probability if it is known, else the trainer's at the weights that sampled.
-    DeepSeek-V3.2 (arXiv 2512.02556) eq. 9; the paper does not give a value for delta."""
+    logp(sampled) is the engine's log-probability if it is known, else the log-probability that the trainer computed
+    with the weights that sampled the rollout. DeepSeek-V3.2 (arXiv 2512.02556) eq. 9; the paper does not give a value
+    for delta."""
     sampled = x.old_logprobs if x.sampler_logprobs is None else x.sampler_logprobs
     away = x.sequence_mean((sampled - x.logprobs.detach()).nan_to_num(nan=0.0))
     return (~(x.spread(away > delta) & (x.advantages < 0))).to(x.mask.dtype)

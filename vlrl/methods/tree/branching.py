@@ -36,9 +36,9 @@ branches that it already has, random generator) -> one of the positions."""
 
 
 def surprise(answer: Completion, positions: np.ndarray, branches: int, rng: np.random.Generator) -> int:
-    """Chooses the token with the lowest log-probability. If the completion already has `branches` branches, chooses the
-    next token in ascending order of log-probability instead. In an episode, the branch starts at the beginning of
-    the turn that contains the token. TreeRL (arXiv 2506.11902)."""
+    """Chooses the token with the lowest log-probability for the first branch of a completion, the token with the second
+    lowest for the second branch, and so on. In an episode, the branch starts at the beginning of the turn that
+    contains the token. TreeRL (arXiv 2506.11902)."""
     known = np.nan_to_num(answer.logprobs, nan=0.0)
     lowest = {a.start: known[a.start:a.end].min(initial=0.0) for a in answer.actions}
     order = np.argsort([lowest.get(place, known[place]) for place in positions.tolist()], kind="stable")
