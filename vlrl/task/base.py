@@ -192,9 +192,9 @@ class Task:
     LLM also writes an answer, only the type of this answer is used."""
 
     def solved(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Returns the row of a generated prompt with the right answer, which the task computes from the question. None
-        if the task cannot compute the answer; the row is then kept only if the answers of a teacher model agree.
-        Raises DataError if the question has no answer."""
+        """Returns the row of a newly written prompt with the right answer added. The task computes this answer from the
+        question. None if the task cannot compute it; the row is then kept only if the answers of a teacher model
+        agree. Raises DataError if the question has no answer."""
         return None
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:

@@ -22,8 +22,8 @@ class PartSpec:
     """The function that returns the texts whose log-probabilities a service computes, see `part`. None = the final
     answers."""
     replaces_outcome: bool = False
-    """Whether the function's first part decides if an answer is correct, instead of the task's outcome parts. The
-    function's part also takes over the weight of the outcome parts."""
+    """Whether the function's first part decides if an answer is correct, instead of the task's outcome parts. If so,
+    this first part also takes over the weight of the outcome parts."""
 
 
 def part(weights: Mapping[str, float], needs: Collection[str] = (),

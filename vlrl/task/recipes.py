@@ -43,7 +43,8 @@ class Recipe:
     """Writes boxes, given in original pixels, as a well-formed answer; used for cheats. None if answers are not boxes.
     """
     group: Callable[[Any, Sample, Sequence[Answer], Any], list[Parts]] | None = None
-    """Reward parts that compare the answers of a group. The last argument is the `services` of `Task.score_group`."""
+    """A function that returns further reward parts for each answer, which compare the answers of a group. Its last
+    argument is the `services` of `Task.score_group`."""
     needs: Collection[str] = frozenset()
     """Services that `group` needs, as in `Task.needs`."""
     variants: Callable[[Any, Sample, int, int], Sequence[Variant]] | None = None

@@ -110,7 +110,7 @@ class RewardModel(Protocol):
 
 SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Judge, "clip": Clip,
                                 "reward_model": RewardModel}
-"""Name of a service -> its protocol, for every service that a task may need."""
+"""Name of a service -> the Protocol class of this service, for every service that a task may need."""
 
 
 FAILED = "service: "
@@ -209,8 +209,8 @@ class RunServices(Protocol):
 
 def without_absent_parts(task: Task, sample: Sample, answers: Sequence[Answer],
                          services: Services) -> tuple[Task, list[str]]:
-    """Returns (the task that scores a sample, without the reward parts that need an unavailable service; the names of
-    the removed parts).
+    """Returns two values: the task that scores a sample, without the reward parts that need an unavailable service; and
+    the names of the removed parts.
 
     If all services are available, the task is `task.of(sample)`, unchanged."""
     task = task.of(sample)

@@ -193,9 +193,9 @@ _BATCH = 32
 
 
 def embed(folder: Path, texts: Sequence[str]) -> np.ndarray:
-    """The embeddings of texts by the model in `folder`: unit vectors [texts, width] in float32. For a CLIP model they
-    are its text features, else the mean over the last hidden states of a text's tokens, as in sentence encoders
-    (1908.10084). Texts are truncated to the model's maximum length.
+    """The embeddings of texts by the model in `folder`: unit vectors [texts, width] in float32. A CLIP model embeds a
+    text as its text features. Any other model embeds a text as the mean over the last hidden states of its tokens,
+    as in sentence encoders (1908.10084). Texts are truncated to the model's maximum length.
 
     Raises ConfigError for a folder without a model and tokenizer. Nothing is downloaded, and no code in the folder is
     executed."""

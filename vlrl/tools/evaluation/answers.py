@@ -52,7 +52,7 @@ class EvalRuntime:
     services: RunServices | None = None
     remote: bool = False
     """Whether the engine is an external server. If so, failed requests count as unanswered, and a repeated evaluation
-    requests only the missing answers, not whole chunks."""
+    requests only the missing answers, not all answers of a batch in which some are missing."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -67,11 +67,12 @@ class Grid:
         return grid
 
     def settings(self, config: Config) -> list[EvalSetting]:
-        """All combinations of the values, in order. With greedy decoding only one answer at one seed is generated.
+        """An EvalSetting for each combination of the values, in order. With greedy decoding, only one answer at one
+        seed is generated.
 
-        Without --temperature, eval.temperature is used; but if it is 0 and several answers, several seeds or a top_p
-        are requested, the temperature is 1. Raises ConfigError if one of these options would have no effect because all
-        answers are greedy."""
+        Without --temperature, eval.temperature is used. If eval.temperature is 0 and several answers, several seeds or
+        a top_p are requested, the temperature is 1 instead. Raises ConfigError if one of these options would have no
+        effect because all answers are greedy."""
         seeds = self.seeds or (config.seed,)
         several = self.answers > 1 or len(seeds) > 1
         sampled = several or bool(self.top_ps)

@@ -188,8 +188,8 @@ def _reasoning_metrics(sample: _Sample, n: int) -> dict[str, float]:
     """CoT-pass@k (2506.14245) of one sample, for each reported k: pass@k where an answer only counts as correct if a
     majority of the judge's verdicts accept its reasoning.
 
-    For the keys ending in `/any` and `/all`, one verdict or all verdicts must accept the reasoning. A correct answer
-    without a verdict is left out. {} without a judge."""
+    For the keys ending in `/any`, at least one verdict must accept the reasoning; for those ending in `/all`, all must.
+    A correct answer without a verdict is left out. {} without a judge."""
     judged = [r for r in sample.rows if r["correct"] is not None and "verdicts" in r
               and (r["verdicts"] or not r["correct"])]
     rules: dict[str, Callable[[Sequence[bool]], bool]] = {

@@ -164,8 +164,8 @@ def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> floa
 
 
 def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list[dict[str, Any]]:
-    """The obstacles near the vehicle: other vehicles, with their positions at the times in FUTURE, and objects on the
-    road."""
+    """The obstacles near the vehicle at the simulation step `step`: objects on the road, and other vehicles with their
+    positions at the times in FUTURE, which are the simulation steps `steps`."""
     from vlrl.environments.roadview import CAR, THING
 
     obstacles = []

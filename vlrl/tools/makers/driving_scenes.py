@@ -159,8 +159,8 @@ def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on a motorway with a ramp. The expert is on the ramp, next to the lane that the ramp merges
-    into, or already on that lane."""
+    """Places the vehicles on a motorway with a ramp. The expert starts either on the ramp, or on the lane of the
+    motorway that the ramp merges into."""
     limit, at = rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 50)
     ramp = _usual(aim[1] == "LEFT_CHANGE", (True, False), rng)
     lane = ("b", "c", 2 if ramp else 1)
@@ -174,7 +174,7 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on three lanes that widen to four; the fourth lane leaves the road."""
+    """Places the vehicles on a road whose three lanes widen to four. The fourth lane is the exit."""
     limit, wants = rng.choice((10.0, 12.0, 14.0)), rng.random() < 0.8
     wide = rng.random() < 0.8
     at = rng.uniform(2, 45) if wide else rng.uniform(340, 375)

@@ -209,9 +209,9 @@ class Synthesis:
 
 def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answers: int, files: SynthesisFiles,
                        progress: Progress, settings: WriterSettings | None = None) -> Synthesis:
-    """Runs a synthesis: proposes candidates or lets the generator of `settings` write them, lets the chosen model
-    answer each candidate `answers` times, and writes the rows that are kept. All processes must call this function;
-    only the main process proposes candidates.
+    """Runs a synthesis. The task proposes candidates, or the generator of `settings` writes them. The chosen model
+    answers each candidate `answers` times, and the rows that are kept are written. All processes must call this
+    function; only the main process proposes candidates.
 
     Raises DataError if no row is kept, and the errors of servers (see PromptWriter)."""
     known, location = facts(config, search), MediaLocation.for_file(config, files.out)

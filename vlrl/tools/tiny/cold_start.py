@@ -75,7 +75,7 @@ class Stage:
     """Share of examples with careless answers.
 
     In questions about clips, a careless answer is the first option, or a span that is one second too long at each end.
-    In plans, words are replaced by KEEP and STRAIGHT."""
+    In plans, a careless answer has the words KEEP and STRAIGHT."""
 
     @property
     def batch(self) -> int:
@@ -103,8 +103,8 @@ def stages(clips: bool = True) -> list[Stage]:
 
 
 def example(stage: Stage, seed: int, index: int) -> Example:
-    """The example number ``index`` of a stage, which has ``stage.steps * stage.batch`` examples. It depends only on the
-    arguments, so the examples may be made in any order."""
+    """The example number ``index`` of a stage, which has ``stage.steps * stage.batch`` examples. The example depends
+    only on the arguments, so the examples may be made in any order."""
     rng = random.Random(f"cold-start/{stage.name}/{seed}/{index}")
     slot = index % stage.batch
     for count, make in ((stage.boxes, _box_example), (stage.digits, _digit_example), (stage.thoughts, _thought_example),
