@@ -53,8 +53,8 @@ class CheckedRow:
 
     @property
     def media_ids(self) -> list[str]:
-        """The SHA-256 of each media file whose content was read, or else its path; media without either are left out.
-        """
+        """The SHA-256 of each media file if its content was read, else its path. Media without hash and path are left
+        out."""
         return [name for file in self.files if (name := file.sha256 or file.path)]
 
 

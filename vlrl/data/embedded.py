@@ -106,8 +106,8 @@ class EmbeddedMedia:
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """Context manager: the path of a temporary file with the bytes, for video decoders, which read only files. A
-        DataError raised inside the block names the row instead of the temporary file."""
+        """Context manager that yields the path of a temporary file with the bytes, for video decoders, which read only
+        files. A DataError raised inside the block names the row instead of the temporary file."""
         with tempfile.NamedTemporaryFile(prefix="vlrl-") as file:
             file.write(self.data)
             file.flush()

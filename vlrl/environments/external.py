@@ -94,7 +94,8 @@ class ExternalEnvironment:
     """Returns an MCP server's tools, requested once per process. Raises ConfigError if the server does not respond."""
 
     def environment(self, task: Task, sample: Sample) -> Environment:
-        """Creates an environment. An integer `seed` in the sample's row is used instead of the group's seed."""
+        """Creates the environment for an episode of a sample. If the sample's row has an integer `seed`, the
+        environment is reset with this seed instead of the group's seed."""
         world = self.make(task, sample)
         seed = sample.get("seed")
         return SeededEnvironment(world, seed) if type(seed) is int and isinstance(world, Environment) else world

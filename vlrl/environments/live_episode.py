@@ -183,8 +183,8 @@ def group_members(request: Request) -> list[tuple[int, Completion | None]]:
 
 
 def never_begun(request: Request, index: int, error: str) -> Completion:
-    """Returns the empty completion of the episode `index` of a request if its environment could not be reset, with the
-    error of the reset."""
+    """Returns the completion of the episode `index` of a request whose environment could not be reset: without tokens,
+    and with the error of the reset."""
     return Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
                       text="", finish_reason="stop", episode_id=_episode_id(request, index), error=error)
 

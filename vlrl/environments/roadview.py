@@ -166,8 +166,8 @@ def _dashboard(pen: ImageDraw.ImageDraw, size: tuple[int, int], speed: float, li
 
 
 def drivable(scenario: str, frame: Frame, margin: float = 1.0) -> list[list[list[float]]]:
-    """The drivable area near the vehicle whose coordinate system is `frame`: polygons of the lanes, each widened by
-    `margin`, in metres in this coordinate system."""
+    """Returns the drivable area near a vehicle as polygons, one per lane, each widened by `margin` metres. The points
+    are in metres in the vehicle's coordinate system `frame`."""
     near: Iterable[Edges | None] = (lane.near(frame, AHEAD + ASIDE) for lane in lanes(scenario, margin))
     return [_thinned(frame.places(np.concatenate([lane.left, lane.right[::-1]]))) for lane in near if lane]
 

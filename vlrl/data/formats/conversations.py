@@ -127,8 +127,8 @@ def _turns_of_fields(record: Record) -> list[Row]:
 
 
 def read_reply(turns: Any) -> Conversation:
-    """Returns the Conversation of a response that is written as a list of turns: only the assistant's turns, or the
-    entire conversation."""
+    """Reads a response that is written as a list of turns, and returns it as a Conversation. The list may contain the
+    entire conversation or only the assistant's turns."""
     first = turns[0] if isinstance(turns, list) and turns else None
     who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
     return read_turns(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
@@ -138,8 +138,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
     """Returns a list of turns as a Conversation. The last turn of the assistant is the answer, and the user's turn
     before it is the question.
 
-    The turns before the question become `turns`. With `prompt`, the list must end with the question and has no answer.
-    `before` is the role of the turn that precedes the list, if any.
+    The turns before the question become `Conversation.turns`. With prompt=True, the list must end with the question,
+    and there is no answer. `before` is the role of the turn that precedes the list, if any.
 
     Raises DataError for unknown roles, turns that are empty or out of order, and content that is not text, image or
     video."""

@@ -81,10 +81,11 @@ def is_response_pair(record: Record) -> bool:
 
 
 def response_pair(record: Record, source: RecordSource) -> list[Row]:
-    """Converts two responses, in the order of the record, and a field that says which response is better.
+    """Converts a record with two responses, and a field that says which response is better. The order of the responses
+    stays the same.
 
-    That field is 1 or 2, A or B, "Output1", or a list of ranks, in which the better response has the lower rank
-    (VL-RewardBench on the Hub)."""
+    The value of the field is 1 or 2, A or B, "Output1", or a list of two ranks, of which the better response has the
+    lower (VL-RewardBench on the Hub)."""
     pair = [str(v).strip() for v in _pair(record)]
     rank = pick(record, "human_ranking", "ranking")
     if rank is not None:

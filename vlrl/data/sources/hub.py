@@ -244,7 +244,8 @@ def is_data(file: str) -> bool:
 
 
 def selected(files: Sequence[str], configs: Sequence[Any], config: str, split: str) -> Selection:
-    """Returns the files of a split. Raises NoSuchSplit listing the existing splits or configurations."""
+    """Returns the files of a split. `files` are all files of the repository, and `configs` the configurations in its
+    dataset card. Raises NoSuchSplit listing the existing splits or configurations."""
     files = [file for file in files if is_data(file)]
     entries = {str(one["config_name"]): one for one in configs if isinstance(one, Mapping) and one.get("config_name")}
     folders = {file.split("/")[0] for file in files if "/" in file}

@@ -40,12 +40,12 @@ class Format:
     rows: Callable[[Mapping[str, Any], RecordSource], Sequence[Row]]
     """Converts a record to canonical rows. Raises DataError."""
     together: Callable[[Placed], Placed] | None = None
-    """Processes all rows of a file together, to join the rows of one image or to give each row the labels of all rows.
-    """
+    """Function that processes all rows of a file, to join the rows of one image or to give each row the labels of all
+    rows. None if rows do not depend on each other."""
     several: bool = False
     """Whether one record may give more than one row."""
     refuse: Callable[[Mapping[str, Any]], None] | None = None
-    """Raises DataError for a record that can be read in two ways; None for most formats.
+    """Function that raises DataError for a record that can be read in two ways; None for most formats.
 
     Only formats for any question and answer have this function. They also accept records that a more specific format
     would recognise."""

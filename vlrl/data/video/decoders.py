@@ -53,8 +53,8 @@ class HiddenFrames(ValueError):
 
 
 def read_track(path: Path) -> VideoTrack:
-    """Reads the timestamps of a file's video stream. Raises DataError naming a file whose video is missing or
-    truncated."""
+    """Reads and returns the timestamps and properties of a file's video stream. Raises DataError naming a file whose
+    video is missing or truncated."""
     if not importlib.util.find_spec("av"):
         raise DataError(f"{path}: reading videos needs a decoder: pip install av")
     try:

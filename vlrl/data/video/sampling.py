@@ -33,7 +33,8 @@ from vlrl.rewards.boxes import is_number
 from vlrl.types import LoadedMedia, Media
 
 TICKS = 1_000_000
-"""Frames per second of the virtual clock in `clock`: a frame's number is its time in microseconds."""
+"""Frames per second of the virtual clock in `clock`. On this clock, the number of a frame is its time in microseconds.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
            name: str) -> FrameChoice:
     """Selects frames between `start` and `end`, uniformly in time and including the first and the last frame.
 
-    `times` holds the seconds of each frame from the first frame. The number of selected frames is the clip's duration
-    times `sampling.fps`, at least `min_frames`, at most `max_frames` and the number of available frames, rounded down
-    to an even number. From a clip with a single frame, this frame is selected twice. For constant frame rates the
-    selection equals that of qwen-vl-utils 0.0.14.
+    `times` holds the seconds of each frame from the first frame, `fps` is the mean frame rate, and `name` is the video
+    in error messages. The number of selected frames is the clip's duration times `sampling.fps`, at least `min_frames`,
+    at most `max_frames` and the number of available frames, rounded down to an even number. From a clip with a single
+    frame, this frame is selected twice. For constant frame rates the selection equals that of qwen-vl-utils 0.0.14.
 
     Raises DataError if there is no frame between `start` and `end`."""
     whole = float(times[-1]) + 1 / fps
@@ -90,8 +91,8 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
 
 def decode(path: Path, sampling: VideoSampling, start: float | None, end: float | None,
            check: Callable[[tuple[int, int], int], None]) -> SampledClip:
-    """Decodes the frames of a file that `choose` selects between `start` and `end`, with decord if it is installed and
-    reliable, else with PyAV.
+    """Decodes and returns the frames of a file that `choose` selects between `start` and `end`. The decoder is decord
+    if it is installed and reliable for the file, else PyAV.
 
     Only the selected frames are held in memory. `check(size, number of frames)` runs before decoding and may raise an
     error. Raises DataError naming the file."""
