@@ -167,8 +167,8 @@ def _append(part: Path, shares: Sequence[Sequence[MeasuredPrompt]]) -> None:
 
 def write(files: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measurements: Sequence[MeasuredPrompt],
           known: Mapping[str, Any]) -> tuple[Summary, bool]:
-    """Writes the rows with the measured columns, the facts `known` with the summary, and the plot, each atomically;
-    then deletes the temporary file of the measurement.
+    """Writes three files atomically: the rows with the measured columns, the facts `known` with the summary, and the
+    plot. Then deletes the temporary file of the measurement.
 
     Returns (summary, joined). `joined` is True if the written rows are those of the data file, and False if they only
     have ids and the measured columns. Raises DataError if no prompt could be measured."""

@@ -17,7 +17,8 @@ from vlrl.types import Media
 
 def read_signatures(items: Sequence[tuple[UsableRow, Media]], limits: LimitsSettings, progress: Progress,
                     windows: Sequence[Window] = WINDOWS) -> list[ImageSignature]:
-    """The signature of each image and video in `items`, in order; for a video only the hash of its bytes.
+    """The signature of the image or video in each pair (row, media) of `items`, in order. For a video, the signature
+    only has the hash of the file's bytes.
 
     `windows` are the parts of an image that are hashed. Without windows, images are hashed by their bytes only, and a
     missing file has an empty hash. Raises DataError naming the row if a file cannot be read."""

@@ -132,8 +132,8 @@ def abstains(answer: str, parsed: Any) -> bool:
 def same_answer(one: Any, other: Any, size: Sequence[float] | None = None) -> bool:
     """Whether two parsed answers count as equal. An answer that could not be parsed is not equal to any other.
 
-    Boxes are equal with an IoU of at least 0.5, points within 5 % of the diagonal of an image of this `size`, all other
-    answers if votes.ballot gives the same value for both."""
+    Boxes are equal if their IoU is at least 0.5. Points are equal if their distance is at most 5 % of the diagonal of
+    an image of this `size`. All other answers are equal if votes.ballot gives the same value for both."""
     first, second = votes.location_of(one), votes.location_of(other)
     if first and second and len(first) == len(second):
         if len(first) == 4:

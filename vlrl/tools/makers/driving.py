@@ -249,8 +249,8 @@ class Plan:
 def plan_of(positions: np.ndarray, headings: np.ndarray, speeds: Sequence[float] | np.ndarray) -> Plan | None:
     """The plan that a driven trajectory shows; None if the trajectory lies between two plans.
 
-    `positions` [n, 2] in metres are the positions and `headings` [n] in radians the headings of the vehicle, in its
-    frame at the start: x ahead, y to the left, headings counter-clockwise. `speeds` [n] are in m/s."""
+    The trajectory has `positions` [n, 2] in metres, `headings` [n] in radians and `speeds` [n] in m/s. Positions and
+    headings are in the vehicle's frame at the start: x ahead, y to the left, headings counter-clockwise."""
     speed, path = _speed(float(speeds[0]), float(speeds[-1])), _path(positions, headings)
     return Plan(speed[0], path[0], round(min(1.0, speed[1], path[1]), 3)) if speed and path else None
 

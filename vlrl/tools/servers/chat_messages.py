@@ -50,8 +50,8 @@ class Message:
 
 
 def read(messages: Any, access: MediaAccess, root: Path) -> list[Message]:
-    """Returns the messages of a request. `access` says from which hosts images may be downloaded. No local file is
-    read; `root` is only passed to media_source.
+    """Returns the messages of a request. `access` says from which hosts images may be downloaded; their URLs are
+    checked by media_source, which also gets `root`. No local file is read.
 
     Raises RequestError naming the invalid message."""
     if not isinstance(messages, list) or not messages:

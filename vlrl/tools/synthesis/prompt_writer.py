@@ -89,8 +89,8 @@ def _fields(task: Task, row: Mapping[str, Any]) -> list[str]:
 
 
 def request_text(task: Task, parent: Mapping[str, Any], variation: str, other: Mapping[str, Any] | None = None) -> str:
-    """The text that asks the generator for one new prompt: a variation of `parent`. The kind `variation` is one of
-    parents.VARIATIONS. If `other` is given, the generator is to combine the two prompts."""
+    """The text that asks the generator for one new prompt, a variation of the row `parent`. `variation` is the kind of
+    variation, a key of parents.VARIATIONS. If the row `other` is given, the new prompt is to combine both rows."""
     fields = _fields(task, parent)
     texts = [json.dumps({name: row[name] for name in fields if name in row}, ensure_ascii=False)
              for row in (parent, other) if row is not None]

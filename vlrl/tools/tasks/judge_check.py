@@ -175,9 +175,9 @@ def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wordi
 
 
 def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Returns how often the judge prefers the better answer of a pair (`agreement`), how often its choice changes with
-    the order of the two answers (`order_decides`), and its bias towards the answer shown first (`position_bias`: the
-    share of choices of this answer, minus one half). {} without pairs."""
+    """Compares the judge's choices with the labels of the pairs. `agreement` is how often the judge prefers the better
+    answer, `order_decides` how often its choice changes with the order of the two answers. `position_bias` is the
+    share of choices of the answer shown first, minus one half. {} without pairs."""
     if not pairs:
         return {}
     questions = []

@@ -63,8 +63,8 @@ class _Start(Task):
 
 
 class Look(_Start, _Zoom):
-    """A zoom task whose demonstrated boxes miss the shape by up to `jitter` of the shape's side. In a share `hasty` of
-    the episodes, the answer is guessed without a call of the zoom tool."""
+    """A zoom task whose demonstrated boxes miss the shape by up to `jitter` times the shape's side. In a share `hasty`
+    of the episodes, the demonstration guesses the answer without calling the zoom tool."""
 
     jitter: float = 0.0
     hasty: float = 0.0
