@@ -32,8 +32,7 @@ _IN_METRES = ("trajectory",)  # answers give two decimals
 
 
 def part_weights(task: Task) -> dict[str, float]:
-    """Returns {reward part: weight}. If a weight follows a schedule, the value of largest magnitude in the schedule is
-    returned."""
+    """Returns {reward part: weight}. For a scheduled weight, this is the value of largest magnitude."""
     return {name: float(w) if isinstance(w, (int, float)) else max((v for _, v in w), key=abs)
             for name, w in task.weights.items()}
 

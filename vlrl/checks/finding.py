@@ -52,8 +52,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """Returns one line per group of similar findings: location, id and message of the first finding, and the number of
-    further rows."""
+    """Returns one line per group of similar findings: location, id and message of the first, number of others."""
     return [counted(f"{first.where}: {first.id or '(no id)'}: {first.kind}: {first.message}", len(group))
             for group in grouped(findings) for first in group[:1]]
 

@@ -18,8 +18,7 @@ from vlrl.types import Media, Sample
 
 
 def media_digest(media: Media) -> str:
-    """Hash of an image or video, computed from its files or pixels (`source_digest`), its time range and its frame
-    times."""
+    """Hash of an image or video, computed from its files or pixels (`source_digest`), time range and frame times."""
     return _digest([media.kind, media.start, media.end, media.fps, media.times,
                     *map(source_digest, sources_of(media))])
 

@@ -185,8 +185,7 @@ def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, ref
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:
-    """Returns one line per rule that is broken: the first sample or row that breaks the rule, and the number of further
-    samples or rows."""
+    """Returns one line per broken rule: the first sample or row that breaks it, and the number of further ones."""
     of_tasks: dict[tuple[str, str], list[Finding]] = {}
     of_rows = []
     for finding in findings:

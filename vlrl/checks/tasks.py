@@ -111,8 +111,7 @@ class TaskSamples:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """The scores of perfect and other answers to the samples, for as many samples and answers as fit into the time
-        limit SECONDS."""
+        """The scores of perfect and other answers to the samples, as many as fit into the time limit SECONDS."""
         begun, trials = time.monotonic(), list[Trial]()
         with original_pixels(self.task), warnings.catch_warnings(), suppress(VlrlError):  # the oracle's rule reports it
             warnings.simplefilter("ignore")

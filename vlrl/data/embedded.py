@@ -177,8 +177,7 @@ def is_pixels(value: Any) -> bool:
 
 
 def without_bytes(value: Any) -> Any:
-    """Returns a row, or a value of a row, with hashes in place of embedded media, and with lengths in place of other
-    bytes."""
+    """Returns a row, or a value of a row, with media replaced by their hashes and other bytes by their length."""
     if isinstance(value, str):
         return _short(value) if value[:4].lower() in _BEGINS and len(value) > 40 else value
     if value is None or isinstance(value, (int, float)):

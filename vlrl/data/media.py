@@ -40,8 +40,7 @@ _READING = threading.Lock()
 _DRAWN = "drawn image"
 _KINDS = Table({"video": "vlrl.data.video.sampling:load_video", "edited": "vlrl.data.media_edits:apply_edits",
                 "urls": "vlrl.data.sources.download:Policy"})
-"""Functions that load videos, apply edits and check URLs. Each module is imported only when a row needs its function.
-"""
+"""Functions that load videos, apply edits and check URLs. A module is imported only when a row needs its function."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 

@@ -60,9 +60,8 @@ class LiveEpisode:
         return self.whole.ids[len(self.base_request.prompt):]
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
-        """Checks `observation`, the result of the reset. Returns False if the reset failed, else True. An observation
-        that differs from the first observation in the prompt becomes an error of the episode, as does a failed
-        reset."""
+        """Checks `observation`, the result of the reset. Returns False if the reset failed, else True. A failed reset,
+        or an observation other than the first one in the prompt, becomes the error of the episode."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
@@ -74,8 +73,7 @@ class LiveEpisode:
 
     @property
     def next_replayed(self) -> Completion | None:
-        """Returns the next action to replay; None if all actions have been replayed, or if the episode does not
-        continue another one."""
+        """Returns the next action to replay; None if there is no action left to replay."""
         turn = sum(t.role == "assistant" for t in self.turns)
         known = self.replay_of
         return action_of(known, turn) if known is not None and turn < len(known.actions) else None

@@ -342,8 +342,7 @@ def _added(before: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
               environment: Collection[str] = (), folder: str | None = None, seconds: float = 90.0) -> list[McpTool]:
     """Returns the schemas of a server's tools, for the prompt only. They are requested once per process, within
-    `seconds`. The other arguments are the same as for McpEnvironment. Raises ConfigError if the server does not
-    respond."""
+    `seconds`. The other arguments are those of McpEnvironment. Raises ConfigError if the server does not respond."""
     addresses = checked_addresses([address] if isinstance(address, str) else address)
     return list(_listed(tuple(addresses), checked_names(tools, "tools"), reset,
                         checked_variables(environment, "environment"), folder,

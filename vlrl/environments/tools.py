@@ -85,9 +85,8 @@ class Tool:
             raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
 
     def _model(self, descriptions: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
-        """Returns ({argument: field}, model): a pydantic model of the arguments, and the field of the model for each
-        argument. Fields have other names than arguments, because an argument may have the name of a method of the
-        model."""
+        """Returns {argument: name of its field} and a pydantic model of the arguments with these fields. The field
+        names differ from the arguments, because an argument may have the name of a method of the model."""
         try:
             hints = get_type_hints(self.function, include_extras=True)
             names, fields = {}, {}
@@ -183,8 +182,7 @@ def _shown(value: Any) -> Observation | None:
 class ToolEnvironment(Environment):
     """An environment that executes the tool calls in an action, and shows their results. An action without a call ends
     the episode. `Step.info["calls"]` lists name, arguments and error (None for a successful call) of each call.
-    success: whether turns with calls get the reward part SUCCESS, which is 1 if all calls of the turn succeed, else
-    0."""
+    success: whether turns with calls get the reward part SUCCESS: 1 if all calls succeed, else 0."""
 
     def __init__(self, tools: Sequence[Tool], success: bool = False):
         self.tools, self.success = {tool.name: tool for tool in tools}, success

@@ -47,8 +47,7 @@ class Driver(IDMVehicle):
     wanted = 0.0  # target speed on a free road in metres per second
 
     def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
-        """Returns the acceleration by the IDM in metres per second squared. Braking is gentle if its only reason is a
-        speed above the target speed."""
+        """Returns the acceleration by the IDM in m/s^2. Braking only because of the target speed is gentle."""
         whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
         free = float(super().acceleration(ego_vehicle))
         yields = getattr(ego_vehicle, "target_speed", 0) <= 0
@@ -59,8 +58,7 @@ class Driver(IDMVehicle):
         super().act(action)
 
     def on_state_update(self) -> None:
-        """Finds the lane that the vehicle is on. Only the lanes near the previous lane are searched, not the whole
-        network."""
+        """Finds the lane that the vehicle is on, searching only the lanes near its previous lane."""
         lanes = neighbouring_lanes(self.road.network, self.lane_index)
         self.lane_index, self.lane = min(
             lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))

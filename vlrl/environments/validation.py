@@ -49,8 +49,7 @@ def _sendable(source: Any) -> Any:
 
 
 def checked_step(step: Any) -> Step:
-    """Returns a step with reward parts as floats and the state as a string. Raises ProtocolError if the step is
-    invalid."""
+    """Returns a step with parts as floats and the state as a string. Raises ProtocolError if the step is invalid."""
     if not isinstance(step, Step):
         raise ProtocolError(f"the environment returned {type(step).__name__}, expected a Step")
     if not isinstance(step.parts, Mapping):

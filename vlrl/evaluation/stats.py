@@ -91,8 +91,7 @@ def statistic_ci(statistic: Callable[[np.ndarray], float], clusters: Sequence[st
     """Returns (low, high), the 95 % percentile-bootstrap bounds of a statistic that is not a mean.
 
     `statistic(indices)` returns the statistic of the samples with these indices. `clusters` has the cluster of each
-    sample; complete clusters are resampled, `n` times. NaN results are ignored. If all results are NaN, the bounds are
-    NaN."""
+    sample; complete clusters are resampled, `n` times. NaN results are ignored; both bounds are NaN if all are."""
     names, where = np.unique(np.asarray(clusters), return_inverse=True)
     members = [np.flatnonzero(where == c) for c in range(len(names))]
     rng = np.random.default_rng(seed)

@@ -329,8 +329,7 @@ def is_labelled(record: Record) -> bool:
 
 def labelled(record: Record, source: RecordSource) -> list[Row]:
     """Converts an image with one class to a row with `label`. For an image with several classes, `label` is a list, and
-    `multi` is true. A class number is stored as `class_id`. `choose_from_all` later sets `labels` to the classes of
-    the file."""
+    `multi` is true. A class number is stored as `class_id`. `choose_from_all` later sets `labels`."""
     given = pick(record, *LABEL)
     given = pick(record, *LABELS) if given is None else given
     several = given if isinstance(given, list) else [given]

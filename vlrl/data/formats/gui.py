@@ -89,8 +89,7 @@ def _element(record: Record, source: RecordSource, corners: bool) -> list[Row]:
 
 def _platform(record: Record, row: Record) -> str | None:
     """Returns mobile, desktop or web, as given by the record's data source or by the beginning of the image's file
-    name. If neither gives a known platform, returns the name of the data source; None if the record states no data
-    source."""
+    name. If neither gives a known platform, returns the data source; None if the record states none."""
     named = str(pick(record, "data_source", "platform") or "").lower()
     start = re.match(r"(?:.*/)?([a-z]+)_", str(row.get("image")))
     return _PLATFORMS.get(named) or (_PLATFORMS.get(start[1]) if start else None) or named or None
@@ -109,8 +108,7 @@ def is_unlabelled(record: Record) -> bool:
 
 def unlabelled(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO). The other fields
-    of the record are kept. Raises DataError if another field seems to hold the answer, because that answer would not
-    be used."""
+    of the record are kept. Raises DataError if one of these seems to hold the answer."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
         raise DataError(f"it has an instruction, but no box or action in a field with a known name. {field}="
                         f"{short(record[field])} seems to be the answer: map this field with --columns (data.columns) "

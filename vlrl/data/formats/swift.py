@@ -85,8 +85,7 @@ def points_in_pixels(marks: GroundingMarks, row: Record) -> dict[str, Any]:
 def _filled(record: Record, name: str, turns: list[Any], texts: list[str], boxes: list[Any], has_answer: bool
             ) -> Record:
     """Returns the record with complete turns in its field `name`. The turns before the answer get the contents `texts`.
-    The answer becomes the JSON of `boxes` (boxes or points); without an answer in `turns`, a turn with the answer is
-    added."""
+    The answer becomes the JSON of `boxes` (boxes or points); without an answer in `turns`, it is added."""
     texts = [*texts, *([json.dumps(boxes)] if has_answer else [])]
     new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
            for turn, text in zip(turns, texts, strict=True)]

@@ -132,8 +132,7 @@ def is_time_r1(record: Record) -> bool:
 
 def time_r1(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of Time-R1 (2503.13377): `timestamp` is [start, end] in seconds from the start of the clip. The
-    record's `difficulty` is the overlap (tIoU, in percent) that the base model reaches; the row's `difficulty` is 1
-    minus this overlap."""
+    row's `difficulty` is 1 minus the tIoU (overlap) of the base model, which the record has as percentage."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
                     pick(record, *_MOMENTS))

@@ -66,8 +66,7 @@ def statement(record: Record, source: RecordSource) -> list[Row]:
 def hallusion(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of HallusionBench (2310.14566) to a yes/no question; `gt_answer` is 1 for yes and 0 for no.
 
-    The row's id joins the category, subcategory, set, figure and question, because none of these values alone is
-    unique."""
+    The row's id joins the category, subcategory, set, figure and question, because none of these alone is unique."""
     parts = ("category", "subcategory", "set_id", "figure_id", "question_id")
     id = "-".join(str(record[name]) for name in parts if has(record, name))
     image = record.get("filename")

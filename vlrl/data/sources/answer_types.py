@@ -157,8 +157,7 @@ class AnswerTrend:
                    yes_no=2 * forms["yes_no"] >= sum(forms.values()) > 1)
 
     def settle(self, guess: Guess) -> tuple[str, str]:
-        """Returns (answer_type, reason) for a guess. The guessed type is changed if most answers of the file suggest
-        another type."""
+        """Returns (answer_type, reason) for a guess: the guessed type, unless most answers suggest another type."""
         if guess.form == "bare letter" and not self.letters:
             return "text", "a letter, but most answers of the file are not"
         if guess.form == "number" and self.codes:

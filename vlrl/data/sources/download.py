@@ -60,8 +60,7 @@ def is_public(address: Address) -> bool:
     """Whether an IP address belongs to the public internet. If an IPv4 address is embedded in an IPv6 address, the
     embedded address decides.
 
-    Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses are not public.
-    """
+    Not public: private, loopback, link-local, shared (100.64/10), multicast, reserved, documentation addresses."""
     if isinstance(address, ipaddress.IPv6Address):
         for network, shift in _EMBEDDED:
             if address in ipaddress.ip_network(network):

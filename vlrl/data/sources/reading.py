@@ -130,11 +130,10 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 
 
 def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set[str]) -> None:
-    """Renames ids that are repeated in a file, or already `taken` by rows of another file, by adding a number ("7-2" is
-    the second 7).
+    """Renames ids that are repeated in a file, or already `taken` by rows of another file ("7-2" is the second 7).
 
-    The old id is stored as `original_id`. The ids of the rows are added to `taken`, and one warning about the file
-    `path` is logged."""
+    The old id is stored as `original_id`. The ids of the rows are added to `taken`, and a warning about `path` is
+    logged."""
     sound = [row for row in rows if not isinstance(row, DataError) and row.get("id") not in (None, "")]
     own, changed, count = {str(row["id"]) for row in sound}, [], dict[str, int]()
     for row in sound:

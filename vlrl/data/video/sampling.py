@@ -33,8 +33,7 @@ from vlrl.rewards.boxes import is_number
 from vlrl.types import LoadedMedia, Media
 
 TICKS = 1_000_000
-"""Frames per second of the virtual clock in `clock`. On this clock, the number of a frame is its time in microseconds.
-"""
+"""Frames per second of the virtual clock in `clock`; on this clock, a frame's number is its time in microseconds."""
 
 
 @dataclass(frozen=True)
