@@ -1,6 +1,6 @@
 """Exports selected rollouts to one file: JSONL, parquet, or a data set for `vlrl sft`. Imports no Gradio.
 
-    made = export("sft", library, media, notes.all(flag="good"), folder)     # with bad=True also those flagged bad
+    made = export("sft", library, media, notes.all(flag="good"), folder)
     made.path, made.rows, made.left_out
 
 Texts of a run are data: none is executed, and no name from a run folder becomes a file name of the export."""

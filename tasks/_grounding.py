@@ -257,8 +257,8 @@ def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, A
 
 def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
     """The reward parts of Vision-R1: `precision`, the mean quality of the matched boxes; `recall`, the share of objects
-    found; and `format`. If the image has no such object or the answer no box, `precision` and `recall` are 1 for an
-    answer that rightly says that there is nothing, else 0."""
+    found; and `format`. If the image does not contain the requested object, or if the answer has no box, `precision`
+    and `recall` are both 1 if the answer rightly says that there is no such object, else 0."""
     wanted, boxes = truths(task, sample), _read_griffon(task, sample, answer)
     if not wanted or not boxes:
         text = answer_text(answer.text)

@@ -92,10 +92,10 @@ class DriveEnvironment(Environment):
 
 
 class Drive(Task):
-    """Drive to the goal in time, without a collision. Reward parts: `carl`, in [0, 1]; `shaped` and `contrast`, each at
-    most 1; `completion`, the completed share of the route; `success`, `collision` and `off_road`, each 0 or 1. Parts
-    averaged over the seconds of the drive: `comfort`, `centring` in the lane and `format`, each in [0, 1], and
-    `speed` as a share of the limit."""
+    """Drive to the goal in time, without a collision. Reward parts: `carl`, the reward of CaRL, in [0, 1]; `shaped`, a
+    dense driving reward, and `contrast`, the reward of VLM-RL, each at most 1; `completion`, the completed share of the
+    route; `success`, `collision` and `off_road`, each 0 or 1. Parts averaged over the seconds of the drive: `comfort`,
+    `centring` in the lane and `format`, each in [0, 1], and `speed` as a share of the limit."""
 
     prompt = "You drive the green car to the end of the violet line. {ask}"
     outcome = {"success": 1.0}

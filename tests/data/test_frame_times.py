@@ -115,7 +115,7 @@ test_times_that_contradict_the_rest_of_the_row = refused(DataError, lambda row: 
     ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's video is a file, which has its own"),
     ({"image": "a.png", "frame_times": TIMES}, "the row has 0 videos"),
     ({"video": [NAMES, NAMES], "frame_times": TIMES}, "one list per video; the row has 2 videos"),
-    ({"video": NAMES}, "fps=None must be .* or frame_times must hold the seconds of each")], start="^row 'r': .*")
+    ({"video": NAMES}, "fps=None must be .* or frame_times must hold the time of each")], start="^row 'r': .*")
 
 
 @each("told fps times", [

@@ -180,7 +180,7 @@ def test_the_group_is_handed_its_own_answers_values():
     with pytest.raises(TaskError, match=r"asked for an answer, which Task\.readings did not return"):
         group(np.zeros(1))
     task.copies = True
-    with pytest.raises(TaskError, match="no copies, and no answers to a variant outside"):
+    with pytest.raises(TaskError, match="and no copies of them"):
         group(np.zeros(1), np.zeros(1))
 
 

@@ -120,7 +120,7 @@ def test_outcomes_of_own_parts():
     task = Shaped()
     task.override_outcome("near", None)
     assert task.criterion == {"near": 0.8} and said(task, "0.8", "0.7") == [True, False]
-    with pytest.raises(ConfigError, match=r"the part 'nera', which is missing in rewards\. Did you mean 'near'"):
+    with pytest.raises(ConfigError, match=r"the part 'nera', which is missing from its rewards\. Did you mean 'near'"):
         type("Own", (Shaped,), {"outcome": {"nera": 1.0}})()
     found = config.load(ROOT / "configs" / "qa" / "mm_eureka.yaml", ["curriculum.part=format"])
     assert build_task.make_task(found).criterion == {"format": 0.5} and load("qa").criterion == {"accuracy": 0.5}

@@ -354,8 +354,8 @@ class Task:
         criterion = dict(self.outcome_for(settings))
         for part in criterion:
             if part not in self.weights:
-                raise ConfigError(f"task {self.name or type(self).__name__!r}: outcome names the part {part!r}, which "
-                                  f"is missing in rewards.{did_you_mean(part, self.weights)}")
+                raise ConfigError(f"task {self.name or type(self).__name__!r}: its outcome has the part "
+                                  f"{part!r}, which is missing from its rewards.{did_you_mean(part, self.weights)}")
         return criterion or usual_outcome(self.rewards_for(settings))
 
     @classmethod

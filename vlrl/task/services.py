@@ -149,8 +149,8 @@ def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:
-        raise TaskError("a log-probability service was given an answer that is not in the group. Pass it the answers "
-                        "that readings or score_group gets, no copies, and no answers to a variant outside the group")
+        raise TaskError("a log-probability service was given an answer that is not in the group. Pass it the answer "
+                        "objects that readings() or score_group() received, and no copies of them")
     return (places[0] if places else None), text
 
 

@@ -135,8 +135,7 @@ class EmergencyCheckpoint:
         return target
 
     def _live(self) -> dict[str, Any]:
-        """The state that changes only in the update, not while sampling: of the optimizer, and of a moving reference.
-        """
+        """The state of the optimizer and of a moving reference, which changes in the update but not while sampling."""
         parts = self.parts
         reference = dict(parts.policy.moving_reference) if parts.algorithm.moves_reference else {}
         moving = {"algorithm": {"reference": reference}} if reference else {}

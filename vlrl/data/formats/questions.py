@@ -169,7 +169,7 @@ def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -
     if given in (None, [], ()) and not shown_media:
         given = source.image(id := pick(record, *_IDS))
         if given is None and id is not None:
-            raise DataError(f"image_id={short(id)} must be the id of an image, a string or an integer")
+            raise DataError(f"image_id={short(id)} must be a string or an integer: the id of an image")
     if given not in (None, [], ()):
         shown_media |= media({"images": given}, source)
     if not shown_media and needed:

@@ -200,7 +200,7 @@ def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, f
 def _checked_rate(frames: int, fps: Any) -> float:
     if not is_number(fps) or not 0 < fps < 1e6:
         raise DataError(f"a video of {frames} frames needs a frame rate: fps={fps!r} must be a number above 0, or "
-                        "frame_times must hold the seconds of each frame")
+                        "frame_times must hold the time of each frame in seconds")
     return fps
 
 

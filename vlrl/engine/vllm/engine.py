@@ -236,8 +236,9 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 @contextlib.contextmanager
 def _bystander() -> Iterator[None]:
     """Context manager that restores, on exit, what vLLM changes in this process: the random states and the function
-    torch.set_num_threads. Does nothing in a thread that generates during the update (async.*): the training thread
-    uses the random states at the same time. There cpu_patches.py keeps generation from changing them."""
+    torch.set_num_threads. Does nothing in a thread that generates during the update (async.*), because restoring
+    the random states would disturb the training thread, which uses them at the same time. In such a thread
+    cpu_patches.py keeps generation from changing them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -64,7 +64,8 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
         raise ConfigError("accelerate launch --use_fsdp, but train.sharding=none: remove one of the two")
     if on("FSDP_ACTIVATION_CHECKPOINTING") and not config.model.gradient_checkpointing:
         raise ConfigError("accelerate launch --fsdp_activation_checkpointing true, but "
-                          "model.gradient_checkpointing=false: set model.gradient_checkpointing=true instead")
+                          "model.gradient_checkpointing=false: remove the flag, and set "
+                          "model.gradient_checkpointing=true if you want checkpointing")
 
 
 def _stage(config: Config, environ: Mapping[str, str]) -> str:
@@ -111,9 +112,9 @@ def _check_model(config: Config, kind: str) -> None:
         raise ConfigError(f"train.sharding={kind}: 4-bit weights (model.lora.quantize={config.model.lora.quantize}) "
                           "cannot be sharded. Set model.lora.quantize=none, or train.sharding=none")
     if config.model.feature_cache_mib:
-        raise ConfigError(f"train.sharding={kind}: model.feature_cache_mib={config.model.feature_cache_mib} calls the "
-                          "vision tower outside of the model's forward, where its weights are sharded. Set "
-                          "model.feature_cache_mib=0 or train.sharding=none")
+        raise ConfigError(f"train.sharding={kind}: with model.feature_cache_mib={config.model.feature_cache_mib} the "
+                          "vision tower is called outside of the model's forward, where its sharded weights are not "
+                          "gathered. Set model.feature_cache_mib=0 or train.sharding=none")
 
 
 def check_installed(config: Config) -> None:

@@ -89,14 +89,14 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     fields are checked.
 
     If `path` is a folder, all row files in it are read, see `files_of`. Held-out rows are compared with training rows.
-    A row is held out if the file name (val, test, heldout ...) or its field `split` says so. For a custom task, the
-    task decides what its fields may hold.
+    A row is held out if the file name (val, test, heldout ...) or its field `split` says so. A custom task itself
+    decides what the fields of a row may hold.
 
     Media lie under `root` (default: each file's folder) and are opened under `limits`. With `media=False`, media files
     only need to exist; with `allow_missing`, they may be missing. `format`, `columns`, `answer_type` and `boxes` are as
-    in data.sources.reading.rows_in. `scale` returns the factor by which the model's processor resizes an image of a
-    size, and `refusal` the reason why the processor rejects this size. `preview` renders a sample as the model will see
-    it. The perfect answer is scored in original pixels, so rounding to a model's coordinate convention is not an error.
+    in data.sources.reading.rows_in. `scale(size)` returns the factor by which the model's processor resizes an image
+    of this size, and `refusal(size)` the reason why the processor rejects it. `preview` renders a sample as the model
+    will see it. Perfect answers are scored in original pixels, so that rounding to a model's coordinates is no error.
 
     Raises DataError if the only file cannot be read, TaskError if the task breaks the Task contract."""
     reader = task or Task()

@@ -73,8 +73,8 @@ class _Evaluation:
         return 1, zlib.crc32(self.split.encode()), number, *own
 
     def sample(self, number: int) -> Sample:
-        """Returns sample `number` with the probe and prompt template of the setting. If the sample has an environment,
-        the environment is reset with the seed."""
+        """Returns sample `number` with the probe and the prompt template of this evaluation's setting. If the sample
+        has an environment, it is reset with the seed of the evaluation."""
         sample = sample_for_setting(self.runtime.task, self.setting, self.samples, number)
         return reset_sample(self.runtime.engine, self.runtime.task, sample, *self.key(number)[1:])
 

@@ -1,7 +1,7 @@
 """Finds changes of settings that make a plan fit on the GPUs, by planning again with each change.
 
-for change in changes("config.yaml", words, result):
-    print(change.words, change.plan.peak)"""
+    for change in changes("config.yaml", words, result):      # words: settings of the command; result: the plan so far
+        print(change.words, change.plan.peak)"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 model is needed.
 
     with environments(config, task) as host:
-        episode = PlayedEpisode(config, task, host, opened(config, host, sample, 0), folder)
+        episode = PlayedEpisode(config, task, host, after_reset(config, host, sample, 0), folder)
         episode.act("up")                           # until episode.ended
         episode.judged().scored.parts"""
 

@@ -109,8 +109,8 @@ def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature
                   allowed: Mapping[str, Sequence[Any]], null: bool = False) -> Sampling:
     """The sampling parameters of a request: the argument `temperature`, and the token limit and stop strings in `body`.
 
-    allowed: further fields -> values that are accepted because they have no effect. null: whether every other field may
-    have the value null. Raises RequestError for any other field or value."""
+    allowed: fields that have no effect -> the values that are accepted. null: whether fields that are not in `allowed`
+    are accepted if their value is null. Raises RequestError for all other fields and values."""
     given = {name: value for name, value in body.items() if name not in IGNORED}
     limits = [given.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     limit = next((n for n in limits if n is not None), rollout.max_new_tokens)

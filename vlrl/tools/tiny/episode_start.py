@@ -101,7 +101,7 @@ class Read(_Start, _Zoom):
 
 
 class Mistaken(_Start, _Recall):
-    """A recall task in whose demonstrations a share `mistaken` of the colours is wrong."""
+    """A recall task with errors in its demonstrations: a share `mistaken` of the colours that they name is wrong."""
 
     mistaken: float = 0.0
     name = "mistaken"
