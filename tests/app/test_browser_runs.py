@@ -72,6 +72,8 @@ def test_chosen_runs_are_laid_over_each_other_and_smoothed(page, served):
     for wanted in ("Reward", "Reward part: iou", "Answer length (tokens)", "Entropy (nats a token)", "Tokens a second",
                    "KL to the reference", "Mismatch of sampler and trainer (KL)", "Share of groups without variance"):
         assert wanted in titles
+    page.goto(f"{served}?page=runs&runs=boxes")
+    expect(page.locator(PLOTTED).first).to_be_visible()
     page.locator("input[name=smooth]").fill("0")
     page.wait_for_function(f"{DATA}.filter(t => !t.error_y).length === 1")
     assert page.evaluate(f"{DATA}.filter(t => !t.error_y)[0].y.length") == 4

@@ -115,7 +115,7 @@ def test_limits_end_an_episode_of_a_session(lamp, capsys, monkeypatch):
     text = "up\n\n:again\n:oracle\nup\n\nup\n\n\nup\n\n:quit\n"
     code, out = typed(monkeypatch, capsys, lamp, text)
     assert code == 0 and out.count("Bring the lamp to 2") == 2 and out.count("Bring the lamp to 3") == 1
-    assert out.count("the environment ended the episode") == 1 and "oracle 2  up" in out
+    assert out.count("the environment ended the episode") == 1 and "oracle 2 up" in out
     for text in (":quit\n", "", "half an action\n"):
         code, out = typed(monkeypatch, capsys, lamp, text)
         assert code == 0 and "lamp to 3" not in out and ("Level 0" in out) == text.startswith("half")

@@ -148,7 +148,7 @@ def test_the_contract_of_tasks_with_knobs():
     assert ids[-1] == "made-000001-objects=1.0-size=0.44"
     calls = iter(range(1000))
     broken = {
-        "the sample is another one when asked for again": lambda made, index, knobs: replace(
+        "the sample differs when asked for again": lambda made, index, knobs: replace(
             made(index, knobs), row={**made(index, knobs).row, "n": next(calls)}),
         "is already used in generate(": lambda made, index, knobs: made(0, knobs),
         "generate(0, .*KeyError": lambda made, index, knobs: made(index, {"size": 0.2}),

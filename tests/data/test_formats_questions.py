@@ -248,7 +248,7 @@ test_what_is_wrong_is_named = refused(DataError, one, [*WRONG.values(), *{
     "equal ranks": ({"query": "q", "response": ["a", "b"], "human_ranking": [0, 0]}, "must be two different ranks"),
     "no responses": ({"message": '[{"role": "user", "content": "x"}]', "answer": "1"}, "has no [Question], [Response"),
     "a place among nothing": ({**ASK, "answer_idx": 1}, "index 1 of the correct option, but no field"),
-    "an id of an image": ({"image_id": {"x": 1}, "question": "q", "answer": "a"}, "must be a string or an integer: the id of an image"),
+    "an id of an image": ({"image_id": {"x": 1}, "question": "q", "answer": "a"}, "a string or an integer: the id"),
     "two questions": ({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
                        "rejected": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]},
                       "answer different questions"),

@@ -322,7 +322,7 @@ def test_an_interrupted_sequential_comparison_goes_on(tiny_models, tmp_path, mon
         assert stopped.poll() is None and time.monotonic() < end
         time.sleep(0.05)
     stopped.send_signal(signal.SIGINT)
-    assert "The same command resumes" in stopped.communicate(timeout=600)[1] and stopped.returncode == 130
+    assert "The same command continues" in stopped.communicate(timeout=600)[1] and stopped.returncode == 130
     assert RunFolder(tmp_path / "s" / "shades-0").last_heartbeat()["state"] == "interrupted"
     monkeypatch.setattr(sequential_runs, "run_jobs", finish_forked)
     assert main([*words, "--jobs", "2"]) == 0 and "4 runs in" in capsys.readouterr().out

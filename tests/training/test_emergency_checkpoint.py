@@ -142,7 +142,7 @@ def test_memory_that_does_not_suffice_for_one_answer(scene, tmp_path, monkeypatc
             decoder_layers(policy.base)[0].register_full_backward_pre_hook(lambda *_: torch.empty(2**50))
         return update.update(policy, optimizer, groups, config, step, algorithm, *more)
     monkeypatch.setattr(loop, "update", updates)
-    with pytest.raises(TrainingError, match="out of memory in the update of a single answer") as error:
+    with pytest.raises(TrainingError, match="out of memory in the update on a single completion") as error:
         scene.start(tmp_path / "run")
     saved(error, tmp_path / "run")
     monkeypatch.undo()
