@@ -64,7 +64,7 @@ def test_options_reach_the_function():
     (Named(name="plain", side="left"), "algo.loss.side='left': Input should be 'low' or 'high'"),
     (Named(name="plain", count=0), "algo.loss.count=0: Input should be greater than or equal to 1"),
     (Named(name="plain", x=0), "has no option 'x'"),
-    (Named(name="stateful"), "algo.loss='stateful' needs algo.loss.k"),
+    (Named(name="stateful"), "algo.loss='stateful' needs a value for algo.loss.k"),
     (Named(name="stateful", k=1, width=7), "algo.loss='stateful': a width of 7 brings bad luck"),
 ])
 def test_what_cannot_be_bound(named, says):
@@ -125,7 +125,7 @@ def test_of_two_words_for_a_bound_the_later_holds_and_two_values_in_one_place_ar
     assert Objective.of(found.algo).term.options == {"clip_low": 0.5, "clip_high": 4e-4}
     assert (found.algo.clip_low, found.algo.clip_high) == (None, None)
     values = {"clip_low": 0.1, "loss": {"name": "gspo", "clip_low": 0.2}}
-    with pytest.raises(ConfigError, match=r"algo.clip_low=0.1 and algo.loss.clip_low=0.2 are the same bound"):
+    with pytest.raises(ConfigError, match=r"algo.clip_low=0.1 and algo.loss.clip_low=0.2 set the same bound"):
         Objective.of(AlgoSettings.model_validate(values))
 
 

@@ -90,7 +90,7 @@ def test_dry_run_counts_what_the_run_trains_and_packs(lora, tiny_models, capsys)
 
 @each("word says", [
     ("algo.loss=ppo", "algo.loss='ppo' is not known"), ("resume=must", "has no complete checkpoint"),
-    ("limits.prompt_tokens=5", "longer than limits.prompt_tokens=5"),
+    ("limits.prompt_tokens=5", "maximum is limits.prompt_tokens=5"),
     ("eval.splits=[other]", "no samples in split 'other'"), ("curriculum.name=unifrom", "Did you mean 'uniform'"),
     ("algo.guided.answers=1", "define guidance(sample, answers)"),
 ])

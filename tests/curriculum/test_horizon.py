@@ -108,7 +108,7 @@ def test_a_rule_of_your_own(tmp_path):
 
 def test_what_cannot_be_is_refused():
     for rule, message in (
-            ("addd", "episode.horizon='addd'.*Did you mean 'add'"), ("add", "needs episode.horizon.start"),
+            ("addd", "episode.horizon='addd'.*Did you mean 'add'"), ("add", "needs a value for episode.horizon.start"),
             ({"name": "add", "start": 2, "evry": 3}, "evry=3: 'add' has no option 'evry'. Did you mean 'every'"),
             ({"name": "multiply", "start": 0, "every": 3}, "episode.horizon.start=0"),
             ({"name": "success", "start": 2, "at": 0}, "episode.horizon='success': at=0 must be a pass rate"),

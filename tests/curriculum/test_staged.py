@@ -82,7 +82,7 @@ def test_a_stage_that_is_not_understood_is_refused():
     for option in ("window", "lowest"):
         with pytest.raises(ConfigError, match=f"curriculum.{option}=0"):
             made([{}], **{option: 0})
-    with pytest.raises(ConfigError, match=r"needs curriculum.stages"):
+    with pytest.raises(ConfigError, match=r"needs a value for curriculum.stages"):
         curriculum.make(CurriculumSettings(name="staged"), prompts())
 
 

@@ -49,7 +49,7 @@ test_what_was_read_wrongly_is_refused = refused(DataError, one, {
     "a detection cut off": (talk('[{"bbox_2d": [1, 2, 30, 20], "la'), "is a position or an action"),
     "no words of a user": (talk("cat", None), "has no question: no turn of a human or user contains text"),
     "shares in COCO": (coco([0.1, 0.2, 0.5, 0.3], [CAT]), "annotation 7: bbox=[0.1, 0.2, 0.5, 0.3] are fractions"),
-    "two names of an id": (coco([1, 2, 3, 4], [CAT, {**CAT, "name": "cow"}]), "id 1, 'cat' and 'cow': annotations"),
+    "two names of an id": (coco([1, 2, 3, 4], [CAT, {**CAT, "name": "cow"}]), "the id 1, 'cat' and 'cow': give"),
     "shares as abs_box": ({**CLICK, "abs_box": [0.1, 0.2, 0.6, 0.5]}, "abs_box=[0.1, 0.2, 0.6, 0.5] are fractions"),
     "shares of RefCOCO": ({**SIZED, "ref_id": 1, "sentences": ["x"], "bbox": [0.1, 0, 0.5, 1]}, "are fractions of the"),
     "shares of GUI-G1": ({**SIZED, "problem": "x", "rate": 1, "solution": [0.1, 0.2, 0.6, 0.5]}, "are fractions"),

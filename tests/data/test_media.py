@@ -214,7 +214,7 @@ def test_resolve_stays_under_its_root(tmp_path):
 
 @each("path", ["http://x/a.png", "HTTPS://x/a.png", "ftp://x/a", "s3://b/a", "file:///a", "data:x"])
 def test_resolve_refuses_urls(tmp_path, path):
-    with pytest.raises(DataError, match="download it"):
+    with pytest.raises(DataError, match="download the file"):
         resolve(path, tmp_path)
 
 

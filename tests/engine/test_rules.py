@@ -175,7 +175,7 @@ def test_settings_that_cannot_work_are_named(parts):
         with pytest.raises(ConfigError, match=said):
             validate({"task": "x", "model": {"name": "x"}, "engine": {"batch_rollouts": rows}})
     ends = dataclasses.replace(PLAIN, thinking_budget=1, thinking_end="<|image_pad|></think>")
-    with pytest.raises(ConfigError, match=r"rollout\.thinking_end='<\|image_pad\|></think>'.*remove it"):
+    with pytest.raises(ConfigError, match=r"rollout\.thinking_end='<\|image_pad\|></think>'.*remove this token"):
         generate(parts, ends)
 
 

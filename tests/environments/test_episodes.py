@@ -241,7 +241,7 @@ def test_an_environment_helps_in_a_stage_and_never_in_evaluations(tiny_models, t
 
 
 FAULTS = {"hang": "step: no result within 2 s", "die": "step: its process ended", "raise": "KeyError: 'lost'", "":
-          None, "long": "an observation has 200000 characters", "nan": "the part 'vowels' is 'nan'", "broken": "no/such.png"}
+          None, "long": "has 200000 characters", "nan": "the part 'vowels' is 'nan'", "broken": "no/such.png"}
 
 
 class Broken(Acting):

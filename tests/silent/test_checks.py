@@ -156,7 +156,7 @@ def test_a_prompt_is_refused_by_its_length_with_its_picture(tiny_models):
     with pytest.raises(PromptTooLong, match=f"'p': the prompt has {tokens} tokens, .*limits.prompt_tokens="):
         encode(task, shown)
     begun = time.process_time()
-    with pytest.raises(PromptTooLong, match="prompt of more than"):
+    with pytest.raises(PromptTooLong, match="the prompt has more than"):
         encode(task, long)
     assert time.process_time() - begun < 10
 

@@ -65,7 +65,7 @@ def test_the_score_is_that_of_the_last_evaluation_and_a_plan_stays(tmp_path):
     plan = {"n": 5, "settings": {"lr": 1e-5}}
     for _ in range(2):
         check_plan(tmp_path / "s" / "plan.json", plan)
-    with pytest.raises(ConfigError, match="was started with n=5, not 6: use the same value to resume, or another"):
+    with pytest.raises(ConfigError, match="was started with n=5, not 6: use the same value to resume, or name another"):
         check_plan(tmp_path / "s" / "plan.json", {**plan, "n": 6})
     job = Job(tmp_path / "begun", ("train",))
     assert many_runs._completed_share(job.folder) == 0.0
