@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.tables import each
 from vlrl import testing
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.data import coordinates
@@ -181,7 +180,7 @@ FAULTS = {
     "blank": ("location = 'about:blank'", "has navigated to another page|Execution context was destroyed")}
 
 
-@each("name", FAULTS)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_ends_its_own_episode(tmp_path, name):
     script, why = FAULTS[name]
     task = made(tmp_path, 30.0, **{name: script})
