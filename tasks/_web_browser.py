@@ -355,6 +355,7 @@ class PagePool:
                     pass
 
     def _kill(self) -> None:
+        self._browser = None  # its pages have ended with it, also before the driver reports that
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if {"--remote-debugging-pipe", "run-driver"} & {*process.cmdline()}:

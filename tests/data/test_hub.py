@@ -133,7 +133,7 @@ def test_without_a_network_what_is_kept_is_used(here, tmp_path, monkeypatch, cap
         with caplog.at_level(logging.WARNING):
             assert answers(read(tmp_path, "org/geo@train")) == ["a"]
         assert why in caplog.text and "are used" in caplog.text
-        with pytest.raises(RunError, match="not in"):
+        with pytest.raises(RunError, match="not cached in"):
             read(tmp_path, "org/geo@test")
         with pytest.raises(RunError, match="download it once"):
             read(tmp_path, "org/other@train")

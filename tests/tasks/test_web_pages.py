@@ -191,6 +191,7 @@ def test_a_fault_ends_its_own_episode(tmp_path, name):
         assert re.search(why, failed.reason), failed
         assert isinstance(acted(host, bad, CLICK), EnvironmentFailure)
         ended = acted(host, good, BESIDE, CLICK)
+        assert not isinstance(ended, EnvironmentFailure), ended
         assert ended.done and ended.parts["success"] == 1 and host.restarts == 0
         host.close_episodes([bad, good])
 

@@ -244,7 +244,7 @@ def test_a_start_that_fails_names_the_setting(tiny, tmp_path):
 
     config = tiny.config.model_copy(
         update={"engine": tiny.config.engine.model_copy(update={"max_model_len": 10**6})})
-    with pytest.raises(ConfigError, match=r"engine\.max_model_len=1000000 \(lower it"):
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len=1000000 \(lower this setting"):
         VLLMEngine(tiny.policy, config, tmp_path)
     config = tiny.config.model_copy(update={"engine": tiny.config.engine.model_copy(update={"memory": 50.0})})
     with pytest.raises(ConfigError, match=r"engine\.memory=50"):
