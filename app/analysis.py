@@ -32,8 +32,8 @@ _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
 """SQL for the value that decides whether an answer passes: whether it is correct, its reward, or a reward part."""
 CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) AS shown, first(target) AS target, "
            "min(prompt) AS prompt, bool_or(turns IS NOT NULL) AS episode")
-"""SQL columns with the content of a sample (id, media, target, prompt, whether it is an episode). `item` converts a row
-with these columns to an Item, to pair the samples of two runs."""
+"""SQL columns with the content of a sample (id, media, target, prompt, whether the sample is an episode). `item`
+converts a row with these columns to an Item, to pair the samples of two runs."""
 SAMPLE = "sample_id, coalesce(shown, media), target"
 """SQL columns that identify a sample: two answers belong to the same sample if these columns are equal."""
 _EQUAL = 1e-9  # rewards that differ by less are a tie
@@ -105,7 +105,7 @@ class Comparison:
 
     a: Side
     b: Side
-    """The second side. In `a` and `b`, a step of None is replaced by the step of the run's last evaluation."""
+    """The second evaluation. In `a` and `b`, a step of None is replaced by the step of the run's last evaluation."""
     split: str
     n: int
     wins: int
@@ -174,7 +174,8 @@ class Curriculum:
 def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
             threshold: float | None = None) -> History:
     """Collects every group of `sample_id` in the given runs (() = all runs). An answer passes if its reward, or its
-    reward part `part`, is at least `threshold`; for the defaults see the module. Raises AppError for an unknown run."""
+    reward part `part`, is at least `threshold` (defaults: see the module docstring). Raises AppError for an unknown
+    run."""
     scope = index.refresh(runs)
     limits = _thresholds(index, scope.runs, part, threshold)
     rows = index.table.fetch(f"""
@@ -200,8 +201,8 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
     """Compares the evaluations `a` and `b` of a data split on the samples that both contain. If `split` is None, the
-    first split that both runs evaluated is taken. Raises AppError if a run was not evaluated on the split at the
-    step of its side, or if the evaluations have no sample in common."""
+    first split that both runs evaluated is taken. Raises AppError if a run has no evaluation of the split at the
+    given step, or if the evaluations have no sample in common."""
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
     (a, first), (b, second) = (_evaluated(index, side, split) for side in (a, b))
@@ -217,8 +218,8 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
 
 def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
                notes: tuple[str, ...]) -> Comparison:
-    """Builds the Comparison from paired samples. `samples` holds the number of samples of a, and the number of samples
-    of b, whether paired or not."""
+    """Builds the Comparison from paired samples. `samples` has the numbers of samples in a and b, also unpaired ones.
+    """
     pairs = sorted(pairs, key=lambda pair: (-pair.gain, pair.sample_id))
     before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
     names = sorted({pair.category for pair in pairs if pair.category is not None})
@@ -231,7 +232,8 @@ def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tup
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
                bins: int = 24) -> Curriculum:
     """Summarizes the training groups of a run in at most `bins` ranges of steps. An answer passes if its reward, or its
-    reward part `part`, is at least `threshold`; for the defaults see the module. Raises AppError for an unknown run."""
+    reward part `part`, is at least `threshold` (defaults: see the module docstring). Raises AppError for an unknown
+    run."""
     scope = index.refresh([run])
     limit = _thresholds(index, [run], part, threshold).get(run)
     rows = index.table.fetch(f"""
@@ -263,7 +265,7 @@ def _value(part: str | None, threshold: float | None) -> list[Any]:
 
 def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
     """Returns {run id: lowest value with which an answer passes}, for the runs with scored answers. `part` is the
-    reward part that decides, or None. The value is `given`, or if that is None the run's default, see the module."""
+    reward part that decides, or None. The value is `given`, or if that is None the default of the module docstring."""
     rows = index.table.fetch(f"""
         SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
         FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])
@@ -286,8 +288,8 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 
 
 def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
-    """Of rows with the same sample id, returns the rows of the most frequent sample, and notes on the other rows.
-    Different samples share an id if runs use the id for different media or targets."""
+    """Reduces `rows`, which have the same sample id, to the rows of the most frequent sample; returns these rows, and
+    notes on the other rows. An id belongs to different samples if runs use it for different media or targets."""
     counts = Counter(item(row)._replace(value=None) for row in rows)
     if len(counts) < 2:
         return list(rows), []
@@ -308,7 +310,7 @@ def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
 
 
 def _drawn(index: Index, run: str) -> Callable[[int], float]:
-    """Returns a function of a step: the number of training groups drawn until then per sample drawn until then."""
+    """Returns a function step -> mean number of training groups per sample, over the samples drawn until that step."""
     rows = index.table.fetch("""
         WITH drawn AS (SELECT DISTINCT step, split, group_id, sample_id FROM rollouts
                        WHERE run = ? AND source = 'train'),
@@ -347,7 +349,7 @@ def item(row: _Row) -> Item:
 
 
 def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
-    """Pairs the rows of two runs or evaluations that belong to the same sample; returns the pairs and a note on
+    """Pairs the rows of two runs or evaluations that belong to the same sample; returns the pairs, and a text on
     unmatched rows. Samples are the same if their content is equal, see vlrl.tools.experiments.pairs."""
     pairing = pair([item(row) for row in first], [item(row) for row in second])
     return [(one.value, other.value) for one, other in pairing.pairs], " ".join(
@@ -355,8 +357,8 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
-    """Looks up the evaluation of `split` on a side; returns the Side with its step filled in, and a row for each sample
-    (mean reward, category, group, content). Raises AppError if there is no such evaluation."""
+    """Finds the evaluation of `split` that `side` asks for; returns `side` with its step filled in, and a row for each
+    sample (mean reward, category, group, content). Raises AppError if there is no such evaluation."""
     records = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
                                 "ORDER BY step", [side.run, split])
     steps = [row["step"] for row in records]

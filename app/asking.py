@@ -89,7 +89,7 @@ class SamplePreview:
 
 class Tasks:
     """The tasks that the playground offers: built-in tasks and the tasks of a library's runs. `trust` permits code and
-    data that a run names, see the module. Not thread-safe, because the code of a task may not be thread-safe."""
+    data that a run names (see the module docstring). Not thread-safe, because a task's code may not be either."""
 
     def __init__(self, library: Library, trust: bool = False):
         self.library, self.trust = library, trust
@@ -130,9 +130,9 @@ class Tasks:
                 heat if isinstance(heat, (int, float)) and 0 <= heat <= 10 else 1.0)
 
     def config(self, ask: Ask, name: str, model_run: str | None = None) -> Config:
-        """Builds the Config for prompting and scoring. Its settings come from the task's run and from the run
-        `model_run` of the model; others have their defaults. `name` becomes model.name. Raises AppError if the
-        settings name untrusted code or data, and ConfigError if they are invalid."""
+        """Builds the Config for prompting and scoring. Settings come from the task's run and from the run `model_run`
+        of the model; all others have their defaults. `name` becomes model.name. Raises AppError if the settings name
+        untrusted code or data, and ConfigError if they are invalid."""
         run = run_of(ask.task)
         if not (run or ask.task in builtin_names() or self.trust):
             raise AppError(f"Task {ask.task[:200]!r} is not in the list: choose a task from the list. Tasks from a "

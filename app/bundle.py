@@ -45,7 +45,7 @@ _STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class BundleSummary:
-    """The result of `write`: the bundle's folder, numbers of groups and bytes, and sentences on what it omits."""
+    """The result of `write`: the bundle's folder, its numbers of groups and bytes, and sentences on omitted content."""
 
     folder: Path
     groups: int
@@ -56,8 +56,8 @@ class BundleSummary:
 
 
 class BundleImages:
-    """Returns the URLs of downscaled images relative to the bundle, as draw.Addresses requires. An image is written to
-    the bundle when its URL is first requested. If `wanted` is false, no image is written and no image has a URL."""
+    """Implements draw.Addresses with URLs of downscaled images, relative to the bundle. An image is written to the
+    bundle when its URL is first requested. If `wanted` is false, no image is written and no image has a URL."""
 
     def __init__(self, media: MediaStore, folder: Path, wanted: bool = True):
         self.media, self.folder, self.wanted = media, folder, wanted
@@ -112,8 +112,8 @@ def _hidden(path: Path) -> Redactor:
 
 
 def _emptied(folder: Path) -> Path:
-    """Creates `folder`, or deletes the earlier bundle in it, and returns it. Raises RunError if it is a file, or if it
-    holds files but no earlier bundle; hidden files and README.md, which a new Space contains, do not count."""
+    """Creates `folder`, or deletes the earlier bundle in it, and returns it. Raises RunError if `folder` is a file, or
+    contains files but no earlier bundle; hidden files and README.md, which a new Space contains, do not count."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--bundle {folder} is a file: name a folder for the bundle, e.g. {folder.with_suffix('')}-page")
     others = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name not in ("README.md", MARK)

@@ -89,7 +89,7 @@ def _findings(name: str, library: Library, hide: Redactor) -> list[Html]:
 
 
 def _versions(library: Library) -> list[Html]:
-    """Returns HTML with the run's package versions, or [] if unknown. Machine, command and environment are private."""
+    """Returns HTML with the run's package versions, or [] if unknown. All else in env.json is private and left out."""
     env: Mapping[str, Any] = read_json(library.path(RUN) / "env.json") or {}
     packages = env.get("packages")
     rows = [("python", env.get("python")), *(packages.items() if isinstance(packages, dict) else ())]

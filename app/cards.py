@@ -259,7 +259,7 @@ def ordered(view: GroupView, first: str) -> GroupView:
 
 
 def view_links(where: Mapping[str, Any]) -> list[Html]:
-    """Two links: one switches between one answer and all answers, the other to the next order of the answers."""
+    """Two links: one to the next order of the answers, and one that switches between one answer and all answers."""
     first = where.get("first", "") if where.get("first", "") in ORDERS else ""
     after = list(ORDERS)[(list(ORDERS).index(first) + 1) % len(ORDERS)]
     reads = where.get("read") == "yes"

@@ -115,8 +115,8 @@ _MOST_LOOKED_AT = 8  # runs whose splits are offered if no run is selected
 
 
 def selection(where: Mapping[str, str]) -> dict[str, str]:
-    """Returns the URL parameters in `where` that the bar above all pages sets: run, split, first and last step,
-    annotator. The run is omitted if it belongs only to the open group, while the list shows every run."""
+    """Returns the parameters in `where` that the bar above all pages sets: run, split, first and last step, annotator.
+    The run is omitted if it is only the run of the open group while the list covers every run."""
     run_is_of_group = "group" in where and where.get("in") == "all"
     return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}
 

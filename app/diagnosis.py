@@ -58,7 +58,7 @@ class Evidence:
         return values[-count:]
 
     def groups(self, first: int | None = None, last: int | None = None, **filters: Any) -> dict[str, Any]:
-        """URL parameters of the list of this run's training groups in a range of steps. `filters` are further ones."""
+        """URL parameters of the list of this run's training groups in a range of steps. `filters` are added to them."""
         return {"page": "rollouts", "run": self.run, "kind": "train", "from": first, "to": last, **filters}
 
 
@@ -222,8 +222,8 @@ def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def held_out(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding for each held-out split, which compares the rewards of its first and its last evaluation with
-    their 95 % intervals. A split with a single evaluation is skipped."""
+    """Yields a finding for each held-out split: it compares the rewards of the first and the last evaluation of the
+    split with their 95 % intervals. A split with a single evaluation is skipped."""
     for split in dict.fromkeys(str(line.get("split")) for line in evidence.evals):
         lines = [line for line in evidence.evals if str(line.get("split")) == split
                  and finite(line.get("reward/mean")) is not None]

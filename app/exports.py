@@ -198,7 +198,7 @@ class _File:
 
 def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
     if not entry.get("path"):
-        raise AppError("its run stored no media (store.media=none)")
+        raise AppError("the run stored no media of this answer (store.media=none)")
     path = media.resolve(run, str(entry["path"]))
     frames = entry.get("kind") == "video" and path.suffix.lower() == ".webp"
     name = re.sub(r"[^0-9a-f]", "", str(entry.get("hash")))[:64] or "unnamed"
@@ -206,14 +206,14 @@ def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
 
 
 def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
-    """The data set row of a rollout, with its answer as the solution. The row has the id of the sample, followed by a
-    number if that id is already in `ids`, the ids of earlier rows; its own id is added to `ids`. Raises AppError if
-    the data row was not stored, or if the answer is empty or truncated."""
+    """The data set row of a rollout, with its answer as the solution. The row has the id of the sample; if that id is
+    already in `ids` (the ids of earlier rows), a number is appended. The id of the row is added to `ids`. Raises
+    AppError if the data row was not stored, or if the answer is empty or truncated."""
     row = record["sample"]
     if not isinstance(row, dict):
-        raise AppError("its data row was not stored")
+        raise AppError("the data row of this answer was not stored")
     if not record["completion"] or record["truncated"]:
-        raise AppError("its answer is empty or truncated: training on it would teach the model to stop there")
+        raise AppError("the answer is empty or truncated: training on it would teach the model to stop there")
     fields = {name: value for name, value in row.items() if name not in _NOT_CARRIED}
     if any(file.frames for file in files):  # a clip of stored frames begins at its first frame
         told = ("video_start", "video_end", "fps", "frame_times")

@@ -116,4 +116,4 @@ def _mp4(frames: Sequence[Image.Image]) -> bytes:
 
 _ENCODERS: Mapping[str, Callable[[Sequence[Image.Image]], bytes]] = {"gif": _gif, "mp4": _mp4}
 KINDS: Mapping[str, str] = {"gif": "image/gif", "mp4": "video/mp4"}
-"""Kind of a film, which is also its file name suffix -> media type."""
+"""Kind of film, which is also the suffix of its file name -> media type."""

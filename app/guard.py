@@ -235,7 +235,7 @@ _ORIGIN = re.compile(rf"https?://{_NAME}(?::([0-9]{{1,5}}))?")
 
 @dataclass(frozen=True)
 class Address:
-    """Where the inspector listens (`host`) and how browsers may reach it. `parsed` makes one from unchecked values."""
+    """Where the inspector listens (`host`) and how browsers may reach it. `parsed` makes one from unvalidated texts."""
 
     host: str = "127.0.0.1"
     root_path: str = ""

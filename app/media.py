@@ -140,7 +140,7 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
     if path.suffix.lower() not in VIDEO_SUFFIXES:
         return _moving(path, times)
     if path.stat().st_size > _LIMITS.media_bytes:
-        raise DataError(f"it has more bytes than the limit of {_LIMITS.media_bytes}")
+        raise DataError(f"the file has more than {_LIMITS.media_bytes} bytes, the limit")
     track = video_decoders.read_track(path)
     _check_size(*track.size)
     wanted = [int(np.abs(track.times - t).argmin()) for t in times]
@@ -162,7 +162,7 @@ def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
             _check_size(*image.size)
             count = getattr(image, "n_frames", 1)
             if count * image.width * image.height > _LIMITS.video_pixels:
-                raise DataError(f"its {count} frames have too many pixels")
+                raise DataError(f"the {count} frames together have more than {_LIMITS.video_pixels} pixels, the limit")
             chosen: dict[int, Image.Image] = {}
             clock = 0.0
             for number, frame in enumerate(ImageSequence.Iterator(image)):
@@ -184,7 +184,7 @@ def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
 
 def _check_size(width: int, height: int) -> None:
     if not 0 < width * height <= _LIMITS.image_pixels:
-        raise DataError(f"it has {width}x{height} pixels, more than the limit of {_LIMITS.image_pixels}")
+        raise DataError(f"the image has {width}x{height} pixels, more than the limit of {_LIMITS.image_pixels}")
 
 
 def _jpeg(image: Image.Image, size: int) -> bytes:

@@ -39,8 +39,8 @@ _LOOK_S = 0.3
 """Shortest interval in seconds between two updates of the streamed texts. Decoding the texts takes at most a fifth of
 the time."""
 _STREAM = 5
-"""First number of the keys that seed the random sampling in the playground. Training and evaluation use smaller
-numbers, so their random streams are different."""
+"""First element of the keys that seed the random sampling in the playground. Training and evaluation use smaller values
+there, so their random streams are different."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,8 +90,8 @@ def _element(token: Token, children: Sequence[Any]) -> Html:
 
 
 def formula(latex: str, mark: str = "$", alone: bool = False) -> Html:
-    """Converts LaTeX to MathML; if it cannot be parsed, returns the source between its delimiters. `mark` is the
-    opening delimiter, and `alone` selects display style."""
+    """Converts LaTeX to MathML. If that fails, returns the source with its delimiters. `mark` is the opening delimiter,
+    and `alone` selects display style."""
     close = dict(_SPANS).get(mark, mark)
     raw = el("code", f"{mark}{latex}{close}", class_="v-tag")
     if len(latex) > _MOST_FORMULA or _DEFINES.search(latex) or not latex.strip():

@@ -106,9 +106,9 @@ class Query:
 
     Only the beginning of long texts is searched, see table.SEARCHED."""
     flagged: tuple[RolloutKey, ...] | None = None
-    """The rollouts with notes, which `noted` selects or excludes. None: notes do not matter."""
+    """Keys of the rollouts with notes, for the filter `noted`. None: notes do not matter."""
     noted: bool = True
-    """True: only the rollouts in `flagged`. False: all rollouts except these."""
+    """True: only the rollouts in `flagged`. False: only rollouts that are not in `flagged`."""
     order: str = "step"
     """Order of groups: step (newest step of the latest run first), best or worst (by mean reward), or mixed (largest
     spread of rewards first)."""

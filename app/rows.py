@@ -13,8 +13,8 @@ _PAGE = 500  # rows at a time, the most that an Index returns
 
 
 class Span(NamedTuple):
-    """The answers of a run in the steps `first` to `last`, from training or evaluation (`source`). None means no limit,
-    and a `split` of None means every split."""
+    """The answers of a run in the steps `first` to `last`, from training or evaluation (`source`). A `first` or `last`
+    of None means no limit, and a `split` of None means every split."""
 
     run: str
     source: str
@@ -53,7 +53,7 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
     if not both:
         sides = [f"steps {span.first or 0} to {'the last' if span.last is None else span.last} of {span.run} "
                  f"({len(side):,} samples)" for span, side in ((a, first), (b, second))]
-        raise AppError(f"No sample is in both: {sides[0]} and {sides[1]}.{f' {others}' if others else ''}")
+        raise AppError(f"{sides[0]} and {sides[1]} have no sample in common.{f' {others}' if others else ''}")
     return comparison(Side(a.run, a.first), Side(b.run, b.first), "train", [_pair(*rows) for rows in both],
                       (len(first), len(second)), (*([others] if others else ()), *scope.notes))
 

@@ -290,7 +290,7 @@ def _raw(path: Path) -> pa.Table | Exception:
 def _read_light(path: Path) -> pa.Table:
     with pq.ParquetFile(path) as reader:
         if reader.metadata.num_rows > _MOST_IN_FILE:
-            raise ValueError(f"it has {reader.metadata.num_rows} rows, more than {_MOST_IN_FILE}")
+            raise ValueError(f"the file has {reader.metadata.num_rows} rows, more than {_MOST_IN_FILE}")
         names = [name for name in reader.schema_arrow.names if name in _COLUMNS] + _TURN_PATHS
         tables, size = list[pa.Table](), 0
         for some in _pieces(reader.iter_batches(_DECODED_ROWS, columns=names, use_threads=False)):
@@ -298,7 +298,7 @@ def _read_light(path: Path) -> pa.Table:
             tables.append(_searchable(pa.Table.from_batches(some), _OF_LONG_FILE if long else None))
             size += tables[-1].nbytes
             if size > 4 * _LONG_FILE:  # a few compressed kilobytes may decode to any amount
-                raise ValueError(f"its columns have more than {4 * _LONG_FILE >> 20} MiB")
+                raise ValueError(f"the columns of the file have more than {4 * _LONG_FILE >> 20} MiB")
     return pa.concat_tables(tables) if tables else pa.schema([*_FIELDS, *_OF_TURNS]).empty_table()
 
 

@@ -105,12 +105,12 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         raise BadFile(f"invalid YAML: {str(error).splitlines()[0]}") from None
     except UnicodeDecodeError:
-        raise BadFile("it is not UTF-8") from None
+        raise BadFile("the file is not UTF-8") from None
     except (OSError, ValueError, RecursionError, TypeError) as error:
         said = error.strerror if isinstance(error, OSError) else ""
         raise error if isinstance(error, BadFile) else BadFile(said or type(error).__name__) from None
     if not isinstance(value, Mapping):
-        raise BadFile("it contains no settings")
+        raise BadFile("the file contains no settings")
     return value
 
 
@@ -120,9 +120,9 @@ def _check(events: Iterator[Any]) -> None:
     for nodes, event in enumerate(events):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
-            raise BadFile("it contains YAML aliases")
+            raise BadFile("the file contains YAML aliases")
         if depth > _DEPTH or nodes > _NODES:
-            raise BadFile("it has too many settings")
+            raise BadFile("the file has too many or too deeply nested settings")
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The built-in tasks, imported as vlrl.tasks.<name>: each has a prompt, data and rewards. They import no torch and name
-no model.
+"""The built-in tasks, imported as vlrl.tasks.<name>: each has a prompt, data and rewards. They do not import torch and
+do not depend on a particular model.
 
-A module whose name begins with an underscore belongs to the task that it is named after, and holds recipes, formats or
-rules of that task. A user's own tasks.py cannot shadow these modules."""
+A module whose name begins with an underscore holds recipes, formats or rules of the task in its name. Even if the user
+has a file tasks.py, `vlrl.tasks` means this package."""

@@ -75,15 +75,15 @@ def labels_of(row: Record) -> list[str]:
 
 
 def names_of(row: Record, label: str) -> list[str]:
-    """The name of the right class `label`, followed by its synonyms in the row."""
+    """Returns a list: the right class name `label`, followed by its synonyms in the row."""
     synonyms = row.get("synonyms") or ()
     return [label, *(synonyms.get(label, ()) if isinstance(synonyms, Mapping) else synonyms)]
 
 
 def accuracy(task: Any, sample: Sample, given: str | None) -> float:
     """The accuracy, in [0, 1], of `given`, the part of an answer that names classes; 0 for None. For a row with one
-    label, it is 1 if `given` names the right class, else 0. For a row with several labels, it is the score
-    `task.multi_score` of the set of named classes against the set of right classes."""
+    label, it is 1 if `given` names the right class, else 0. For a row with several labels, the set of named classes
+    is compared with the set of right classes by the score that `task.multi_score` chooses."""
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
@@ -105,8 +105,8 @@ def names_in(text: str) -> list[str]:
 
 def _names(form: AnswerFormat, row: Record, given: str, label: str, negations: bool) -> bool:
     """Whether `given`, a part of an answer, names the class `label`; the answer format `form` decides how texts are
-    compared. With `negations`, a text that starts with a negation only names classes whose names start with a
-    negation too. A clause that denies the class does not count either."""
+    compared. With `negations`, two rules are added: a text that starts with a negation names only classes whose own
+    names start with a negation, and a class that is negated in a clause of the text is not named."""
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
     own = [name for name in own if denies(name)] if negations and denies(given) else own
@@ -134,11 +134,11 @@ def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
 
 
 def names_class(text: str, name: str, others: Sequence[str] = ()) -> bool:
-    """Whether a text names a class: the text equals the class name, contains the name, or is at least half of it. Case
-    is ignored, and underscores count as spaces. Only whole words count, and the text must not match any of the
-    `others`. If `others` is empty, the class name may only be surrounded by words such as "it is a". Visual-RFT
-    (2503.01785) is more lenient: it also accepts parts of words and an empty text, so that a single letter or a list
-    of all names is right."""
+    """Whether a text names the class `name`: it equals the name, contains the name, or is a part of the name with at
+    least half of the letters. Case is ignored, and underscores count as spaces. Only whole words count, and the text
+    must not match any of the `others`. If `others` is empty, the class name may only be surrounded by words such as
+    "it is a". Visual-RFT (2503.01785) is more lenient: it also accepts parts of words and an empty text, so that a
+    single letter or a list of all names is right."""
     if len(text) > _LONGEST:
         return False
     words, wanted = _words(text), _words(name)
@@ -253,10 +253,10 @@ RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_think
 
 
 def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
-    """Selects `shots` samples per class, from the (id, classes) of each sample; returns the indices of the selected
-    samples. A class with fewer samples is taken completely. The samples are taken in an order that depends only on
-    their ids and on `seed`. Smaller selections are therefore subsets of larger ones, and the order of the rows does
-    not matter. A sample with several classes is taken if at least one of its classes still needs samples."""
+    """Selects `shots` samples per class from `samples`, a list of (id, classes); returns the indices of the selected
+    samples. A class with fewer samples is taken completely. The order of selection depends only on the ids and on
+    `seed`. Smaller selections are therefore subsets of larger ones, and the order of the rows does not matter. A
+    sample with several classes is taken if at least one of its classes still needs samples."""
     def drawn(place: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{samples[place][0]}".encode("utf-8", "backslashreplace")).digest()
     taken: Counter[str] = Counter()
@@ -290,14 +290,14 @@ def all_classes(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
     numbered = {name for number, name in numbers if type(number) is int}
     unknown = sorted((names - numbered) | {name for number, name in numbers if type(number) is not int})
     if unknown:
-        raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, but other classes do. "
-                        "Set task.class_order to all classes in the order of the data set")
+        raise DataError(f"the class {unknown[0]!r} lacks a whole number as class_id in some or all of its rows, but "
+                        "other classes have one. Set task.class_order to all classes in the order of the data set")
     return [name for _, name in sorted(numbers)]
 
 
 def halves(all_classes: Sequence[str]) -> dict[str, list[str]]:
-    """Returns {"base": classes, "new": classes}, the two halves of the classes as in CoOp (2109.01134). With an odd
-    number of classes, `base` has one more. Raises DataError for a name that occurs in both halves."""
+    """Returns {"base": classes, "new": classes}, the two halves of the classes as in CoOp (2109.01134). If the number
+    of classes is odd, `base` has one class more. Raises DataError for a name that occurs in both halves."""
     middle = math.ceil(len(all_classes) / 2)
     base, new = ([*dict.fromkeys(half)] for half in (all_classes[:middle], all_classes[middle:]))
     if both := next((name for name in new if name in base), None):

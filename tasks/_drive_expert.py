@@ -24,8 +24,8 @@ _AIMS = (0.5, 1.0, 1.5)  # seconds of the waypoints
 
 @lru_cache(maxsize=4096)
 def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: bool) -> tuple[Decision, ...] | None:
-    """Lets the expert drive in `World(scenario, seed, seconds, traffic)`. Returns its decisions, as waypoints (with
-    `ways`) or as words; None if it does not reach the goal within `seconds`."""
+    """Lets the expert drive in `World(scenario, seed, seconds, traffic)`. Returns the expert's decisions, as waypoints
+    (with `ways`) or as words; None if the expert does not reach the goal within `seconds`."""
     world, decisions = World(scenario, seed, seconds, traffic), []
     while world.left:
         decisions.append(choose(world, ways))
@@ -36,8 +36,8 @@ def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: 
 
 
 def choose(world: World, ways: bool) -> Decision:
-    """The first of the expert's preferred decisions that is safe; if none is safe, the decision to stop. It consists of
-    waypoints with `ways`, else of words."""
+    """The first of the expert's preferred decisions that is safe; if none is safe, the decision to stop. With `ways`,
+    the decision is given as waypoints, else as words."""
     liked = (as_waypoints(world, words) if ways else words for words in _liked(world))
     stop = Decision("STOP")
     return next((decision for decision in liked if _safe(world, decision)), as_waypoints(world, stop) if ways else stop)

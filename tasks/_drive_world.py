@@ -143,9 +143,9 @@ class Route:
         return abs(aside) <= way.width_at(along) / 2 + _MARGIN
 
     def points(self, lane: int, done: float, far: float = _FAR) -> np.ndarray:
-        """Returns [n, 2] positions along the route, two metres apart. The first is `done` metres after the start of the
-        route. The last is `far` metres after the first, or at the goal if the goal is nearer. They follow lane
-        number `lane`, or the last lane where the road has fewer lanes."""
+        """Returns [n, 2] positions along the route, two metres apart. The first position is `done` metres after the
+        start of the route. The last is `far` metres after the first, or at the goal if the goal is nearer. All lie
+        on lane number `lane`; on roads with fewer lanes, on the last lane."""
         ends = np.arange(done, min(done + far, self.length), 2.0)
         return np.array([self._place(lane, float(at)) for at in (*ends, min(done + far, self.length))])
 
@@ -176,7 +176,7 @@ class World:
         self.left = seconds
 
     def copy(self) -> World:
-        """An independent copy of the world that would continue in the same way."""
+        """An independent copy of the world; the same decisions have the same outcomes in both."""
         shared = (self.road.network, self.route, self.scene)
         return copy.deepcopy(self, {id(thing): thing for thing in shared})
 
@@ -230,8 +230,8 @@ class World:
         return float(aside), float(self.ego.lane.local_angle(self.ego.heading, along))
 
     def state(self) -> str:
-        """A coarse description of the vehicle's state, as a string of numbers: tenths of the route, lane, rounded
-        speed, and rounded gap to the next obstacle."""
+        """A coarse description of the vehicle's state, as numbers separated by "/": completed tenths of the route,
+        lane, speed (in units of 3 m/s) and distance to the next obstacle (in units of 10 m)."""
         lane = "".join(map(str, self.ego.lane_index[1:]))
         return f"{int(10 * self.completion)}/{lane}/{round(self.ego.speed / 3)}/{int(self.gap / 10)}"
 

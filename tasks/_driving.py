@@ -24,8 +24,8 @@ _SAME_TIME = 0.01  # seconds within which two times are equal
 
 
 def words_of(plan: Any) -> dict[str, list[str]] | None:
-    """The words of a row's plan, as {head: words} in the format of `read_plan`. None if a head (speed or path) is
-    missing or has an unknown word."""
+    """The words of a row's plan, as {"speed": words, "path": words}; a plan may accept several words for each. None if
+    "speed" or "path" is missing or has an unknown word."""
     if not isinstance(plan, Mapping):
         return None
     given: dict[str, Any] = {head: [plan.get(head)] if isinstance(plan.get(head), str) else plan.get(head)
@@ -43,7 +43,7 @@ def needs_plan(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def plan_text(plan: Mapping[str, Sequence[str]]) -> str:
-    """A plan as an answer writes it: `SPEED, PATH`."""
+    """Writes a plan, {"speed": words, "path": words}, as in an answer: `SPEED, PATH`."""
     return ", ".join(word for head in HEADS for word in plan[head])
 
 
@@ -127,8 +127,8 @@ PLAN = Recipe(
 
 
 def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
-    """Makes a group reward function with the parts `speed` and `path`. Each part is `pay(f1, weight, new)` of the
-    answer's words for the speed or the path: their F1, their mean weight, and their novelty in the group. `novelty`
+    """Makes a group reward function with the parts `speed` and `path`. Each part is `pay(f1, weight, new)`: the
+    arguments are the F1, the mean weight and the novelty of the answer's words for the speed or the path. `novelty`
     computes the novelty for all answers of the group, from the words of each answer."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
@@ -244,9 +244,9 @@ def needs_outcomes(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
-    """Makes a group reward function with the part `goal`: `pay(task, cosines)` for the row's image of the outcome of
-    the answer's plan; 0 if the row has no such image. `cosines` are the image's cosine similarities to
-    task.goal_negative and task.goal_positive."""
+    """Makes a group reward function with the part `goal`. A row has images of the outcomes of some plans. The part is
+    `pay(task, cosines)`, where `cosines` are the cosine similarities of the image for the answer's plan to
+    task.goal_negative and task.goal_positive; 0 if the row has no image for this plan."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # looked up first, so that no image is read if the service is absent
         plans = [plan_text(_plan_of(task, answer)) for answer in answers]

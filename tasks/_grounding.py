@@ -185,12 +185,12 @@ OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] =
         average_precision(detections, wanted) * length_penalty(len(detections), len(wanted))),
     "od_ap": average_precision, "map": average_precision, "weighted_sum": weighted_sum,
     "od_ap50": lambda detections, wanted: average_precision(detections, wanted, (0.5,))}
-"""Name in the field `accu_reward_method` of VLM-R1's rows -> reward of a list of boxes."""
+"""VLM-R1's name of a reward (the value of accu_reward_method in its rows) -> function that rewards a list of boxes."""
 
 
 def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
-    """The name in `OVD` of the reward for a row: task.ovd_reward or, with task.ovd_reward=row, the row's
-    accu_reward_method. odLength if the row has no accu_reward_method or "default"."""
+    """The name, in `OVD`, of the reward for a row: task.ovd_reward. With task.ovd_reward=row it is the row's
+    accu_reward_method, or odLength if that field is missing or "default"."""
     meta = row.get("meta")
     method = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
     if task.ovd_reward != "row" or method in (None, "default"):

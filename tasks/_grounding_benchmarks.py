@@ -29,8 +29,8 @@ _LONGEST = 2000  # characters of an answer in which Qwen-VL's box is searched
 
 def _qwen_vl(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
     """The metric of Qwen-VL on RefCOCO (2308.12966, evaluate_grounding.py): 1 if the first `(x1,y1),(x2,y2)` in 0..999
-    has an IoU of at least .5, in single precision. An answer that cannot be parsed is a box of zero area. {} if the
-    object is absent."""
+    has an IoU of at least .5, computed in single precision, else 0. An answer that cannot be parsed counts as a box
+    of zero area. {} if the object is absent."""
     import numpy as np
     truth = first_box(task, sample)
     if truth is None:
@@ -58,7 +58,7 @@ def _qwen_box(text: str) -> list[float]:
 
 def _vlm_r1(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
     """The metric of VLM-R1 on RefCOCO (2504.07615, test_rec_r1.py): 1 if the answer's box has an IoU above .5, else 0.
-    This box is the last one of integers between braces in the first <answer>; without such a box it is [0, 0, 0, 0].
+    The answer's box is the last box of integers inside {} in the first <answer>, or [0, 0, 0, 0] if there is none.
     An overlap of at most one pixel counts as no overlap. {} if the object is absent."""
     truth = first_box(task, sample)
     if truth is None:
@@ -124,8 +124,8 @@ READINGS: Mapping[str, Callable[[Mapping[str, Any], str, str], Detections]] = {"
 
 
 def check(name: str, one_box: bool) -> None:
-    """Raises ConfigError if `name` is neither "" nor a benchmark for recipes with one box (with `one_box`) or with all
-    boxes (without it)."""
+    """Raises ConfigError if `name` is not a benchmark for this type of recipe: with `one_box` for recipes whose answer
+    is one box, else for recipes with all boxes. "" (no benchmark) is allowed."""
     known, other = (RULES, READINGS) if one_box else (READINGS, RULES)
     if name and name not in known:
         why = ("needs a recipe with all boxes." if one_box else "needs a recipe with one box.") if name in other else \
@@ -136,10 +136,9 @@ def check(name: str, one_box: bool) -> None:
 def maps(records: Sequence[Mapping[str, Any]], labelled: Callable[[Any], Detections], name_of: Callable[[Any], str],
          benchmark: str) -> dict[str, float]:
     """COCO's mAP of the answers as the task parses them and, as `<benchmark>_map`, as the benchmark parses them.
-    `labelled` converts boxes of a row to detections; `name_of` returns what a row asks for. Crowds and boxes of zero
-    area, which rows of COCO have in `meta`, are handled as in COCO's evaluation. If the ids of all samples are
-    numbers, the samples are sorted by id, also as in COCO's evaluation: the order of images decides between equal
-    confidences."""
+    `labelled` converts boxes of a row to detections; `name_of` returns what a row asks for. As in COCO's evaluation,
+    crowd boxes and boxes of zero area (in the field `meta` of COCO's rows) are treated separately, and samples are
+    sorted by id if all ids are numbers, since the order of images decides between equal confidences."""
     if all(str(r["sample"].get("id", "")).isdecimal() for r in records):
         records = sorted(records, key=lambda r: int(r["sample"]["id"]))
     metas = [meta if isinstance(meta := r["sample"].get("meta"), Mapping) else {} for r in records]

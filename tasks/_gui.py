@@ -175,8 +175,8 @@ def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | Non
 
 
 def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
-    """The part `vote` of each answer in a group (GUI-RC as a reward): 1 if the centre of the region that the answer
-    votes for lies in the region with the most votes of the group, else 0."""
+    """The part `vote` of each answer in a group (GUI-RC as a reward). Each answer votes for a region of the image. The
+    part is 1 if the centre of the answer's region lies in the area with the most votes, else 0."""
     regions = [_read_region(task, sample, answer) for answer in answers]
     agreed = region_vote([r for r in regions if r])
     return [{"vote": float(bool(r and agreed and inside(centre(r), agreed)))} for r in regions]

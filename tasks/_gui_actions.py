@@ -58,8 +58,8 @@ def _lower(value: Any) -> str:
 
 
 def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: bool = False) -> bool:
-    """Whether a point lies in the target's box; with `strict`, its edge does not count. For a row without a box:
-    whether the point lies within 140 pixels of the target's point."""
+    """Whether a point lies in the target's box; with `strict`, the box's edge does not count. For a row without a box:
+    whether the point is less than 140 units (pixels or thousandths of the screen) away from the target's point."""
     if point is None:
         return False
     if "box" in right:
@@ -70,9 +70,9 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
 
 def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
-    """Whether a parsed action (`given`) has the right type and argument. A click must lie in the target; with `strict`,
-    the target's edge does not count. The text of an action whose type is in `texts` must have a word F1 of at least
-    .5."""
+    """Whether a parsed action (`given`) has the type and argument of the right action (`right`). A click must lie in
+    the target; with `strict`, the target's edge does not count. The text of an action whose type is in `texts` must
+    have a word F1 of at least .5."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:
@@ -346,8 +346,8 @@ def _glm_box(task: Any, sample: Sample) -> Box | None:
 
 
 def _glm(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GLM-4.5V's AndroidWorld reward, as the part `accuracy`: 0 unless the answer has exactly the right keys, else the
-    product of the scores of their values."""
+    """GLM-4.5V's AndroidWorld reward, as the part `accuracy`. It is 0 if the keys of the answer are not exactly the
+    right keys, else the product of the scores of the values."""
     given, right = _read_glm(task, sample, answer), _glm_right(task, sample)
     if given is None or given.keys() != right.keys():
         return {"accuracy": 0.0}

@@ -182,7 +182,7 @@ def _option_problem(row: Record) -> str | None:
 
 
 def tolerance(row: Record) -> tuple[float, float]:
-    """The tolerance of a row's number as (absolute tolerance, relative tolerance), of which one is 0. The row's field
+    """Returns (absolute tolerance, relative tolerance) for a row's number; one of the two is 0. The row's field
     `tolerance` is a number, or a percentage such as "5%"."""
     given = row.get("tolerance") or 0.0
     return (0.0, float(given[:-1]) / 100) if isinstance(given, str) else (float(given), 0.0)
@@ -304,12 +304,12 @@ def perfect_answer(sample: Sample) -> str:
 
 
 def own(row: Record) -> Record:
-    """The conversion for questions that are asked as in the row: returns the row unchanged."""
+    """Returns the row unchanged, for questions that are asked as in the row."""
     return row
 
 
 def yes_no(row: Record) -> Record:
-    """Converts a row to the question whether a proposed answer is right. With probability 1/2 the proposed answer is
+    """Rewrites a row as the question whether a proposed answer is right. With probability 1/2 the proposed answer is
     right, else wrong."""
     if row["answer_type"] == "yes_no":
         return row
@@ -322,7 +322,7 @@ def yes_no(row: Record) -> Record:
 
 
 def choice(row: Record) -> Record:
-    """Converts a row to a choice among options: the row's options, or generated options if the answer is a number."""
+    """Rewrites a row as a choice among options: the row's options, or generated options if the answer is a number."""
     if row["answer_type"] == "choice":
         return row
     right = _right(row)
@@ -332,7 +332,7 @@ def choice(row: Record) -> Record:
 
 
 def open_question(row: Record) -> Record:
-    """Converts a row to a question without options. The answer is the text of the right option, of type number if this
+    """Rewrites a row as a question without options. The answer is the text of the right option, of type number if this
     text is a number."""
     if row["answer_type"] != "choice":
         return row
@@ -342,10 +342,10 @@ def open_question(row: Record) -> Record:
 
 
 FORMS: dict[str, Callable[[Record], Record]] = {"own": own, "yes_no": yes_no, "choice": choice, "open": open_question}
-"""Value of `task.form` -> function that converts a row to the row that asks in this form, as in Curr-ReFT (2503.07065).
+"""Value of `task.form` -> function that rewrites a row as a question of this form, as in Curr-ReFT (2503.07065).
 
-The forms are increasingly hard to guess. Random choices (the order of options, whether the proposed answer is right)
-depend only on the row's id and question, so a question is the same every time it is asked."""
+From yes_no to choice to open, the answer becomes harder to guess. Random choices (the order of options, whether the
+proposed answer is right) depend only on the row's id and question, so a question is the same every time it is asked."""
 
 
 def _right(row: Record) -> str:

@@ -96,7 +96,8 @@ def strict(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def free(sample: Sample, given: str) -> float:
-    """The accuracy, in [0, 1], of a parsed answer whose letter, number or label may stand among other words."""
+    """The accuracy, in [0, 1], of `given`, the parsed answer. The letter, number or label may stand among other words.
+    """
     score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
                      sample.get("tolerance") or 0.0)
     return score(given, truth(sample))
@@ -211,8 +212,9 @@ VIDEO_R1 = _thinking(
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """GRPO-CARE's part `consistency` of each answer in a group. It compares the answers by the mean probability that
-    the reference model assigns to the tokens of an answer after its thinking."""
+    """GRPO-CARE's part `consistency` of each answer in a group: the accuracy of a right answer whose tokens after the
+    thinking are about as likely as those of the other right answers, or likelier, else 0. The likelihood is the mean
+    probability of these tokens under the reference model."""
     right = [strict(task, sample, answer) for answer in answers]
     likely = [float(np.exp(logprobs).mean()) if len(logprobs) else None
               for logprobs in services.reference_logprobs(answers)]

@@ -93,8 +93,8 @@ def _accuracy(task: Any, sample: Sample, parsed: Any) -> float:
 
 
 def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
-    """The part `structure`: 0 for an answer in a wrong format. Otherwise it is .5, or for a track .25 plus .25 times a
-    share: of the frames that show the object, those with a box in the answer."""
+    """The part `structure`: 0 for an answer in the wrong format, else .5. A track in the right format gets .25 instead,
+    plus .25 times the share of frames with a box in the answer, among the frames that show the object."""
     if parsed is None:
         return 0.0
     if _kind(sample.row) != "track":
@@ -105,7 +105,7 @@ def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
 
 def relative_accuracy(given: str, truth: str) -> float:
     """The mean relative accuracy (MRA, VSI-Bench, 2412.14171) of an answered number, in [0, 1]: the share of the
-    thresholds .5, .55, ... .95 that 1 - relative error exceeds. 0 if a text is not a number."""
+    thresholds .5, .55, ... .95 that 1 - relative error exceeds. 0 if one of the two texts is not a number."""
     a, b = read_number(given), read_number(truth)
     if a is None or b is None or a == b:
         return float(a is not None and a == b)

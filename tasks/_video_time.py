@@ -259,8 +259,8 @@ def _read_start_end(_task: Any, _sample: Sample, answer: Answer) -> list[list[fl
 
 
 def _temporal_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of Temporal-R1: `accuracy`, the temporal IoU, and `format`, which requires quoted times. The IoU
-    of times in seconds equals that of shares of the clip."""
+    """The reward parts of Temporal-R1: `accuracy`, the temporal IoU, and `format`, which requires quoted times. Times
+    are in seconds; as shares of the clip's duration they would have the same IoU."""
     spans = _read_start_end(task, sample, answer)
     framed = think_answer_format(answer.text) and _START_END.fullmatch(answer_tag(answer.text) or "") is not None
     return {"accuracy": temporal_iou(spans[0], sample["spans"][0]) if spans else 0.0, "format": float(framed)}

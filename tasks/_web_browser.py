@@ -61,8 +61,8 @@ QUIET = """
     try { window.name = ''; sessionStorage.clear(); } catch (e) {}
 })();
 """
-"""A script that runs before the scripts of a page. It disables animations, blinking, and network access other than
-requests, and removes what an earlier document of the page has left."""
+"""A script that runs before the scripts of a page. It disables animations, the blinking of the text cursor, and WebRTC
+and WebTransport, which could bypass the request filter. It also clears window.name and sessionStorage."""
 
 _SINCE = f"""
 (() => {{

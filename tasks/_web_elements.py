@@ -1,7 +1,7 @@
 """The elements of a page of the task `web` that can be acted on, with their names and states.
 
     page.ask(WATCH)                         # once, before any action: records what is pressed from then on
-    state = page_state(page.ask(SEEN))      # role, name, position and state of each; raises PageFailed otherwise
+    state = page_state(page.ask(SEEN))      # role, name, position and state of each element; may raise PageFailed
 
 An element is identified by its role and its name, as a person would do in an instruction. A check is therefore as
 readable as the instruction, and it holds whenever the page is opened, even if other elements have moved."""
@@ -171,8 +171,8 @@ _MARKS = frozenset('"<>{}|\\')  # characters that would end the quotation, or be
 
 
 def nameable(name: str, most: int = 60) -> bool:
-    """Whether a name on a page may be quoted in an instruction. It must be short, be displayed as written (no control
-    or bidirectional characters), and contain nothing with a special meaning in prompts."""
+    """Whether a name on a page may be quoted in an instruction. It must have at most `most` characters, be displayed as
+    written (no control or bidirectional characters), and contain nothing with a special meaning in prompts."""
     return (0 < len(name) <= most and name.isprintable() and any(c.isalnum() for c in name)
             and not _MARKS & {*name} and not name.startswith("http"))
 

@@ -163,8 +163,8 @@ ORACLES: Mapping[str, Callable[[PageDriver], None]] = {
 
 
 def perfect_actions(task: Any, sample: Sample, pages: PagePool) -> list[Action]:
-    """The actions that solve the page of a sample, from playing the page. Raises DataError if the known actions do not
-    solve the page."""
+    """Plays the page of a sample; returns the actions that solved the page. Raises DataError if the known actions do
+    not solve the page."""
     for _ in range(3):
         page = Page(pages, sample["path"], sample["seed"], task.settle_ms)
         try:

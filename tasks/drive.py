@@ -6,7 +6,8 @@ road, or when time is up.
 
 `task.reward` selects the rewarded part. `carl` is the completed share of the route multiplied by soft penalties; a
 collision or leaving the road ends the episode (CaRL, 2504.17838). `shaped` is a sum of terms for the speed and the
-position in the lane. `contrast` is the reward of VLM-RL (2412.15544), which needs the service `clip`."""
+position in the lane. `contrast` (VLM-RL, 2412.15544) rewards a speed that suits the road ahead; the service `clip`
+judges from the images whether the road is clear."""
 
 from __future__ import annotations
 
@@ -93,9 +94,10 @@ class DriveEnvironment(Environment):
 
 class Drive(Task):
     """Drive to the goal in time, without a collision. Reward parts: `carl`, the reward of CaRL, in [0, 1]; `shaped`, a
-    dense driving reward, and `contrast`, the reward of VLM-RL, each at most 1; `completion`, the completed share of the
-    route; `success`, `collision` and `off_road`, each 0 or 1. Parts averaged over the seconds of the drive: `comfort`,
-    `centring` in the lane and `format`, each in [0, 1], and `speed` as a share of the limit."""
+    dense reward for speed and lane keeping, and `contrast`, a reward for a speed that suits the road, each at most
+    1; `completion`, the completed share of the route; `success`, `collision` and `off_road`, each 0 or 1. Parts
+    averaged over the seconds of the drive: `comfort`, `centring` in the lane and `format`, each in [0, 1], and
+    `speed` as a share of the limit."""
 
     prompt = "You drive the green car to the end of the violet line. {ask}"
     outcome = {"success": 1.0}
@@ -159,9 +161,9 @@ class Drive(Task):
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         """The part `contrast` of each episode in a group: VLM-RL's reward, averaged over the maximum number of seconds.
-        In a normal second, the reward is how well the speed fits the road ahead, multiplied by terms for keeping the
-        lane. It is -1 for a second in which the vehicle collides or leaves the road. The part is None for an episode
-        without images (a stored one)."""
+        A second with a collision or off the road has the reward -1. In any other second the reward is how well the
+        speed fits the road ahead, multiplied by a term for lane keeping. None for an episode without images (a
+        stored one)."""
         clip = services.clip  # looked up first, so that no image is read if the service is absent
         return [{"contrast": self._contrast(clip, answer)} for answer in answers]
 

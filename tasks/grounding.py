@@ -63,7 +63,8 @@ class Grounding(RecipeTask):
     answer that names nothing; ignored: as if the negation were missing, as in Curr-ReFT."""
     progressive: bool = True
     """Recipe vision_r1_griffon: whether the thresholds for the quality of boxes and for recall rise at switch_step.
-    false: only boxes with a quality of at least .5 count for recall, as in the original code without a step."""
+    false: only boxes with a quality of at least .5 count for recall, as in the original code if it is not told the
+    step."""
     switch_step: Positive = 1500
     """Recipe vision_r1_griffon: the step from which the higher thresholds apply."""
     label_case: Literal["ignored", "kept"] = "ignored"

@@ -118,8 +118,7 @@ class Repair(Task):
         return RepairEnvironment(self, sample)
 
     def judged(self, sample: Sample, answer: Answer) -> JudgedAttempt:
-        """Returns the JudgedAttempt of an answer: its scores from the base task alone, without the other answers of its
-        group."""
+        """Scores an answer with the base task alone, without the other answers of its group."""
         parts = {name: None if value is None else float(value)
                  for name, value in self.other.score(sample, answer).items()}
         known = {name: value for name, value in parts.items() if value is not None}
@@ -129,8 +128,8 @@ class Repair(Task):
         return JudgedAttempt(parts, self.other.combine(known, weights), self.other.correct(sample, answer, parts))
 
     def feedback(self, attempt: JudgedAttempt) -> str:
-        """The feedback on an attempt, without any information about the target. With task.message=parts, it has one of
-        WORDS for each rewarded part of a wrong attempt."""
+        """The feedback on an attempt, without any information about the target. With task.message=parts, each rewarded
+        part of a wrong attempt is described as right, partly right or wrong."""
         if attempt.correct:
             return "That is right."
         if self.message == "verdict":
@@ -141,8 +140,8 @@ class Repair(Task):
         return f"That is not right. {'; '.join(levels)}. Answer again."
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        """The reward parts of an episode, from scoring the first and the last attempt again. An answer without turns is
-        a single attempt."""
+        """The reward parts of an episode. The first and the last attempt are scored again to compute them. An answer
+        without turns is a single attempt."""
         final = first = self.judged(sample, replace(answer, turns=()))
         if len(answer.turns) > 1:
             first = self.judged(sample, _attempt(answer.turns[0].action, answer.step))

@@ -118,8 +118,8 @@ class Zoom(Task):
         return [self.call(sample), self.oracle(sample)]
 
     def call(self, sample: Sample, box: Sequence[float] | None = None) -> str:
-        """The text of the tool call that shows `box`, in pixels of the image; None = the box of the question. With
-        task.media=clip, the call that shows the frame of the question."""
+        """The text of the tool call that shows `box`, in pixels of the image; None = the box that contains the answer.
+        With task.media=clip, the call shows the frame that contains the answer."""
         if self.media == "clip":
             name, arguments = "frame", {"seconds": sample["second"]}
         else:

@@ -66,8 +66,8 @@ def _percent(value: float | None) -> str:
 
 
 def figures(summary: Curriculum) -> list[dict[str, Any]]:
-    """The plots of the page: a heat map of pass rates, the shares of wasted rollouts, draws and pass rates by category,
-    and the metrics of the sampler."""
+    """The plots of the page: pass rates as a heat map, wasted rollouts, draws by category, pass rates by category, and
+    the metrics of the sampler."""
     spans = [f"{first}" if first == last else f"{first}–{last}" for first, last in summary.bins]
     plots = [_heat_map(summary, spans), _wasted(summary, spans)] if summary.bins else []
     lines = sorted(summary.categories, key=lambda c: -c.groups)[:MOST_LINES]

@@ -235,7 +235,7 @@ def test_what_is_gone_is_named_and_what_is_flagged_bad_is_no_lesson(runs):
 def test_a_set_for_sft_names_its_media_and_leaves_out_what_teaches_nothing(runs):
     made = exported(runs, "sft", chosen((0, 0), (0, 1), (1, 0), (1, 1)))
     assert made.rows == 3
-    assert made.left_out == ("run 'a', step 0, group 'g1', answer 1: its answer is empty or truncated: training on "
+    assert made.left_out == ("run 'a', step 0, group 'g1', answer 1: the answer is empty or truncated: training on "
                              "it would teach the model to stop there",)
     with zipfile.ZipFile(made.path) as archive:
         assert archive.namelist() == [f"media/{0:064x}.png", f"media/{1:064x}.png", "rows.jsonl", "README.txt"]
