@@ -277,7 +277,7 @@ def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: floa
 
 
 def _judged(index: Index, run: str) -> bool:
-    """Whether the run stored for any answer that it is correct or wrong."""
+    """Whether the run stored a verdict (correct or wrong) for at least one of its answers."""
     rows = index.table.fetch("SELECT bool_or(correct IS NOT NULL) AS judged FROM rollouts WHERE run = ?", [run])
     return bool(rows[0]["judged"])
 

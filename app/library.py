@@ -113,7 +113,7 @@ class Library:
         return folder
 
     def folder(self, id: str) -> RunFolder:
-        """A RunFolder for reading the run, which reads nothing outside the root. Raises AppError for an unknown id."""
+        """A RunFolder for reading the run; it reads nothing outside the root. Raises AppError for an unknown id."""
         return _ContainedRunFolder(self.path(id), self.root)
 
     def _scan(self, fresh: bool = False) -> dict[str, Path]:

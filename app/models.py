@@ -88,7 +88,7 @@ def deleted_message(model: str) -> str:
 
 
 def _checkpoints(library: Library, run: str) -> Path:
-    """The checkpoint folder of a run. Raises AppError if a link makes it lead out of RUNS_DIR."""
+    """The checkpoint folder of a run. Raises AppError if the folder is outside of RUNS_DIR because of a link."""
     path = library.folder(run).checkpoints
     if not path.resolve().is_relative_to(library.root):
         raise AppError(f"The checkpoints of run {run!r} are outside the folder of runs: copy the checkpoints into "
@@ -180,7 +180,7 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
 
 
 def disable_downloads(name: str) -> None:
-    """Turns hub access off. Raises AppError if the model is an adapter whose base model is not on this machine."""
+    """Turns hub access off. Raises AppError if `name` is an adapter whose base model is not on this machine."""
     from huggingface_hub import constants
     constants.HF_HUB_OFFLINE = True  # what the environment variable of this name sets
     for _ in range(8):

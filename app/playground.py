@@ -1,4 +1,4 @@
-"""Generates answers for the playground: a sample or an upload, streamed answers, and rewards. No Gradio.
+"""Generates answers to a sample or an upload for the playground, streams them, and computes rewards. No Gradio.
 
     play = Playground(library)
     for progress in play.answer(Ask(model="embedded/tiny-qwen3-vl", task="run:quickstart", sample="#3")).follow():

@@ -51,7 +51,8 @@ def over_steps(library: Library, runs: Sequence[str], smooth: float = 0.6, other
         if name == _REWARD:
             traces += [t for run in runs for t in _evaluated(run, paints[run], evals[run], name)]
         if traces:
-            figures.append(_figure(name, _title(name), traces))
+            part = f"Reward part: {name.removeprefix('reward/')}" if name.startswith("reward/") else name
+            figures.append(_figure(name, _TITLES.get(name) or part, traces))
     place = 1 + max((i for i, f in enumerate(figures) if f["id"].startswith("reward/")), default=-1)
     for name in _evaluations(evals):
         traces = [t for run in runs for t in _evaluated(run, paints[run], evals[run], name)]
@@ -66,10 +67,6 @@ def _ordered(metrics: Iterable[str], others: bool) -> list[str]:
     first = [n for n in _TITLES if n in names and n != _REWARD]
     rest = sorted(names - {_REWARD, *parts, *first}) if others else []
     return [_REWARD, *parts, *first, *rest]
-
-
-def _title(name: str) -> str:
-    return _TITLES.get(name) or (f"Reward part: {name.removeprefix('reward/')}" if name.startswith("reward/") else name)
 
 
 def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]:

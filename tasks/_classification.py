@@ -118,7 +118,7 @@ def _names(form: AnswerFormat, row: Record, given: str, label: str, negations: b
 SET_SCORES: dict[str, Callable[[set[str], set[str]], float]] = {
     "jaccard": lambda a, b: len(a & b) / len(a | b), "f1": lambda a, b: 2 * len(a & b) / (len(a) + len(b)),
     "exact": lambda a, b: float(a == b)}
-"""Values of `task.multi_score` -> score of the set of named classes against the set of right classes."""
+"""Value of `task.multi_score` -> score of the set of named classes against the set of right classes."""
 
 
 def _exactly(given: str, name: str, _others: Sequence[str]) -> bool:

@@ -37,8 +37,8 @@ def _begin(road: Road, rng: random.Random, new_vehicle: Make, lane: Lane, at: fl
 
 
 def highway(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
-    """Draws a Scene on a highway with three lanes, whose slower traffic the driver has to overtake to be in time.
-    `new_vehicle` constructs the driven vehicle; `traffic` scales the number of other vehicles."""
+    """Makes a random Scene on a highway with three lanes, where the driver has to overtake slower traffic to reach the
+    goal in time. `new_vehicle` constructs the driven vehicle; `traffic` scales the number of other vehicles."""
     road, limit = empty_road("highway", rng.getrandbits(32)), rng.choice((12.0, 14.0, 16.0))
     lane, at = ("0", "1", rng.randrange(3)), rng.uniform(100, 900)
     _begin(road, rng, new_vehicle, lane, at, limit)
@@ -54,8 +54,8 @@ def highway(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
 
 
 def merge(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
-    """Draws a Scene on a motorway ramp: the lane ends, so the driver has to merge into a gap in the next lane. The
-    arguments are those of `highway`."""
+    """Makes a random Scene on a motorway ramp: the lane ends, so the driver has to merge into a gap in the next lane.
+    The arguments are those of `highway`."""
     road, limit, at = empty_road("merge", rng.getrandbits(32)), rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 14)
     lane = ("b", "c", 2)
     _begin(road, rng, new_vehicle, lane, at, limit)
@@ -75,8 +75,8 @@ def merge(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
 
 
 def intersection(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
-    """Draws a Scene at an intersection with four arms. All vehicles yield according to the right of way. The arguments
-    are those of `highway`."""
+    """Makes a random Scene at an intersection with four arms. All vehicles yield according to the right of way. The
+    arguments are those of `highway`."""
     road, limit = empty_road("intersection", rng.getrandbits(32)), 10.0
     arm, (turn, words) = rng.randrange(4), rng.choice(
         ((1, "Turn left."), (2, "Go straight."), (3, "Turn right.")))
@@ -97,8 +97,8 @@ def intersection(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene
 
 
 def roundabout(rng: random.Random, new_vehicle: Make, traffic: float) -> Scene:
-    """Draws a Scene at a roundabout with traffic on its ring: the driver has to enter and to leave it. The arguments
-    are those of `highway`."""
+    """Makes a random Scene at a roundabout with traffic on its ring: the driver has to enter and to leave the ring. The
+    arguments are those of `highway`."""
     road, limit, arms, arm = empty_road("roundabout", rng.getrandbits(32)), 8.0, "senw", rng.randrange(4)
     here, lane = arms[arm], (f"{arms[arm]}er", f"{arms[arm]}es", 0)
     exits = rng.choice((1, 2, 3))

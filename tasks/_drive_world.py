@@ -109,7 +109,7 @@ class Ego(MDPVehicle):
         self.speed, self.clock = max(0.0, self.speed), self.clock + dt
 
     def on_state_update(self) -> None:
-        """Assigns the vehicle to the nearest lane of its route, and never to a lane of another road that crosses it."""
+        """Assigns the vehicle to the nearest lane of its route, never to a lane of a road that crosses the route."""
         lanes = [lane for lane in neighbouring_lanes(self.road.network, self.lane_index) if lane[0][:2] in self.edges]
         self.lane_index, self.lane = min(lanes, key=lambda lane: lane[1].distance_with_heading(
             self.position, self.heading))

@@ -60,8 +60,7 @@ def labelled(task: Any, entries: Sequence[Mapping[str, Any]], name: str = "") ->
 
 
 def label_of(task: Any, text: Any) -> str:
-    """A label in the form in which labels are compared: unchanged with task.label_case=kept, else in lower case with
-    single spaces."""
+    """Normalizes a label for comparisons: to lower case with single spaces, unless task.label_case=kept."""
     return str(text) if task.label_case == "kept" else " ".join(str(text).casefold().split())
 
 

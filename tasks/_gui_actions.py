@@ -320,8 +320,8 @@ def _tame(value: Any) -> Any:
 
 
 def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action in the format of GLM's prompt: `action_type`, `box_2d`, the text under the name that the prompt
-    has for this action type, and the other fields of the row's action."""
+    """The right action in the format of GLM's prompt: `action_type`, `box_2d`, the text under the key that the prompt
+    defines for this action type, and the other fields of the row's action."""
     action = dict(sample.get("action") or {"type": "click"})
     kind = action.pop("type")
     for place in ("box", "point", "coordinate", "x", "y"):

@@ -32,8 +32,8 @@ class QaRecipe(Recipe):
     form: Callable[[str], float]
     """Returns 1 for a text in the right format, else 0."""
     thinks: bool = True
-    """Whether the format includes the thinking. If not, only the text after the thinking is checked, in case the chat
-    template opens a <think> tag."""
+    """Whether the format includes the thinking. If not, only the text after the thinking is checked, because the chat
+    template may open a <think> tag."""
     find: Callable[[Answer], str]
     """Returns the part of an answer that is scored; "" if there is none."""
     say: Callable[[str], str]
@@ -139,7 +139,7 @@ def mixes_languages(text: str) -> bool:
 
 def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
     """The part `judge` of each answer in a group: 1 if the judge accepts an answer that passes the format check but
-    does not get full accuracy by the rule. None if the judge failed; 0 for all other answers."""
+    does not get full accuracy from the rule-based verifier. None if the judge failed; 0 for all other answers."""
     given = [glm_answer(answer.text) for answer in answers]
     unsolved = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
     replies = services.judge([_question(sample, given[i] or "") for i in unsolved])

@@ -3,8 +3,8 @@
     page.ask(WATCH)                         # once, before any action: records what is pressed from then on
     state = page_state(page.ask(SEEN))      # role, name, position and state of each element; may raise PageFailed
 
-An element is identified by its role and its name, as a person would do in an instruction. A check is therefore as
-readable as the instruction, and it holds whenever the page is opened, even if other elements have moved."""
+An element is identified by its role and its name, as a person would do in an instruction. A check of a sub-goal is
+therefore as readable as its instruction, and stays valid if other elements of the page move."""
 
 from collections import Counter
 from dataclasses import dataclass

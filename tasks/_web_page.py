@@ -69,7 +69,7 @@ class PageView:
     """Hash of the screenshot's pixels."""
     done: bool
     raw: float
-    """The page's own reward, without its discount for time."""
+    """The page's own reward, without the discount that the page applies for time."""
     dialog: str
     """Text of a dialog that was dismissed since the last view."""
 

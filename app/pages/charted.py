@@ -52,7 +52,8 @@ def figure(id: str, title: str, traces: Sequence[dict[str, Any]], unit: str = ""
 
 
 def label(text: str, most: int = 32) -> str:
-    """Makes a text visible (see html.visible) and cuts it to `most` characters, for a legend or an axis."""
+    """Makes invisible characters visible (see html.visible) and cuts the text to `most` characters, for a legend or
+    axis."""
     words = visible(text)
     return words if len(words) <= most else words[:most - 1] + "…"
 

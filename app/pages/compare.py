@@ -57,7 +57,7 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
 
 def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Request:
     """Converts URL parameters to a Request. Without steps, it compares the first and the last evaluation of a run, or
-    the last evaluations of two runs. Without a run, it takes the newest one with two evaluations. Raises AppError
+    the last evaluations of two runs. Without a run, it takes the newest run with two evaluations. Raises AppError
     for invalid steps."""
     source = "train" if where.get("source") == "train" else "eval"
     a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])

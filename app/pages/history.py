@@ -90,13 +90,10 @@ def _summary(visited: History) -> Html:
             by_run.setdefault(visit.key.run, []).append(visit)
     words = [el("li", el("b", run), f": {len(visits)} visit{'s' if len(visits) > 1 else ''} in training, mean reward ",
                 number(visits[0].mean), " → ", number(visits[-1].mean), ", pass rate ", number(visits[-1].pass_rate),
-                _weight(visits[-1])) for run, visits in by_run.items()]
+                f", drawn {weight:.2g} times as often as the mean sample" if (weight := visits[-1].weight) is not None
+                else "") for run, visits in by_run.items()]
     words = words or [el("li", "Only evaluations asked it; training has not drawn it.")]
     return el("section", el("h3", "Sample ", visited.sample_id), el("ul", *words, class_="v-list"))
-
-
-def _weight(visit: Visit) -> str:
-    return "" if visit.weight is None else f", drawn {visit.weight:.2g} times as often as the mean sample"
 
 
 def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
