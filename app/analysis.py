@@ -218,8 +218,7 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
 
 def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
                notes: tuple[str, ...]) -> Comparison:
-    """Builds the Comparison from paired samples. `samples` has the numbers of samples in a and b, also unpaired ones.
-    """
+    """Builds the Comparison from paired samples. `samples` has the numbers of samples, paired or not, in a and b."""
     pairs = sorted(pairs, key=lambda pair: (-pair.gain, pair.sample_id))
     before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
     names = sorted({pair.category for pair in pairs if pair.category is not None})

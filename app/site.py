@@ -177,8 +177,7 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def location(query: str | None) -> dict[str, str]:
-    """Parses a query string to a dictionary of URL parameters; of a repeated parameter, the last value. Never raises.
-    """
+    """Parses a query string to a dictionary of URL parameters (of repeated ones the last value). Never raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
     where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
     if "page" not in where:

@@ -81,8 +81,8 @@ def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
 
 
 def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Metrics of a split: the F1 of every word, e.g. `f1/STOP`, and their means `speed_f1` and `path_f1`. Only words
-    that occur in the true plans are included."""
+    """Metrics of a split: the F1 of every word, e.g. `f1/STOP`, and the means over the words for speed (`speed_f1`) and
+    for the path (`path_f1`). Only words that occur in the true plans are included."""
     summary: dict[str, float] = {}
     for head in HEADS:
         pairs = [((r["parsed"] or {}).get(head, ()), r["target"][head]) for r in records if r["target"]]
@@ -94,7 +94,7 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def one_plan(target: Any) -> dict[str, str] | None:
-    """Returns the plan as {"speed": word, "path": word} if it has exactly one word for each; None for any other target.
+    """Returns a plan with one word each for speed and path as {"speed": word, "path": word}; None for any other plan.
     """
     single = isinstance(target, Mapping) and all(len(target[head]) == 1 for head in HEADS)
     return {head: target[head][0] for head in HEADS} if single else None

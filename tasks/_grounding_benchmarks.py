@@ -82,9 +82,9 @@ def _inclusive_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 def _visual_rft(row: Mapping[str, Any], text: str, label: str) -> Detections:
     """The detections of an answer on COCO and LVIS as parsed by Visual-RFT (2503.01785, Qwen2_VL_coco_infere.py), with
-    boxes in 0..1000. All get the label `label`. The list is taken from the first <answer>, or from the full text if
-    there is none. Line breaks, `, ...` and double brackets are repaired, and a truncated list is closed. Of equal
-    boxes only the first counts. The first entry without a box or confidence and all later entries are dropped."""
+    boxes in 0..1000. All detections get the label `label`. The list is taken from the first <answer>, or from the
+    full text if there is none. Line breaks, `, ...` and double brackets are repaired, and a truncated list is
+    closed. A repeated box is dropped. So are the first entry without a box or confidence and all later entries."""
     for wrong, right in (("[[", "["), ("]]", "]"), ("\n", ""), (", ...", "")):
         text = text.replace(wrong, right)
     body, closed, _ = text.partition("<answer>")[2].partition("</answer>")

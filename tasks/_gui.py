@@ -134,8 +134,8 @@ def _read_tool_call(task: Any, sample: Sample, answer: Answer) -> list[float] | 
 
 
 def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of SE-GUI: `point` and `format`. `point` is 1 if the point lies in the target, else 0, plus a
-    term that decreases with the squared distance to the target's centre."""
+    """The reward parts of SE-GUI: `point` and `format`. `point` is a term that decreases with the squared distance to
+    the target's centre, plus 1 if the point lies in the target."""
     point, truth = _read_tool_call(task, sample, answer), element(task, sample)
     paid = distance_reward(point, truth, sample["width"], sample["height"]) if point and truth else 0.0
     return {"point": paid, "format": max(think_answer_within(answer.text), _one_call(said(answer)))}

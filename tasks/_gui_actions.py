@@ -219,8 +219,7 @@ GUI_R1 = Recipe(
 
 
 def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
-    """The parsed answer: an action for a row with an action; a box or point in pixels for a row with only an element.
-    """
+    """The parsed answer: an action if the row has an action, else a box or point in pixels."""
     text = answer_text(answer.text)
     call = between(text, "<tool_call>", "</tool_call>")
     value = read_literal(text if call is None else call)

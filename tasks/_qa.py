@@ -125,8 +125,8 @@ def glm_answer(text: str) -> str | None:
 
 
 def mixes_languages(text: str) -> bool:
-    """Whether one paragraph of a text is Chinese (at least 50 Chinese characters, 80 % of it) and another is English
-    (at least 200 letters, 70 % of it)."""
+    """Whether one paragraph of a text is Chinese (at least 50 Chinese characters, more than 80 % of the paragraph) and
+    another is English (at least 200 letters, more than 70 %)."""
     chinese = english = False
     for paragraph in text.split("\n"):
         signs = sum(not c.isspace() for c in paragraph) or 1

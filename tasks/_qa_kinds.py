@@ -48,14 +48,14 @@ class AnswerKind:
     same: Callable[[Any, Any, Any, Record], float]
     """(task, parsed answer, parsed right answer, row) -> score in [0, 1]."""
     names: bool = True
-    """Whether an answer names a single thing, so that a leading "not" negates it."""
+    """Whether answers name a single thing, so that a leading "not" negates the answer."""
     retracts: Callable[[str, Record], bool] = lambda text, _row: retracted(text)
     """Whether a text names an answer and later takes it back, as in "3 is wrong"."""
 
 
 def right_answers(row: Record) -> list[str]:
-    """The right answers of a row as strings, any one of which is enough. For a choice with several right options, all
-    of them are one string."""
+    """The right answers of a row as strings, any one of which is enough. For a choice with several right options, these
+    are joined to one string."""
     answer = row.get("answer")
     if isinstance(answer, list) and row.get("answer_type") == "choice":
         return [", ".join(map(str, answer))]
@@ -64,8 +64,8 @@ def right_answers(row: Record) -> list[str]:
 
 def read(text: str, row: Record, negations: bool = True) -> Any:
     """Parses the answer in a text to a JSON value; None if the text has no answer or more than one. With `negations`,
-    also None if the text retracts its answer ("3 is wrong"). A right answer that cannot be parsed still counts: a text
-    equal to such an answer gets the value of the first right answer that can be parsed."""
+    also None if the text retracts its answer ("3 is wrong"). A text that equals a right answer counts as right even
+    if it cannot be parsed: it gets the value of the first right answer that can be parsed."""
     kind = kind_of(row)
     if not any(same_label(text, right) for right in right_answers(row)):
         text = math.unwrapped(text)

@@ -89,7 +89,8 @@ def _row(name: str, size: int, target: tuple[str, str, Box], objects: int) -> di
 def free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
                 sides: tuple[float, float] = (SMALLEST, LARGEST)) -> Box | None:
     """A random square that overlaps none of the boxes in `taken`. None if `tries` attempts find no such square, which
-    cannot happen if `taken` is empty. `sides` are the smallest and largest side length as shares of the image's."""
+    cannot happen if `taken` is empty. `sides` are the smallest and largest side length as shares of the image's
+    side."""
     margin = -int(-size * MARGIN // 1)  # rounded up
     for _ in range(tries):
         side = rng.randint(*(max(1, round(size * share)) for share in sides))

@@ -96,8 +96,7 @@ def strict(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def free(sample: Sample, given: str) -> float:
-    """The accuracy, in [0, 1], of `given`, the parsed answer. The letter, number or label may stand among other words.
-    """
+    """The accuracy, in [0, 1], of a parsed answer whose letter, number or label may be surrounded by other words."""
     score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
                      sample.get("tolerance") or 0.0)
     return score(given, truth(sample))

@@ -114,8 +114,8 @@ def _chosen(page: PageState, wanted: StepPattern, rng: random.Random, done: Sequ
 _OF_CONTROLS = {"checked": lambda one: one.checked is False, "unchecked": lambda one: one.checked is True,
                 "typed": lambda one: one.role == "field" and not one.value and not one.fixed,
                 "focused": lambda one: one.role == "field" and not one.focused}
-"""Kind of check that applies only to controls such as boxes and fields -> whether an action on the element can make the
-check hold."""
+"""Kind of check that applies only to controls such as check boxes and fields -> whether an action on the element can
+make the check hold."""
 
 
 def _fits(one: Element, wanted: StepPattern) -> bool:

@@ -22,7 +22,7 @@ from . import _classification as recipes
 
 class Classification(RecipeTask):
     """Name the class of an image; see `task.recipe`. Reward parts of the default recipe: `accuracy`, 0 or 1 (for rows
-    with several labels in [0, 1], as `task.multi_score` chooses), and `format`, 0 or 1."""
+    with several labels in [0, 1], see `task.multi_score`), and `format`, 0 or 1."""
 
     _recipes = recipes.RECIPES
     recipe: str = "plain"
