@@ -29,7 +29,7 @@ _KEY = "run, source, split, step, group_id"
 _RUNS = "(SELECT unnest(?::VARCHAR[]))"
 _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
           "WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END")
-"""SQL for the value that decides whether an answer passes: whether it is correct, its reward, or a reward part."""
+"""SQL for the value that decides whether an answer passes: its correctness (1 or 0), its reward, or a reward part."""
 CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) AS shown, first(target) AS target, "
            "min(prompt) AS prompt, bool_or(turns IS NOT NULL) AS episode")
 """SQL columns with the content of a sample (id, media, target, prompt, whether the sample is an episode). `item`
@@ -55,7 +55,7 @@ class Visit:
     pass_rate: float | None
     """Share of the scored answers that pass, in [0, 1]."""
     visits: int
-    """Number of training groups of the sample that the run has drawn so far, including this group in training."""
+    """Number of training groups of this sample that the run has drawn so far; a training group counts itself."""
     weight: float | None
     """`visits` divided by the mean number of visits of all samples drawn so far in the run; 1 means that the sample was
     drawn as often as the average sample. None in evaluations."""
@@ -150,7 +150,7 @@ class Curriculum:
     threshold: float | None
     """The lowest value with which an answer passes; None if no answer is scored."""
     judged: bool
-    """True: an answer passes if the run stored that it is correct. False: if its value is at least `threshold`."""
+    """True: answers pass if the run stored that they are correct. False: if their value is at least `threshold`."""
     bins: tuple[tuple[int, int], ...]
     """First and last training step of each range of steps; [bins] below means one value for each range."""
     edges: tuple[float, ...]
@@ -174,8 +174,7 @@ class Curriculum:
 def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
             threshold: float | None = None) -> History:
     """Collects every group of `sample_id` in the given runs (() = all runs). An answer passes if its reward, or its
-    reward part `part`, is at least `threshold` (defaults: see the module docstring). Raises AppError for an unknown
-    run."""
+    reward part `part`, is at least `threshold` (defaults: see the module). Raises AppError for an unknown run."""
     scope = index.refresh(runs)
     limits = _thresholds(index, scope.runs, part, threshold)
     rows = index.table.fetch(f"""
@@ -218,7 +217,7 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
 
 def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
                notes: tuple[str, ...]) -> Comparison:
-    """Builds the Comparison from paired samples. `samples` has the numbers of samples, paired or not, in a and b."""
+    """Builds the Comparison from paired samples. `samples` has the numbers of samples in a and b, paired or not."""
     pairs = sorted(pairs, key=lambda pair: (-pair.gain, pair.sample_id))
     before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
     names = sorted({pair.category for pair in pairs if pair.category is not None})
@@ -231,8 +230,7 @@ def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tup
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
                bins: int = 24) -> Curriculum:
     """Summarizes the training groups of a run in at most `bins` ranges of steps. An answer passes if its reward, or its
-    reward part `part`, is at least `threshold` (defaults: see the module docstring). Raises AppError for an unknown
-    run."""
+    reward part `part`, is at least `threshold` (defaults: see the module). Raises AppError for an unknown run."""
     scope = index.refresh([run])
     limit = _thresholds(index, [run], part, threshold).get(run)
     rows = index.table.fetch(f"""
@@ -264,7 +262,7 @@ def _value(part: str | None, threshold: float | None) -> list[Any]:
 
 def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
     """Returns {run id: lowest value with which an answer passes}, for the runs with scored answers. `part` is the
-    reward part that decides, or None. The value is `given`, or if that is None the default of the module docstring."""
+    reward part that decides, or None. The value is `given`; if that is None, the default (see the module)."""
     rows = index.table.fetch(f"""
         SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
         FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])

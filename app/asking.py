@@ -96,7 +96,8 @@ class Tasks:
         self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
-        """Returns (label, value) of each task to select: those of runs, without duplicates, then built-in tasks."""
+        """Returns (label, value) pairs of the tasks on offer: tasks of runs, without duplicates, then built-in tasks.
+        """
         entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():
             tree = self.tree(run.id)
@@ -122,7 +123,7 @@ class Tasks:
 
     def usual(self, ask_task: str, model_run: str | None) -> tuple[int, float]:
         """Returns the default (max_new_tokens, temperature): the settings in the config of the task's run, or of the
-        run `model_run` if the task is built-in. A setting that is missing or invalid there becomes 64 or 1.0."""
+        run `model_run` if the task is built-in. A missing or invalid setting is replaced by 64 or 1.0."""
         run = run_of(ask_task) or model_run
         given = _some(self.tree(run), "rollout", ("max_new_tokens", "temperature")) if run else {}
         tokens, heat = given.get("max_new_tokens", 64), given.get("temperature", 1.0)

@@ -27,7 +27,7 @@ def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, 
 
 
 def chips(notes: Sequence[Note]) -> list[Html]:
-    """Small labels for the notes on the answers in one row: the number of each flag, and of comments without a flag."""
+    """Small labels for the notes on one row of the list: how many notes have each flag, and how many only a comment."""
     counts = Counter(one.flag or "comment" for one in notes)
     return [chip(words if count == 1 and len(notes) == 1 else f"{count} {words}", KINDS.get(words, ""), "notes")
             for words, count in counts.items()]

@@ -36,7 +36,7 @@ class Form:
 
 
 def common_tags(texts: Sequence[str]) -> set[str]:
-    """The names of those of the TAGS whose closing tags occur in at least half of the texts."""
+    """The names in TAGS whose closing tags occur in at least half of the texts."""
     return {name for name in TAGS if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
 
 

@@ -59,7 +59,7 @@ class RunInfo:
     notes: tuple[str, ...] = ()
     """Descriptions of problems with the run's files."""
     part_of: str = ""
-    """Id of the multi-stage run of which this run is a stage; "" if it is not a stage."""
+    """Id of the multi-stage run that has this run as a stage; "" if this run is not a stage."""
     head: str = ""
     """Id of the outermost multi-stage run that contains this run; its own id if it is not a stage."""
 

@@ -55,8 +55,8 @@ class InlineMedia:
             return []
 
     def film(self, view: GroupView, rollout: RolloutView) -> dict[str, str]:
-        """Renders an episode as films: {kind (see film.KINDS): `data:` URL}. {} if the episode has fewer than two
-        images, if its film cannot be rendered, or if the page already has its largest number of films."""
+        """Renders an episode; returns {kind of film (see film.KINDS): `data:` URL}. {} if the episode has fewer than
+        two images, if its film cannot be rendered, or if the page already has its largest number of films."""
         if not self.films or len(film.pictures(view, rollout)) < 2:
             return {}
         try:

@@ -131,8 +131,8 @@ class Site:
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
            **options: Any) -> Any:
         """Registers `fn(inputs) -> outputs` for an event of a component, such as `button.click`; errors are shown on
-        the page. `fn` may be a generator. `options` are passed to Gradio. Returns what Gradio returns, to which `.then`
-        can be applied."""
+        the page. `fn` may be a generator. `options` are passed to Gradio. Returns Gradio's event object, which has
+        `.then`."""
         message = self._message()
         return event(_shown(fn, len(outputs)), [*inputs], [*outputs, message],
                      **{**_PRIVATE, **options})

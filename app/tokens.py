@@ -178,8 +178,8 @@ def numbers(rollout: RolloutView) -> Numbers:
 
 
 class View(NamedTuple):
-    """One colouring of the tokens. `strengths` has a number in [-1, 1] for each token; with `two`, its sign selects one
-    of two hues. `title`, `low` and `high` are the texts of the legend."""
+    """One colouring of the tokens. `strengths` has a number in [-1, 1] for each token; with `two`, the sign of the
+    number selects one of two hues. `title`, `low` and `high` are the texts of the legend."""
 
     title: str
     low: str

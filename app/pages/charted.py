@@ -14,7 +14,7 @@ PlotPage = tuple[Html, str, Html]
 
 
 def build(site: Site, show: Callable[[Site, Mapping[str, str]], PlotPage]) -> None:
-    """Adds a page with the PlotPage that `show(site, URL parameters)` returns. It is refreshed every few seconds."""
+    """Adds a page with the PlotPage that `show(site, URL parameters)` returns, refreshed every few seconds."""
     above = gr.HTML(apply_default_css=False)
     plots, below = charts(f"v-{site.page}-charts"), gr.HTML(apply_default_css=False)
     digests = site.digests(3)
@@ -52,8 +52,7 @@ def figure(id: str, title: str, traces: Sequence[dict[str, Any]], unit: str = ""
 
 
 def label(text: str, most: int = 32) -> str:
-    """Makes invisible characters visible (see html.visible) and cuts the text to `most` characters, for a legend or
-    axis."""
+    """Replaces invisible characters (see html.visible) and cuts the text to `most` characters, for a legend or axis."""
     words = visible(text)
     return words if len(words) <= most else words[:most - 1] + "…"
 

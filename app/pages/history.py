@@ -19,7 +19,7 @@ MOST_ANSWERS = 5_000
 """Largest number of answers plotted."""
 _SUGGESTED = 40
 _OFFERED = 200
-"""Largest number of answers offered for comparison. If there are more, only the best of each group are offered."""
+"""Largest number of answers offered for comparison. If there are more, only the best of each group is offered."""
 
 
 def build(site: Site) -> None:
