@@ -184,7 +184,7 @@ def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
 
 def _check_size(width: int, height: int) -> None:
     if not 0 < width * height <= _LIMITS.image_pixels:
-        raise DataError(f"the image has {width}x{height} pixels, more than the limit of {_LIMITS.image_pixels}")
+        raise DataError(f"the size {width}x{height} exceeds the limit of {_LIMITS.image_pixels} pixels")
 
 
 def _jpeg(image: Image.Image, size: int) -> bytes:
