@@ -89,14 +89,14 @@ class SamplePreview:
 
 class Tasks:
     """The tasks that the playground offers: built-in tasks and the tasks of a library's runs. `trust` permits code and
-    data that a run names (see the module docstring). Not thread-safe, because a task's code may not be either."""
+    data that a run names (see the module docstring). Not thread-safe, because task code may not be thread-safe."""
 
     def __init__(self, library: Library, trust: bool = False):
         self.library, self.trust = library, trust
         self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
-        """Returns (label, value) pairs of the tasks on offer: tasks of runs, without duplicates, then built-in tasks.
+        """Returns (label, value) pairs of the tasks on offer: those of runs, without duplicates, then built-in tasks.
         """
         entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():

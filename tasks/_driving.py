@@ -94,8 +94,7 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def one_plan(target: Any) -> dict[str, str] | None:
-    """Returns a plan with one word each for speed and path as {"speed": word, "path": word}; None for any other plan.
-    """
+    """Returns a plan with one word each for speed and path as {"speed": word, "path": word}; None for any other."""
     single = isinstance(target, Mapping) and all(len(target[head]) == 1 for head in HEADS)
     return {head: target[head][0] for head in HEADS} if single else None
 

@@ -129,9 +129,9 @@ RULES: Mapping[str, Rule] = {"screenspot": _screenspot,
 
 def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Metrics of whole episodes, for rows with an `episode`. `gui_odyssey_sr` is the share of complete episodes in
-    which every step is right. An episode is complete if the number of its evaluated steps is that in the field
-    `steps` of its rows. If all rows have a category, `gui_odyssey_step/categories` and `gui_odyssey_sr/categories`
-    are the means of step accuracy and success over the categories, as the authors report their random split."""
+    which every step is right. An episode is complete if the number of its evaluated steps equals the field `steps`
+    of its rows. If all rows have a category, `gui_odyssey_step/categories` and `gui_odyssey_sr/categories` are the
+    means of step accuracy and success over the categories, as the authors report their random split."""
     known = [r for r in records if "gui_odyssey_step" in r["metrics"]]
     by_category: dict[str, list[Mapping[str, Any]]] = {}
     for record in known:

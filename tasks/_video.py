@@ -211,9 +211,9 @@ VIDEO_R1 = _thinking(
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """GRPO-CARE's part `consistency` of each answer in a group: the accuracy of a right answer whose tokens after the
-    thinking are about as likely as those of the other right answers, or likelier, else 0. The likelihood is the mean
-    probability of these tokens under the reference model."""
+    """GRPO-CARE's part `consistency` of each answer in a group: the accuracy of a right answer whose likelihood is at
+    least the mean likelihood of the right answers minus task.consistency_margin, else 0. The likelihood of an answer
+    is the mean probability of its tokens after the thinking under the reference model."""
     right = [strict(task, sample, answer) for answer in answers]
     likely = [float(np.exp(logprobs).mean()) if len(logprobs) else None
               for logprobs in services.reference_logprobs(answers)]

@@ -4,9 +4,8 @@ goal.
     goals = explore(task, page="click-tab", seed=12, plan=[ANY, ANY], rng=rng)      # None if no goal was found
 
 Each step of a walk clicks or types, and each change of the page becomes a sub-goal with a check. MobileGUI-RL (arXiv
-2507.05720) walks at random and lets a model write the instruction; here a rule writes it, so that a rule can check the
-result. `vary` makes new goals from a goal that a model fails; WebRL (arXiv 2411.02337) lets a model write such goals.
-"""
+2507.05720) walks at random and lets a model write the instruction; here a rule writes it, so that a rule can check it.
+`vary` makes new goals from a goal that a model fails; WebRL (arXiv 2411.02337) lets a model write such goals."""
 
 import random
 from collections.abc import Mapping, Sequence
