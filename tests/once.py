@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -13,6 +14,7 @@ from _pytest.logging import catching_logs
 
 def install() -> None:
     """Saves it for what is imported by now."""
+    do_not_sync()
     if hasattr(catching_logs(logging.NullHandler()), "attached_loggers"):
         catching_logs.__enter__ = _at_the_root  # type: ignore[method-assign]
     if "transformers" in sys.modules:
@@ -26,6 +28,12 @@ def install() -> None:
         ssl.create_default_context = _read_once(ssl.create_default_context)
     if loading := sys.modules.get("vlrl.models.loading"):
         loading._load_whole = _copies(loading._load_whole, loading.resolve)
+
+
+def do_not_sync() -> None:
+    """Leaves files to the system's cache, which outlives a killed process. What a machine that loses its power keeps is
+    tested in tests/store, by the calls to `os.fsync`."""
+    os.fsync = lambda descriptor: None
 
 
 def _at_the_root(self: Any) -> logging.Handler:

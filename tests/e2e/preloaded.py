@@ -21,7 +21,10 @@ from transformers.models.qwen2_vl import image_processing_qwen2_vl  # noqa: F401
 from transformers.models.qwen3_vl import modeling_qwen3_vl, processing_qwen3_vl  # noqa: F401
 
 import vlrl.tools.experiments.report  # noqa: F401
+from tests.once import do_not_sync
 from vlrl.cli.main import app
+
+do_not_sync()
 
 VIDEO_PROCESSOR_MAPPING.values()  # imports the module of each
 get_checkpoint_conversion_mapping("qwen3_vl")  # makes those of all models

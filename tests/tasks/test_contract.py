@@ -15,6 +15,7 @@ from vlrl.environments.external import resolved
 from vlrl.task import Task, builtin_names, load
 from vlrl.testing.cheats import with_template
 from vlrl.testing.texts import special_tokens
+from vlrl.types import Sample
 
 VARIANTS = {
     "grounding": [{"drawn": True, "count": 40}, {}],
@@ -62,6 +63,12 @@ def built(name: str, variant: int, folder: str) -> Task:
     return task
 
 
+@cache
+def first_sample(name: str, variant: int, folder: str) -> tuple[Task, Sample]:
+    task = built(name, variant, folder)
+    return task, task.samples("train")[0]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
 def test_the_contract(case, tmp_path_factory):
     testing.assert_ok(built(*case, str(tmp_path_factory.getbasetemp())), samples=5, processes=0)
@@ -77,9 +84,9 @@ def test_the_contract_over_more_samples_and_processes(case, tmp_path_factory):
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_no_text_raises(tmp_path_factory, name, text):
     for variant in range(len(VARIANTS.get(name, [{}]))):
-        task = built(name, variant, str(tmp_path_factory.getbasetemp()))
+        task, sample = first_sample(name, variant, str(tmp_path_factory.getbasetemp()))
         for template in task.templates:
-            assert testing.try_text(task, with_template(task.samples("train")[0], template), text) == []
+            assert testing.try_text(task, with_template(sample, template), text) == []
 
 
 def test_importing_every_task_loads_no_torch():
