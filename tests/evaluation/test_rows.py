@@ -65,7 +65,7 @@ def test_what_replaces_an_answer_and_which_file_is_refused(tmp_path):
     assert again.answered(1) == {("heldout", "greedy", 0, 0)} and again.rows()[0] == row(0)
     again.add([row(1, answer="now")])
     assert again.rows()[1] == row(1, answer="now") and len(again.rows()) == 2
-    with pytest.raises(ConfigError, match=r"samples was 2, is 3\nSet them back"):
+    with pytest.raises(ConfigError, match=r"samples was 2, is 3\nRestore these settings"):
         RowFile(path, {**FACTS, "samples": 3})
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": 1}\n')

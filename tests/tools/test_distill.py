@@ -172,7 +172,7 @@ def test_what_cannot_be_asked_and_a_teacher_that_answers_nothing(config, tmp_pat
     assert not (tmp_path / "a.jsonl").exists()
     greedy = DistillSettings(answers=2, temperature=0.0)
     for more, order, name, message in (
-            ([], greedy, "a.jsonl", "--temperature 0 gives 2 identical answers"),
+            ([], greedy, "a.jsonl", "--temperature 0 with --answers 2: the answers to a row would all be the same"),
             ([], DistillSettings(), "a.json", r"ends in \.jsonl"),
             (["data.solutions=x.jsonl"], DistillSettings(), "a.jsonl", "provides answers"),
             ([], DistillSettings(choose=Named(name="longest")), "a.jsonl", "--choose='longest' is not known")):

@@ -3,15 +3,16 @@
     datasets/       check, convert, split and measure data files
     makers/         generate data sets from web pages, simulators and videos
     synthesis/      make new rows from existing rows, runs and the answers of a teacher model
-    tasks/ play/    use a task without a model: create, list, score; answer samples as a person
-    evaluation/     evaluate models: several answers, seeds, settings and wordings
+    tasks/          create and list tasks, score rows with answers, score the rollouts of a run again
+    play/           answer samples as a person
+    evaluation/     evaluate models, also with several answers per sample, seeds, settings and prompt wordings
     experiments/    reports of runs, comparisons, sweeps
     stages/         a run of several stages
     hub/            export and publish models and rollouts
     clients/        query models over HTTP
     servers/        serve the model of a config over HTTP
     machine/        estimate what a run needs, and check this machine
-    tiny/           build and train the tiny models; only its cold_start and episode_start import tasks
+    tiny/           build and train the tiny models; only tiny/cold_start and tiny/episode_start import tasks
 
-The modules train, evaluate and run are the Python interface of `vlrl`. docs writes the tables of docs/configuration.md.
-request.py defines the options of a job as a dataclass."""
+The modules train, evaluate and run are the Python interface of `vlrl`. The module docs writes the tables of
+docs/configuration.md, and request.py defines the options of a job as a dataclass."""

@@ -22,7 +22,7 @@ MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/conf
 
 
 def page(text: str) -> str:
-    """Returns `text`, the content of docs/configuration.md, with the part below the mark generated anew."""
+    """Returns the page `text` (docs/configuration.md) with everything below the line MARK replaced by new tables."""
     head, mark, _ = text.partition(MARK)
     return f"{head}{mark or MARK}\n{tables()}"
 

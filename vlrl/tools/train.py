@@ -1,5 +1,4 @@
-"""Trains until the last step of a run: `vlrl.train` in Python, and the implementation of `vlrl train` and `vlrl sft`.
-"""
+"""Trains a run to its last step: `vlrl.train` in Python, and the implementation of `vlrl train` and `vlrl sft`."""
 
 from __future__ import annotations
 

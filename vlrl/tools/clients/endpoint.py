@@ -27,10 +27,11 @@ Keep = Callable[[Request, int, ChatReply], None]  # function of (request, index 
 
 
 class Endpoint:
-    """An engine that generates completions on a server. The seed sent with each request is derived from `seed`, the
-    request's key and the index of the completion.
+    """An engine that generates completions on a server.
 
-    concurrency: number of concurrent requests. key, timeout_s, retries, wait_s, option: as for ChatClient."""
+    seed: the seed sent with each request is derived from it, from `Request.key` and from the index of the completion.
+    key: API key. concurrency: number of concurrent requests. option: the command-line option that gave `url`, for error
+    messages. timeout_s, retries, wait_s: as for ChatClient."""
 
     def __init__(self, url: str, model: str | None, *, seed: int = 0, key: str = "", timeout_s: float = 300.0,
                  retries: int = 4, concurrency: int = 8, wait_s: float = WAIT_S, option: str = "--endpoint"):
@@ -56,7 +57,7 @@ class Endpoint:
         """Generates `request.n` completions per request; completions that fail have an `error`. After each request
         except the last, `done` is called with the index of the request and its completions.
 
-        Raises ConfigError if the server refuses the key, the path or the model; TrainingError if none of the first
+        Raises ConfigError if the server refuses API key, path or model; TrainingError if none of the first
         requests succeeds."""
         jobs = [[self._pool.submit(self._completion, request, i) for i in range(request.n)] for request in requests]
         out: list[list[Completion]] = []

@@ -48,8 +48,8 @@ class Replies:
         return stored
 
     def add(self, number: int, answer: int, reply: ChatReply) -> None:
-        """Stores a reply to row `number`; `answer` is its index among the replies to this row. May be called from any
-        thread."""
+        """Stores a reply to row `number`; `answer` is the index of the reply among the replies to this row. May be
+        called from any thread."""
         line = {"number": number, "answer": answer, "text": reply.text, "finish_reason": reply.finish_reason,
                 "tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out, "tries": reply.tries}
         with self._lock:

@@ -37,8 +37,7 @@ from vlrl.tools.play.preview import SamplePreview
 from vlrl.types import Media, Sample
 
 COMPARED = 20_000
-"""Held-out images are compared visually with training images only if the data has at most this many images and videos.
-"""
+"""Held-out and training images are compared visually only if the data has at most this many images and videos."""
 COUNTED = ("category", "split", "answer_type")  # fields for which the report counts how often each value occurs
 _ORDER = ("file", *(rule.name for rule in checks.RULES))
 _TIMES = ("video_start", "video_end", "fps", "frame_times")
@@ -56,7 +55,7 @@ class DataReport:
     warnings: tuple[Finding, ...]  # suspicious properties of rows that may be intended
     fields: Mapping[str, int]  # field -> number of rows in which the field has a value other than null
     counts: Mapping[str, Mapping[str, int]]
-    """Field in COUNTED -> value -> number of rows. Fields that do not occur are left out."""
+    """Field (category, split or answer_type) -> value -> number of rows. Fields that do not occur are left out."""
     media: Mapping[str, int]  # numbers of distinct images, of distinct videos, and of unusable files
     copies: tuple[tuple[str, ...], ...]  # groups of media files with the same content
     unlabelled: int  # number of rows for which the task has no perfect answer
@@ -89,14 +88,14 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     fields are checked.
 
     If `path` is a folder, all row files in it are read, see `files_of`. Held-out rows are compared with training rows.
-    A row is held out if the file name (val, test, heldout ...) or its field `split` says so. A custom task itself
+    A row is held out if the file name (val, test, heldout ...) or the row's field `split` says so. A custom task itself
     decides what the fields of a row may hold.
 
     Media lie under `root` (default: each file's folder) and are opened under `limits`. With `media=False`, media files
     only need to exist; with `allow_missing`, they may be missing. `format`, `columns`, `answer_type` and `boxes` are as
-    in data.sources.reading.rows_in. `scale(size)` returns the factor by which the model's processor resizes an image
-    of this size, and `refusal(size)` the reason why the processor rejects it. `preview` renders a sample as the model
-    will see it. Perfect answers are scored in original pixels, so that rounding to a model's coordinates is no error.
+    in data.sources.reading.rows_in. `scale(size)` returns the factor by which the model's processor resizes an image of
+    this size, and `refusal(size)` the reason why the processor rejects it. `preview` renders a sample as the model will
+    see it. Perfect answers are scored in original pixels, so rounding to a model's coordinates cannot make them wrong.
 
     Raises DataError if the only file cannot be read, TaskError if the task breaks the Task contract."""
     reader = task or Task()

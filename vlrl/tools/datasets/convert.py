@@ -35,8 +35,8 @@ class UsableRow:
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """The folder that the row's media paths are relative to. None = the argument `root` of the function that gets the
-    row or, if this is None too, the folder of the file of rows."""
+    """The folder that the row's media paths are relative to, if the row's embedded media were written to files. None =
+    the paths are relative to the root of all rows, by default the folder of the file of rows."""
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
@@ -105,8 +105,9 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
     """Returns (the rows that the task can read, the bad rows with reasons). Without a task, rows with valid canonical
     fields are usable.
 
-    `boxes` is as in data.boxes. Every row that could be parsed is appended to `seen`. `keep` is called for a row with
-    embedded media; it returns (the row with paths instead of media, the folder that these paths are relative to)."""
+    Every row that could be parsed is appended to `seen`. `keep` is called for a row with embedded media; it returns
+    (the row with paths instead of media, the folder that these paths are relative to). For the other options see
+    `convert`."""
     reader, good, bad = task or Task(), [], []
     context = Context(task=task)
     first: dict[str, str] = {}

@@ -4,8 +4,7 @@
     measurements = measure(ready, scope, Path("rows.difficulty.part.jsonl"), facts(config, chosen, scope))
 
 Results are appended to a temporary file next to the output, one line per chunk of prompts, so that a killed measurement
-resumes. The chunks are fixed by index in the split, so neither a restart nor the number of processes changes an answer.
-"""
+resumes. Chunks are fixed by index in the split, so neither a restart nor the number of processes changes answers."""
 
 from __future__ import annotations
 
@@ -117,8 +116,8 @@ def _answer_chunk(runtime: EvalRuntime, scope: MeasurementScope, samples: Sequen
 
 
 def _sample(runtime: EvalRuntime, samples: Sequence[Sample], number: int) -> Sample:
-    """The sample `number` as training presents it at its first use: with the prompt template of this use, and with its
-    environment reset."""
+    """Sample number `number` as training first presents it: with the prompt template of the first use, and with the
+    sample's environment reset."""
     sample = samples[number]
     sample = replace(sample, prompt=runtime.task.of(sample).template(sample, 0))
     return reset_sample(runtime.engine, runtime.task, sample, number, 0)
@@ -174,7 +173,7 @@ def write(files: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measuremen
     have ids and the measured columns. Raises DataError if no prompt could be measured."""
     numbers = summary(measurements, known["answers"])
     if not numbers.measured:
-        raise DataError(f"no prompt could be measured; reason for the first, {measurements[0].id!r}: "
+        raise DataError(f"no prompt could be measured. The reason for the first prompt, {measurements[0].id!r}: "
                         f"{measurements[0].reason}")
     lines, whole = joined(rows, measurements)
     name = known["model"]["checkpoint"] or known["model"]["name"]

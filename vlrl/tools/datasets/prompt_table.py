@@ -1,9 +1,9 @@
 """Measured results of prompts: columns for the rows of a data file, a summary, and a plot. Does not import torch.
 
-    pass_at_k         share of the k answers that are correct, in [0, 1]: c / n over the answers that could be scored
+    pass_at_k         share of correct answers among the answers that could be scored, in [0, 1]
     difficulty        1 - pass_at_k; the previous value of the row is kept in difficulty_given
     reward_mean       mean reward of the answers
-    answers_scored    number of the k answers that could be scored"""
+    answers_scored    number of answers that could be scored"""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Summary:
     measured: int
     answers_drawn: int
     pass_at: Mapping[str, float]
-    """k' -> mean over prompts of the unbiased estimate of pass@k', for k' = 1, 2, 4, ... and k."""
+    """k -> mean over prompts of the unbiased pass@k, for k = 1, 2, 4, ... and the number of answers per prompt."""
     histogram: Mapping[str, int]  # number of prompts by pass rate in percent, see curriculum/filters.py
     categories: Mapping[str, Mapping[str, int]]  # category -> histogram of its prompts; {} for a single category
     left_out: Sequence[Mapping[str, str]]  # (id, reason) of each prompt without measured columns

@@ -2,8 +2,7 @@
 
 Rows that must stay together are joined into groups by union-find over what they share: the value of `group_key`, a
 media file, its content, or a near-duplicate image. Groups are then chosen at random for the held-out rows, so that each
-category keeps its share as far as the groups allow. The result depends on rows and seed, not on the order of the rows.
-"""
+category keeps its share as far as the groups allow. The result depends on rows and seed, not on the order of rows."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 are written to a folder, and a killed evaluation resumes from it.
 
     answers.jsonl       one row per answer: rows.py
-    evaluation.json     every metric of every split at every setting; model, task and settings; the contents of env.json
+    evaluation.json     every metric of every split at every setting; model, task and settings; versions and hardware
     verdicts-*.jsonl    one row per verdict of a judge: reasoning_judge.py
     evaluation.png      the metrics with their intervals, pass@k and maj@k"""
 

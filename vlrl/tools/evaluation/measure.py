@@ -97,8 +97,8 @@ def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_model(config: Config, name: str) -> Config:
-    """The config with model.name set to `name`, such that this model is loaded unmodified: an adapter is merged into
-    its base model, and LoRA and trainable parts are switched off."""
+    """The config with which the model `name` is loaded and evaluated: an adapter is merged into its base model, and the
+    config's own LoRA and trainable parts are switched off."""
     changes: dict[str, Any] = {"name": name}
     if config.model.lora.rank:
         changes |= {"lora": LoraSettings(), "train": ()}

@@ -50,8 +50,8 @@ def blank_media(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def other_media(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with the media of another sample. This is the next sample in the split that has as many images and
-    videos in the same order, all different from the media of the sample itself."""
+    """The sample with other media, taken from the next sample in the split that has as many images and videos in the
+    same order. Each of them must differ from the sample's own image or video at the same position."""
     sample = _with_media(samples[number])
     for step in range(1, len(samples)):
         other = samples[(number + step) % len(samples)]

@@ -7,8 +7,8 @@ torch.
 
 The judge is a model behind an OpenAI-compatible endpoint. It sees only correct answers: the question, the target, the
 complete answer and, unless it is text-only, the images. A verdict is yes or no. An unreadable verdict counts as no; a
-missing verdict is not counted. Verdicts are cached in verdicts-<hash>.jsonl by question and answer, so the same command
-requests none again. Another judge or number of votes uses another file."""
+missing verdict is not counted. Verdicts are cached in verdicts-<hash>.jsonl by question and answer, so a repeated
+command requests only missing verdicts. Another judge or number of votes uses another file."""
 
 from __future__ import annotations
 

@@ -80,14 +80,13 @@ class EvalRequest:
 
     @property
     def is_grid(self) -> bool:
-        """Whether the evaluation is a grid (grid.py). It is one unless the options ask for one answer per sample from a
-        local model at one setting, without a folder as --out."""
+        """Whether grid.py runs the evaluation. It does, unless the options ask for one answer per sample from a local
+        model at one setting, without a folder as --out."""
         return bool(self.answers > 1 or self.seeds or len(self.temperatures) > 1 or self.top_ps or self.max_new_tokens
                     or self.each_wording or self.probes or self.endpoint or self.judge or (self.out and not self.lines))
 
     def misplaced(self) -> dict[str, str]:
-        """Returns {given option: required option} for the options that were given without the option that they require.
-        """
+        """Returns {given option: required option} for options that were given without the option that they require."""
         judge = {"--judge-model": self.judge_model, "--judge-key-env": self.judge_key_env,
                  "--judge-votes": self.judge_votes, "--judge-text-only": self.judge_text_only or None}
         http = {"--concurrency": self.concurrency, "--timeout": self.timeout_s, "--retries": self.retries}

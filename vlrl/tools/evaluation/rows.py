@@ -51,8 +51,7 @@ def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> s
 
 
 def prompt_hash(text: str, media: Sequence[str]) -> str:
-    """The sha256 of the text of a rendered prompt together with `media`, the sha256 of each of its images and videos.
-    """
+    """The sha256 of the text of a rendered prompt and of `media`, the sha256 of each of its images and videos."""
     return _hash([text, list(media)])
 
 
@@ -133,7 +132,8 @@ def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) ->
         append_line(path, json.dumps({"facts": known}))
     elif changed := sorted(differing_leaves(before, known)):
         raise ConfigError(f"{path} holds {what} with other settings:\n  " + "\n  ".join(changed) +
-                          f"\nSet them back, remove the {place} to start over, or give another {place} with --out.")
+                          f"\nRestore these settings, remove the {place} to start over, or give another {place} with "
+                          "--out.")
     return lines
 
 

@@ -170,8 +170,7 @@ def _sample_values(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _vote_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """pass@k and maj@k of one sample, for each reported k up to the number of scored answers, and the region metrics.
-    """
+    """pass@k and maj@k of one sample, for each reported k up to the number of scored answers, and region metrics."""
     scored = [r for r in sample.rows if r["correct"] is not None]
     right, ballots = [float(r["correct"]) for r in scored], [votes.ballot(r["parsed"]) for r in scored]
     ks = [k for k in votes.reported_ks(n) if k <= len(scored)]

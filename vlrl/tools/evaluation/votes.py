@@ -1,7 +1,7 @@
 """Metrics over several answers to a sample: pass@k, majority votes, and the region where boxes agree. Does not import
 torch.
 
-    pass_at(n=8, c=2, k=4)                                   # probability that one of 4 is right, unbiased
+    pass_at(n=8, c=2, k=4)                                   # probability that at least one of 4 is right, unbiased
     majority(["4", "4", "5"], [1, 1, 0], k=3)                # probability that the most frequent of 3 is right
     region([[0, 0, 9, 9], [4, 0, 9, 9]])                     # GUI-RC's box
 

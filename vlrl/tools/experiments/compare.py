@@ -123,8 +123,8 @@ def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metr
 
     split: the split to compare; by default heldout, or else the first split that all runs were evaluated on. metric:
     the metric that decides which side wins a sample. seed: for the resampling. With several runs per side, both seeds
-    and samples are resampled (differences.difference). The values of a metric leave out the samples that have no value
-    on one side.
+    and samples are resampled (differences.difference). Each metric is computed from the samples that have a value on
+    both sides.
 
     Raises RunError if a run has no evaluation of the split or step, if no sample is in all evaluations, or if no answer
     has the metric."""

@@ -66,8 +66,7 @@ def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_pro
     kills the jobs. If this process is interrupted or its terminal is closed, the jobs save a checkpoint and stop.
     `progress` reports the number of completed runs under the name `what`; a run in progress counts as a fraction.
 
-    If a run fails, the other runs save and stop, and TrainingError is raised with the end of the failed run's output.
-    """
+    If a run fails, the other runs save and stop, and TrainingError is raised with the end of the run's output."""
     waiting = [job for job in jobs if not finished(job.folder)]
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
     done = len(jobs) - len(waiting)

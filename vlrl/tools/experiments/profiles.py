@@ -47,7 +47,7 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
 
 
 def stratified(statistic: Callable[..., float], *scores: np.ndarray, n: int = 2000, seed: int = 0) -> Interval:
-    """Returns the value of `statistic`, called with the arrays in `scores`, with its 95 % percentile interval. The
+    """Calls `statistic` with the arrays in `scores`, and returns its value with a 95 % percentile interval. The
     interval comes from `n` resamples of the runs within each task.
 
     Each array in `scores` has the shape [runs, tasks] and is resampled separately. The same scores and seed give the
@@ -75,7 +75,8 @@ class Sensitivity(NamedTuple):
 
 def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float], bins: int = 3
                   ) -> list[Sensitivity]:
-    """Returns how much the scores of the trials depend on each swept setting, sorted by `spread`, the largest first.
+    """Returns how much the scores of the trials depend on each swept setting. The settings are sorted by the difference
+    between their largest and smallest mean score, the largest difference first.
 
     `settings` holds one mapping per trial: name of each swept setting -> its value. If a setting has more than `bins` +
     2 different numbers, its values are grouped into `bins` ranges with equally many trials."""

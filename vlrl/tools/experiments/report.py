@@ -198,7 +198,7 @@ def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, fl
 def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: float) -> Interval:
     """The gain of a metric from the first to the last evaluation, paired by sample. `values` holds a mapping (metric ->
     sample id -> value) for each of the two evaluations. If no sample has the metric in both, returns `difference`
-    without bounds (NaN)."""
+    (the last mean minus the first) without bounds (NaN)."""
     before, after = (v.get(metric, {}) for v in values)
     both = sorted(before.keys() & after.keys())
     if not both:

@@ -203,8 +203,8 @@ def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
 
 def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, float]:
     """Returns (b, P(M > b)) for the smallest b with P(M > b) <= level, or (inf, 0) if the level allows no rejection. M
-    is the statistic of a hypothesis under a random permutation. `top` holds its values in descending order, for the
-    permutations that no earlier threshold has excluded; `started` is the number of all permutations."""
+    is the statistic of a hypothesis under a random permutation. `top` holds the values of M, in descending order,
+    for the permutations that no earlier threshold has excluded; `started` is the number of all permutations."""
     allowed = math.floor(level * started + 1e-9)
     if allowed < 0 or not len(top):
         return math.inf, 0.0

@@ -80,8 +80,7 @@ class SweepResult:
     trials: tuple[Trial, ...]
     """The trials, the best first: sorted by number of tuning seeds, then by mean score, both descending."""
     tuning: Interval
-    """Mean score of the best trial over its tuning seeds. It is biased upwards, because these seeds selected the trial.
-    """
+    """Mean score of the best trial over its tuning seeds. It is biased upwards, as these seeds selected the trial."""
     tests: Mapping[str, Mapping[int, float]]  # "best" and "base" (the unchanged config) -> test seed -> score
     statistics: Mapping[str, Mapping[str, Interval]]
     """"best" and "base" -> mean, iqm and optimality_gap over the test seeds, with 95 % intervals."""
@@ -256,8 +255,8 @@ def _tuning_runs(choices: int, method: str, seeds: int, eta: int) -> int:
 
 
 def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progress]:
-    """Returns a function of a list of jobs that makes the `progress` argument of run_jobs for these jobs. Over
-    successive calls of run_jobs, the count of runs goes on from call to call, up to `total`."""
+    """Returns a function that makes the `progress` argument of run_jobs for a list of jobs. The reported count
+    continues over successive calls of run_jobs; `total` is the number of runs in all calls."""
     before = 0
 
     def of(jobs: Sequence[Job]) -> Progress:
@@ -271,8 +270,9 @@ def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progre
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
           scores: Callable[[Mapping[str, Mapping[str, Any]], Sequence[int]], dict[str, dict[int, float]]]
           ) -> list[Trial]:
-    """Runs the search `method` over the combinations of settings `chosen`. Returns the trials, the best first: sorted
-    by number of seeds, then by mean score. `scores` trains named combinations and returns name -> seed -> score."""
+    """Runs the search `method` with `eta` (see run_sweep) over the combinations of settings `chosen`. Returns the
+    trials, sorted by number of seeds, then by mean score, both descending. `scores` trains named combinations and
+    returns name -> seed -> score."""
     results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
     left = list(results)
     for own in [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]:

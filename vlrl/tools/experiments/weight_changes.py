@@ -38,8 +38,7 @@ _PREFIXES = {"model", "language_model", "base_model", "module"}
 
 @dataclass
 class Change:
-    """Counts of all, of changed and of equal weights in a set of weights of two models, and the distance between the
-    models on this set."""
+    """Differences between two models in a set of weights: counts of changed and equal weights, and the distance."""
 
     tensors: int = 0
     weights: int = 0

@@ -158,8 +158,8 @@ def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) ->
 
 def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
     """Writes the complete model, its generation config and its processor to `out`. If `path` is an adapter, `base` is
-    its base model, into which it is merged. Then loads the written model, compares it with the checkpoint, and
-    returns the fields of ExportedModel that are known only here, such as `before` and `after`."""
+    its base model, into which it is merged. Then loads the written model and compares it with the checkpoint.
+    Returns fields of ExportedModel: the results of this comparison, `dtype`, `parameters` and `carried`."""
     dtype = dtype or (_declared(base) if base else _widest(path))
     model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
     whole = model.get_base_model() if base else model
@@ -186,7 +186,8 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
     """Loads the exported model from `out` with transformers, and returns its log-probabilities of the completion in
-    `batch`. Raises RunError if its prompt tokens differ from `prompt`, or the hash of its weights from `digest`."""
+    `batch`. Raises RunError if the saved processor's prompt tokens differ from `prompt`, or if the hash of the
+    loaded weights differs from `digest`."""
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)

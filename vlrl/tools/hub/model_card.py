@@ -101,7 +101,8 @@ def validated(folder: Path) -> Config | None:
 
 
 def card(subject: PublishedModel, private: PrivateWords, base: Base | None) -> str:
-    """The model card as Markdown with its metadata block. `base` is None if the base model is unknown."""
+    """The card of the model `subject`, as Markdown with its metadata block. The words in `private` are redacted; `base`
+    is None if the base model is unknown."""
     lines = usage(subject.repo, subject.exported, base.name if base else None, bool(base and base.on_hub))
     sections = [_intro(subject, base), lines, *_of_run(subject, private), _unknowns(subject, base)]
     return f"---\n{_metadata(subject, base).to_yaml()}\n---\n\n" + "\n\n".join(part for part in sections if part) + "\n"
@@ -188,7 +189,8 @@ def _remarks(subject: PublishedModel, run: RunFolder, rows: Sequence[Gain]) -> I
 
 
 def _rewards(run: RunFolder, step: int | None) -> str:
-    """A Markdown table of the reward parts with their weights, and their means over the first and the last steps."""
+    """A Markdown table of the reward parts with their weights, and their means over the first and the last of the steps
+    before `step` (None = all steps). If the run stored no rollouts, a sentence that says so."""
     weights = _weights(run, step)
     lines = run.metrics()[:step]
     count = max(1, min(10, len(lines) // 2))

@@ -159,7 +159,7 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
 
 
 def _text(name: str, content: Path | bytes) -> str:
-    """The text of a file in which private words are searched. For weights it is the header, for an image ""."""
+    """The text of a file that is searched for private words: the header of a weights file, "" for an image."""
     if name.endswith(".png"):
         return ""
     if isinstance(content, bytes):

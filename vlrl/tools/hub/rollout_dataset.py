@@ -31,7 +31,7 @@ _TEXTS = ("sample_id", "task", "group_id", "split", "prompt", "completion", "sam
 _NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward": "float64", "advantage": "float64",
             "difficulty": "float64", "correct": "bool", "truncated": "bool"}
 _ADDED = ("parts", "weights", "turns", "flag", "comment")
-"""Text columns that the rollout files do not have, or not as text. `parts`, `weights` and `turns` hold JSON."""
+"""Text columns that the rollout files do not have, or do not have as text. `parts`, `weights` and `turns` hold JSON."""
 _JSON = ("sample", "target", "parsed", "turns")
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 _KINDS = {"int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}

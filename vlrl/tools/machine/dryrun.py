@@ -2,8 +2,7 @@
 
 `check(config)` makes the task and its data, renders and scores one sample as training would, measures prompt lengths
 and computes the size of a step. Only the processor and the model's config are read, not the weights, and nothing is
-written. Problems are collected in `DryRun.problems`; the report still contains everything that does not depend on them.
-"""
+written. Problems are collected in `DryRun.problems`; the report still contains all that does not depend on them."""
 
 from __future__ import annotations
 
@@ -116,8 +115,8 @@ class DryRun:
     learns: str = ""  # description of which parts of the model are trainable
     memory: Any = None
     engine: str = ""
-    """Description of the engine, with the memory that it takes in addition to `memory`; "" if the training model
-    generates the answers itself."""
+    """Description of the engine, with the memory that it takes in addition to the field `memory`; "" if the training
+    model generates the answers itself."""
     inert: list[str] = field(default_factory=list)  # settings that have no effect; see vlrl.training.inert
     needs: list[str] = field(default_factory=list)
     """Requirements of the presets that the settings do not meet; see vlrl.tools.machine.needs."""

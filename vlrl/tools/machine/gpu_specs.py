@@ -26,7 +26,7 @@ CARDS = tuple(Card(*values) for values in (
 
 def card_of(name: str) -> Card | None:
     """The first GPU model in CARDS whose name occurs in `name` (such as "NVIDIA H100 80GB HBM3" or "rtx4090"); None if
-    no model's name does."""
+    there is no such model."""
     def matches(card: Card) -> bool:
         words = r"[\s_-]*".join(map(re.escape, card.name.split()))
         return re.search(words + r"(?!\d)", name, re.IGNORECASE) is not None  # an RTX A4000 is not an A40

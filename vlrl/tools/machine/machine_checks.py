@@ -1,6 +1,6 @@
 """The checks of `vlrl doctor`. Each check returns a text that describes its result, and raises if it fails.
 
-To report another level than ok, a check raises `Notice`. Heavy packages are imported only inside the checks, and no
+To report a level other than ok, a check raises `Notice`. Heavy packages are imported only inside the checks, and no
 network is used."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_MEMORY = 2 * 2**30
 
 
 class Notice(Exception):
-    """Raised by a check to report its result with another level than ok. It has the level, a message, and in `fix` a
+    """Raised by a check to report its result with a level other than ok. It has the level, a message, and in `fix` a
     command or setting that solves the problem."""
 
     def __init__(self, level: Level, message: str, fix: str = ""):

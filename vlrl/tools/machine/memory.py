@@ -342,8 +342,9 @@ def generation_rows(config: Config) -> tuple[int, int]:
 
 
 def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
-    """Returns (bytes of the KV cache of `rows` answers and `copies` prompts with `prompt` tokens each, bytes of one
-    layer's cache repeated over the query heads). The second value is 0 if this cache is not repeated."""
+    """Returns (bytes of the KV cache of `rows` answers and of `copies` prompts with `prompt` tokens each, bytes of one
+    layer's cache repeated over the query heads). The second value is 0 if this cache is not repeated. `text` is the
+    config of the language model, and `size` the number of bytes per number."""
     heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     tokens = rows * (config.rollout.max_new_tokens + ROOM) + copies * prompt
     tokens += copies * ROOM if copies < rows else 0
@@ -353,7 +354,7 @@ def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size:
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
     """Bytes of the intermediate values of the largest block while it computes prompts with `tokens` tokens and
-    `patches` image patches in total."""
+    `patches` image patches in total. `size` is the number of bytes per number."""
     counts = {"language": tokens, "vision": patches}
     return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * SAVED[size] * RUNNING)
 

@@ -138,8 +138,8 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
 
 
 def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
-    """Raises ConfigError for settings of sharding or vLLM that a run would refuse at its start. `sharded` says whether
-    the weights are sharded over the GPUs."""
+    """Raises ConfigError for settings of sharding or vLLM that a run would refuse at its start. `shape` is the model's
+    transformers config. `sharded` says whether the weights are sharded over the GPUs."""
     if sharded:
         launch.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
@@ -187,8 +187,7 @@ def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memo
     copy of its shard of the weights. Gradients are held three times: in a bucket, as shards, and again as shards for
     the optimizer step. A frozen reference model is not sharded.
 
-    The memory after the start was measured in runs of two CPU processes; the rest was derived from DeepSpeed's source.
-    """
+    The memory after the start was measured with two CPU processes; the rest was derived from DeepSpeed's source."""
     def part(size: int) -> int:
         return math.ceil(size / gpus)
 
@@ -203,8 +202,9 @@ def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memo
 
 
 def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int) -> tuple[int, int]:
-    """Returns (bytes of a training GPU's memory that vLLM takes, number of answers that one engine generates at the
-    same time). `gib` is the memory of a GPU, and `prompt` the number of tokens in a prompt."""
+    """Returns (bytes of a training GPU's memory that vLLM takes, number of answers that one engine generates at a
+    time). shape: transformers config of the model. gib: memory of a GPU. prompt: tokens of a prompt. parameters:
+    their number."""
     settings, rollout = config.engine, config.rollout
     if settings.name == "hf":
         return 0, memory.generation_rows(config)[0]

@@ -33,8 +33,7 @@ def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> l
     """Returns each change of settings that makes the plan fit by itself. If there is none, returns one combination of
     such changes that does, or [].
 
-    path, words: config file and overrides. before: the plan that does not fit. keywords: further arguments of `plan`.
-    """
+    path, words: config file and overrides. before: the plan that does not fit. keywords: more arguments of `plan`."""
     def tried(more: Sequence[str]) -> Plan | None:
         try:
             return plan(configs.load(path, [*words, *more]), before.gpus, before.card, before.gib, **keywords)
@@ -52,7 +51,7 @@ def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> l
 
 def _combined(candidates: Sequence[Sequence[str]], tried: Try) -> list[Change]:
     """Returns a list with one combination of `candidates` that makes the plan fit, or []. The candidates are added one
-    by one until the plan fits. Then the overrides that are not needed are removed."""
+    by one until `tried` returns a plan that fits. Then the overrides that are not needed are removed."""
     words: list[str] = []
     for candidate in candidates:
         taken = {word.split("=")[0] for word in words}

@@ -249,7 +249,7 @@ def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def choice(question: str, options: Sequence[str], right: str) -> dict[str, Any]:
-    """The row fields of a multiple-choice question. The answer is the letter of the option `right`."""
+    """The row fields of a multiple-choice question. The answer is the letter of the option with the text `right`."""
     return {"question": question, "answer_type": "choice", "options": list(options),
             "answer": "ABCDEFGH"[list(options).index(right)]}
 
@@ -267,8 +267,8 @@ def _spans(length: int) -> list[tuple[int, int]]:
 
 
 def _short(times: tuple[int, int], length: float) -> float:
-    """A difficulty of the event at `times`: the share of the clip that the event does not cover. It is near 1 for a
-    short event, and 0 for an event that lasts for the entire clip."""
+    """The difficulty of an event at `times` (start, end) in a clip of `length` seconds: the share of the clip that the
+    event does not cover. It is near 1 for a short event."""
     return round(1 - (times[1] - times[0]) / length, 2)
 
 

@@ -120,8 +120,8 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
 
 
 def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random) -> None:
-    """May place something in the expert's lane, ahead of the expert: a slower, standing or equally fast vehicle, or an
-    object on the road."""
+    """May place something in the expert's lane, ahead of the expert at position `at`: a slower, standing or equally
+    fast vehicle, or an object on the road. `limit` is the speed limit."""
     routed = bool(ego.route)  # without a route, only a slower vehicle ahead makes it change lanes
     usual = _LEADS[aim[0]] if aim[1] == "STRAIGHT" else "none" if routed else "slow"
     kind = _usual(usual, ("none", "slow", "standing", "same"), rng)
@@ -138,7 +138,7 @@ def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim
 
 def _neighbours(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
             ) -> None:
-    """May place vehicles in the neighbouring lanes: next to, in front of or behind the expert's vehicle. If the
+    """May place vehicles in the lanes `others` next to the expert's lane `own`, around the position `at`. If the
     intended plan `aim` is a change to one of these lanes, vehicles in this lane are less likely."""
     goal = own[2] + {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}.get(aim[1], 99)
     for number in others:

@@ -4,8 +4,7 @@ from the DOM.
     make_gui(Path("gui"), seed=0, samples=200)      # gui/train.jsonl, gui/heldout.jsonl, gui/images/*.png
 
 The pages come from MiniWoB++ (Farama Foundation, MIT): about 125 small forms, tables, menus and mail boxes with random
-content. The same seed gives the same rows and, with the same browser and fonts, the same pixels. Nothing is downloaded.
-"""
+content. The same seed gives the same rows and, with the same browser and fonts, the same pixels. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +92,7 @@ ELEMENTS = """
 }
 """
 """JavaScript that returns the visible elements that are not covered by another element. Each has a role, a name, a flag
-whether the name is text displayed by the element, and a box in CSS pixels."""
+that says whether the element displays its name as text, and a box in CSS pixels."""
 
 PHRASES: dict[str, Sequence[str]] = {
     "button": ("Click the button '{}'.", "Press '{}'.", "Press the button that says '{}'."),

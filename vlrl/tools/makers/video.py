@@ -92,8 +92,7 @@ def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapp
 
 
 def make(kind: str, rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of the category `kind`. `turn` is the number of earlier clips of this category, to vary the answers.
-    """
+    """Makes a clip of the category `kind`. `turn` is the number of earlier clips of this category, to vary answers."""
     if kind in real_video.KINDS:
         return real_video.KINDS[kind][0](rng, turn, clock, split)
     return drawn_video.KINDS[kind][0](rng, turn, clock)

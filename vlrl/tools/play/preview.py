@@ -99,8 +99,8 @@ def preview_without_task(limits: LimitsSettings, sample: Sample) -> SamplePrevie
 
 
 def scored_oracle(task: Task, text: str, tokens: int | None, scored: AnswerScore, opened: str = "") -> ScoredOracle:
-    """The perfect answer `text` with its score `scored` and the best possible reward. `opened` is the text that the
-    chat template puts before the answer."""
+    """The perfect answer `text` of `tokens` tokens, with its score `scored` and the best possible reward. `opened` is
+    the text that the chat template puts before the answer."""
     weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
     best = task.combine({part: (w > 0) * task.best_parts.get(part, 1.0) for part, w in weights.items()}, weights)
     return ScoredOracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward,

@@ -52,8 +52,7 @@ class Chat:
         return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "vlrl"}]}
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Generates the reply to a chat completion request. Raises RequestError for an unsupported or invalid request.
-        """
+        """Generates the reply to a chat completion request. Raises RequestError for unsupported or invalid requests."""
         sampling, seed = self._sampling(body), body.get("seed")
         messages = read(body.get("messages"), self._access, Path(self.config.run.dir))
         with self._lock:

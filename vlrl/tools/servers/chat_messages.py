@@ -1,5 +1,4 @@
-"""Chat completion requests and replies in OpenAI's format: parses messages and sampling fields, compares conversations.
-"""
+"""Chat requests and replies in OpenAI's format: parses messages and sampling fields, compares conversations."""
 
 from __future__ import annotations
 
@@ -50,8 +49,8 @@ class Message:
 
 
 def read(messages: Any, access: MediaAccess, root: Path) -> list[Message]:
-    """Returns the messages of a request. `access` says from which hosts images may be downloaded; their URLs are
-    checked by media_source, which also gets `root`. No local file is read.
+    """Returns the messages of a request. URLs of images are checked by media_source(url, root, access), where `access`
+    names the hosts from which images may be downloaded. No local file is read.
 
     Raises RequestError naming the invalid message."""
     if not isinstance(messages, list) or not messages:

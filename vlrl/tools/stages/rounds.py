@@ -48,7 +48,7 @@ ANSWERS, ROWS, ALL_ROWS = "answers.jsonl", "rows.jsonl", "all-rows.jsonl"
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
 
 LEARNS = {"sft": guided.sft, "dpo": guided.dpo}
-"""Value of rounds.learn -> the loss that a round trains with. The options of `dpo` are those of the DPO loss."""
+"""Name in rounds.learn -> the loss whose parameters are the options that may be given with this name."""
 
 Say = Callable[[str], None]
 

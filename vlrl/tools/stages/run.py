@@ -84,7 +84,7 @@ def _open_stages(config: Config, stages: Sequence[tuple[StageEntry, Config]]) ->
         raise RunError(f"resume=must, but {folder.path} contains no run with stages. Use resume=auto.")
     if known is None and (folder.path / "checkpoints").is_dir():
         raise RunError(f"{folder.path} contains a run without stages: choose another run.dir, or start over with "
-                       "resume=never (the old run is moved to a folder next to it)")
+                       "resume=never (the old run is kept in a folder next to the new run)")
     problems = [f"stage {stage.name}: {problem}" for (stage, own) in stages
                 for problem in problems_of(config, stage, own)]
     if problems:
@@ -203,7 +203,7 @@ def _write_settings(stage_config: Config) -> None:
         if changed := differences(before, stage_config):
             raise RunError(f"{folder.path} contains a stage that was started with other settings:\n  "
                            + "\n  ".join(changed) + "\nRestore these settings, choose another run.dir, or start "
-                           "over with resume=never (the old run is moved to a folder next to it).")
+                           "over with resume=never (the old run is kept in a folder next to the new run).")
     folder.create(dump(stage_config), stage_config.seed)
 
 

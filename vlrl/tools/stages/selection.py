@@ -45,8 +45,8 @@ def diverse(candidates: Sequence[Candidate], count: Positive = 4) -> list[int]:
     least similar to the selected ones.
 
     The similarity of two answers is the Jaccard index of their sets of words; the similarity to several answers is the
-    largest of these. Distinct solutions, as in rejection sampling fine-tuning (arXiv 2308.01825), which compares the
-    equations in an answer; comparing words is our choice."""
+    largest of these. The aim is distinct solutions, as in rejection sampling fine-tuning (arXiv 2308.01825). That paper
+    compares the equations in the answers; comparing words is our choice."""
     words = [{*pieces(c.text.lower())} for c in candidates]
     selected = best(candidates)
     while len(selected) < min(count, len(candidates)):

@@ -94,8 +94,8 @@ def check(config: Config, settings: DistillSettings, files: DistillFiles) -> Bou
         raise ConfigError(f"vlrl data distill stores an answer as a row's `solution`, but episodes of task "
                           f"{config.task_name!r} are not single answers: choose a task without environments")
     if settings.answers > 1 and not settings.temperature:
-        raise ConfigError(f"--temperature 0 gives {settings.answers} identical answers (--answers): raise the "
-                          "temperature, or set --answers 1")
+        raise ConfigError(f"--temperature 0 with --answers {settings.answers}: the answers to a row would all be the "
+                          "same. Raise --temperature, or set --answers 1")
     return choose
 
 
@@ -104,7 +104,7 @@ def distill_answers(config: Config, server: Server, settings: DistillSettings, f
     """Requests the answers that are missing, scores all answers and writes the ones that are kept. Returns counts and
     cost.
 
-    Raises ConfigError if the server refuses the key, the path or the model; TrainingError if no request succeeds or
+    Raises ConfigError if the server refuses API key, path or model; TrainingError if no request succeeds or
     scoring fails too often. If the call is repeated, answers whose requests failed are requested again."""
     choose, task = check(config, settings, files), make_task(config)
     with contextlib.closing(endpoint_of(config, server)) as teacher:

@@ -1,4 +1,4 @@
-"""Finds near duplicates among candidates for new prompts, and of held-out rows. This module imports no torch."""
+"""Finds new prompts that are near duplicates of other new prompts or of held-out rows. Does not import torch."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ VARIATIONS = {"similar": "of the same kind that asks something else",
 PER_PARENT = 4  # number of new prompts per parent in the recipe eva
 DRAWN = 0.25  # share of the prompts that the recipe eva samples as parents
 WEAK = 0.5
-"""A prompt is weak if its pass rate always stays below this value. A prompt with a higher pass rate counts as solved.
-"""
+"""A prompt is weak if its pass rate always stays below this value. A prompt with a higher rate counts as solved."""
 _WINDOWS = 4  # parts of a run with a pass rate per category, where no prompt was drawn twice
 _EVEN = 1e-9  # largest magnitude of a slope that counts as 0
 _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "variant", "sample")
@@ -169,8 +168,7 @@ def sws(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Genera
     Candidates are distributed over the categories in proportion to the shares of weak prompts in them.
 
     SwS (arXiv 2506.08989). In the paper, a model first extracts the concepts of all weak problems, and concepts are
-    sampled by co-occurrence and embeddings. Here, a second prompt of the same category takes the place of the concepts.
-    """
+    sampled by co-occurrence and embeddings. Here, a second prompt of the same category replaces the concepts."""
     weak = weaknesses(outcomes)
     if not weak:
         return []

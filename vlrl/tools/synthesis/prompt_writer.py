@@ -149,8 +149,7 @@ class PromptWriter:
     def candidates(self) -> list[Candidate]:
         """The candidates written by the generator, in order. Replies that are already stored are not requested again.
 
-        Raises ConfigError if the server refuses the key, the path or the model; TrainingError if no request succeeds.
-        """
+        Raises ConfigError if the server refuses API key, path or model; TrainingError if no request succeeds."""
         with contextlib.closing(endpoint_of(self.config, self.settings.generator)) as server:
             replies = Replies.open(self.files.written, {**self.known, "generator": server.model,
                                                   "temperature": self.settings.temperature})

@@ -100,8 +100,8 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
 
 
 def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, location: MediaLocation) -> Row:
-    """The row of a sample generated with random knobs. Without a parent, the knobs come from their full ranges, else
-    from near the parent's values. Raises ConfigError for a parent without the task's knobs."""
+    """The row of sample number `number`, generated with random knobs. Without a parent, the knobs come from their full
+    ranges, else from near the parent's values. Raises ConfigError for a parent without the task's knobs."""
     rng = np.random.default_rng([task.seed, _STREAM, number])
     low, high = np.array([*task.knobs.values()], float).T
     values = low + (high - low) * rng.random(len(low))

@@ -117,8 +117,7 @@ def failed(source: Path, config: Config, task: Task, location: MediaLocation) ->
     """The rows with a pass rate of 0, from a file of rows or from the training prompts of a run.
 
     A file must have the column pass_at_k (from `vlrl data difficulty`, or an earlier synthesis). A line with only an id
-    and measured columns refers to the training sample with that id. Raises ConfigError if no row has a pass rate of 0.
-    """
+    and measured columns refers to the training sample with that id. Raises ConfigError if no row has pass rate 0."""
     rows = _of_run(source) if source.is_dir() else read_rows(source, "canonical")
     root = Path(config.data.root) if config.data.root else source.parent
     never = {str(row["id"]): relocated(UsableRow(str(source), str(row["id"]), row, ()), root, location.root)

@@ -218,7 +218,8 @@ def _answer(row: Mapping[str, Any]) -> Answer:
 
 
 def _past_actions(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[PastAction, ...]:
-    """The actions of a stored episode, without the images of the observations."""
+    """The actions of a stored episode, with the texts of the observations but not their images. `opened` is the text
+    that the chat template puts before each action."""
     after = [*(t["text"] or "" for t in turns[1:]), ""]
     return tuple(PastAction(action=EnvironmentAction(t["text"] or "", opened), observation=shown,
                        parts=dict(t["parts"] or ()), state=t["state"], done=bool(t["done"]), error=t["error"])

@@ -110,8 +110,8 @@ def to_json(value: Any) -> str:
 
 
 class _Watched(Coordinates):
-    """Converts like the coordinates `given` of a task, and stores the first conversion error in `error`. Scoring alone
-    would turn such an error into a reward part of 0."""
+    """Coordinates that convert like `given` (the coordinates of a task), and store the first conversion error in
+    `error`. Scoring alone would turn such an error into a reward part of 0."""
 
     def __init__(self, given: Coordinates):
         self.given = given

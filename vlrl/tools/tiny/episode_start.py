@@ -63,8 +63,8 @@ class _Start(Task):
 
 
 class Look(_Start, _Zoom):
-    """A zoom task whose demonstrated boxes miss the shape by up to `jitter` times the shape's side. In a share `hasty`
-    of the episodes, the demonstration guesses the answer without calling the zoom tool."""
+    """A zoom task whose demonstrated boxes miss the shape by up to `jitter` times the shape's side. `hasty` is the
+    share of episodes whose demonstration guesses the answer without calling the zoom tool."""
 
     jitter: float = 0.0
     hasty: float = 0.0
@@ -101,7 +101,7 @@ class Read(_Start, _Zoom):
 
 
 class Mistaken(_Start, _Recall):
-    """A recall task with errors in its demonstrations: a share `mistaken` of the colours that they name is wrong."""
+    """A recall task whose demonstrations contain errors: each colour is random with probability `mistaken`."""
 
     mistaken: float = 0.0
     name = "mistaken"
@@ -115,7 +115,7 @@ class Mistaken(_Start, _Recall):
 
 
 def misplaced(rng: random.Random, box: Sequence[float], share: float) -> tuple[float, float, float, float]:
-    """A box shifted in x and in y by up to `share` of its width, and enlarged up to `1 + 2 * share` times."""
+    """A box shifted in x and in y by up to `share` of its width, then enlarged on each side by up to as much."""
     side = box[2] - box[0]
     x, y = (rng.uniform(-share, share) * side for _ in range(2))
     more = rng.uniform(0, share) * side
@@ -125,8 +125,7 @@ def misplaced(rng: random.Random, box: Sequence[float], share: float) -> tuple[f
 # --- the model --------------------------------------------------------------------------------------------------------
 
 TOKENS = ("<tool_call>", "</tool_call>", '{"name": "', '", "arguments": {"', '": ', "}}", "zoom", "box")
-"""Tokens added for tool calls. The brackets of a box stay separate tokens, so the model still predicts boxes as before.
-"""
+"""Tokens added for tool calls. The brackets of a box stay separate tokens, so boxes are predicted as before."""
 _TEMPLATE = """{% if tools %}<|im_start|>system
 Tools:{% for tool in tools %} {{ tool['function']['name'] }}({{ tool['function']['parameters']['properties'] | \
 join(', ') }}){% endfor %}<|im_end|>

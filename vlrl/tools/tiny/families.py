@@ -77,7 +77,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
-    """The config of the language model, which is the same in all families."""
+    """The config of the language model, which is the same in all families except for the entries `extra`."""
     return {"vocab_size": math.ceil(len(tokenizer) / 64) * 64, "hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN,
             "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
             "max_position_embeddings": 4096, "initializer_range": INIT_RANGE, "pad_token_id": tokenizer.pad_token_id,

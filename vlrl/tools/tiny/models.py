@@ -62,8 +62,7 @@ def corpus() -> Iterator[str]:
 
 
 def make_tokenizer(tokens: Tokens = QWEN) -> Any:
-    """A byte-level BPE tokenizer with a family's special tokens and the tags of think and answer, trained on `corpus`.
-    """
+    """A byte-level BPE tokenizer with a family's special tokens and the think and answer tags, trained on `corpus`."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
