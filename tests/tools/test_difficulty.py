@@ -129,7 +129,7 @@ def test_prompts_that_cannot_be_asked_are_listed(tmp_path):
     assert len(summary(measure(patient, SCOPE, tmp_path / "c", facts(patient), TELL), 4).left_out) == 2
     with pytest.raises(TrainingError, match="8 of 8 rollouts failed to score"):
         measure(ready(lambda prompt, i: "-"), SCOPE, tmp_path / "d", facts(r), TELL)
-    with pytest.raises(DataError, match="no prompt could be measured. The reason for the first prompt, 'x': lost"):
+    with pytest.raises(DataError, match=r"no prompt could be measured\. The reason for the first prompt, 'x': lost"):
         left_out = [MeasuredPrompt(number=0, id="x", left_out="lost")]
         difficulty.write(MeasurementFiles(out=tmp_path / "e.jsonl"), [], left_out, facts(r))
 
