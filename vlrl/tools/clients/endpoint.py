@@ -106,8 +106,8 @@ def _result(future: Future[Completion]) -> Completion:
 
 
 def completion_of(reply: ChatReply) -> Completion:
-    """Converts a reply of the server to a Completion. Its token ids are all 0, because servers only return the number
-    of tokens."""
+    """Converts a reply of the server to a Completion. All its token ids are 0, because servers only return the number
+    of tokens, not the ids."""
     n = reply.tokens_out
     return Completion(tokens=np.zeros(n, np.int64), logprobs=np.zeros(n, np.float32), loss_mask=np.ones(n, bool),
                       text=reply.text, finish_reason="length" if reply.finish_reason == "length" else "stop",

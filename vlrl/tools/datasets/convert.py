@@ -1,4 +1,4 @@
-"""Converts data files to canonical rows in a new file, with media paths that are valid there. Does not import torch."""
+"""Converts data files to rows in vlrl's own format (canonical rows), with valid media paths. Does not import torch."""
 
 from __future__ import annotations
 

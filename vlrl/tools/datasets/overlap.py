@@ -90,8 +90,8 @@ def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple
     has an image).
 
     Matches of kind `text` have the same words, or at least half of the held-out text's 13-grams occur in one training
-    text. 13-grams of a template are ignored: those that occur in more than 1 % of the training texts and in more than
-    3. Matches of kind `words` have a cosine of at least 0.8 between word counts weighted by rarity, which finds
+    text. 13-grams of a template are ignored: those that occur in more than 1 % of the training texts and in more than 3
+    texts. Matches of kind `words` have a cosine of at least 0.8 between word counts weighted by rarity, which finds
     reordered words and small changes. Texts with an image, or of fewer than 8 words, are compared by 13-grams only."""
     known = [(id, words(text), shown) for id, text, shown in train]
     whole = {tuple(own): id for id, own, shown in reversed(known) if not shown and own}
@@ -153,8 +153,8 @@ def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]]
 
 class _Cosines:
     """The training texts as unit vectors over words, to find the training text with the highest cosine to another text.
-    The entry of a word is its count in the text, multiplied by log(number of texts / number of texts with the word)
-    + 1."""
+    The entry of a word is its count in the text, multiplied by 1 + log(number of texts / number of texts with the
+    word)."""
 
     def __init__(self, texts: Sequence[tuple[str, list[str]]]):
         self.ids = [id for id, _ in texts]

@@ -41,8 +41,8 @@ Key = tuple[str, str, int, int]  # (split, setting, seed, position in the split)
 
 
 def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> str:
-    """The sha256 of a question. It covers the row without ids, paths, weights and the like, the target, and the sha256
-    of each of the `media`.
+    """The sha256 of a question: of its target, of the hashes `media` of its images and videos, and of its row without
+    fields such as ids, paths and weights.
 
     The hash does not depend on the file name of an image or the id of a row."""
     known = FIELDS if _ASKS & row.keys() else row.keys()

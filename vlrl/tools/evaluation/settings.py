@@ -15,7 +15,7 @@ from vlrl.tools.evaluation.request import EvalRequest
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSetting:
-    """One combination of sampling parameters, prompt wording and probe."""
+    """One combination of sampling parameters, prompt wording and probe (a change of the samples, see probes.py)."""
 
     name: str
     temperature: float = 0.0
@@ -50,7 +50,7 @@ class Grid:
     """Number of prompt templates with which every sample is asked. 1 = each sample is asked with one template, and the
     templates are used in turn, as in the evaluations during a run."""
     probes: tuple[str, ...] = ()
-    """For each of these probes, every setting is evaluated once more with the probe applied."""
+    """Changes of the samples (probes.py). For each of them, every setting is evaluated once more on changed samples."""
     repeats_differ: bool = False
     """Whether even greedy answers depend on the seed: environments are reset with the seed, or the server is not
     deterministic."""

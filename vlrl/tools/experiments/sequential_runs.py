@@ -84,7 +84,7 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
 
 
 def _names(configs: Sequence[str]) -> dict[str, str]:
-    """Name -> path of each config. The name is the file's stem, preceded by its folder if another stem is equal."""
+    """Name -> path of each config. The name is the file's stem, preceded by its folder if another config has it too."""
     stems = [Path(path).stem for path in configs]
     names = [stem if stems.count(stem) == 1 else f"{Path(path).absolute().parent.name}-{stem}"
              for path, stem in zip(configs, stems, strict=True)]

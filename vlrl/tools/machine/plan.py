@@ -203,8 +203,8 @@ def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memo
 
 def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int) -> tuple[int, int]:
     """Returns (bytes of a training GPU's memory that vLLM takes, number of answers that one engine generates at a
-    time). shape: transformers config of the model. gib: memory of a GPU. prompt: tokens of a prompt. parameters:
-    their number."""
+    time). shape: the model's transformers config. parameters: number of its parameters. gib: memory of a GPU.
+    prompt: tokens of a prompt."""
     settings, rollout = config.engine, config.rollout
     if settings.name == "hf":
         return 0, memory.generation_rows(config)[0]
@@ -218,8 +218,8 @@ def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int
 
 
 def _peak(config: Config, need: Memory, engine: int) -> int:
-    """Peak memory of a training GPU in bytes, without CONTEXT. `need` is the memory of training, and `engine` that of
-    vLLM. vLLM's memory is in use during the update too, unless vLLM sleeps."""
+    """Peak memory of a training GPU in bytes, without the CUDA context. `need` is the memory of training, and `engine`
+    that of vLLM. vLLM's memory is in use during the update too, unless vLLM sleeps."""
     awake = config.engine.name == "vllm" and (not config.engine.sleep or config.asynchronous.max_staleness > 0)
     return need.total + engine if awake or not engine else max(need.total, need.resident + engine)
 

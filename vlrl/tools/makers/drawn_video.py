@@ -1,9 +1,9 @@
 """Short clips of drawn shapes that move, flash, appear and disappear, with questions whose answers are exact by
 construction.
 
-Each kind of clip is made by a function (rng, turn, clock) -> LabelledClip. `clock` is a ClipTiming, and `turn` the
-number of earlier clips of this kind. The function uses `turn` to cycle through directions, letters and counts. So all
-answers are equally frequent, and no constant answer is correct more often than another."""
+Clips of each category are made by a function (rng, number, timing) -> LabelledClip. `number` counts the clips of the
+category from 0. The function uses it to cycle through directions, letters and counts. So all answers are equally
+frequent, and no constant answer is correct more often than another."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int,
     return np.asarray(image.reduce(_DETAIL))
 
 
-def clip(actors: Sequence[Actor], clock: ClipTiming, rng: random.Random, **row: Any) -> LabelledClip:
+def clip(actors: Sequence[Actor], timing: ClipTiming, rng: random.Random, **row: Any) -> LabelledClip:
     """Draws these shapes on a dark background and returns the LabelledClip of all frames. The keyword arguments `row`
     become the fields of the data row."""
     ground = (shade := rng.randint(10, 50), shade, shade)
-    frames = np.stack([draw(actors, i, clock.size, ground) for i in range(len(actors[0].path))])
+    frames = np.stack([draw(actors, i, timing.size, ground) for i in range(len(actors[0].path))])
     return LabelledClip(frames, row)
 
 
@@ -143,109 +143,109 @@ def visible_between(actor: Actor, start: int, end: int) -> Actor:
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
 
-def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
+def direction(rng: random.Random, number: int, timing: ClipTiming) -> LabelledClip:
     """Makes a clip and asks in which direction a shape moves. The other shapes stand still."""
     length, still = seconds(rng), rng.randint(0, 2)
-    hero, *others = place_actors(rng, 1 + still, length * clock.fps)
-    way = list(DIRECTIONS)[turn % 4]
+    hero, *others = place_actors(rng, 1 + still, length * timing.fps)
+    way = list(DIRECTIONS)[number % 4]
     start, end = span(rng, length, 2)
-    hero = moving(rng, hero, others, way, start * clock.fps, end * clock.fps)
-    return clip([*others, hero], clock, rng, **choice(f"Which way does the {hero.name} move?", list(DIRECTIONS), way),
+    hero = moving(rng, hero, others, way, start * timing.fps, end * timing.fps)
+    return clip([*others, hero], timing, rng, **choice(f"Which way does the {hero.name} move?", list(DIRECTIONS), way),
                 difficulty=0.2 * still)
 
 
-def mover(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
+def mover(rng: random.Random, number: int, timing: ClipTiming) -> LabelledClip:
     """Makes a clip and asks which of three shapes moves."""
-    hero, names, actors, times = _one_moves(rng, turn, clock)
-    return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
-                difficulty=_short(times, len(hero.path) / clock.fps))
+    hero, names, actors, times = _one_moves(rng, number, timing)
+    return clip(actors, timing, rng, **choice("Which shape moves?", names, hero.name),
+                difficulty=_short(times, len(hero.path) / timing.fps))
 
 
-def mover_when(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
+def mover_when(rng: random.Random, number: int, timing: ClipTiming) -> LabelledClip:
     """Makes a clip and asks which of three shapes moves, and when."""
-    hero, names, actors, times = _one_moves(rng, turn, clock)
-    return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
+    hero, names, actors, times = _one_moves(rng, number, timing)
+    return clip(actors, timing, rng, **{**choice("Which shape moves, and when?", names, hero.name),
                                        "answer_type": "span+choice"}, spans=[list(map(float, times))],
-                difficulty=min(1.0, 0.3 + _short(times, len(hero.path) / clock.fps)))
+                difficulty=min(1.0, 0.3 + _short(times, len(hero.path) / timing.fps)))
 
 
-def _one_moves(rng: random.Random, turn: int, clock: ClipTiming
+def _one_moves(rng: random.Random, number: int, timing: ClipTiming
                ) -> tuple[Actor, list[str], list[Actor], tuple[int, int]]:
     length = seconds(rng)
-    hero, *others = place_actors(rng, 3, length * clock.fps)
+    hero, *others = place_actors(rng, 3, length * timing.fps)
     start, end = span(rng, length)
-    hero = moving(rng, hero, others, rng.choice(list(DIRECTIONS)), start * clock.fps, end * clock.fps)
+    hero = moving(rng, hero, others, rng.choice(list(DIRECTIONS)), start * timing.fps, end * timing.fps)
     names = [other.name for other in others]
-    names.insert(turn % 3, hero.name)
+    names.insert(number % 3, hero.name)
     return hero, names, [*others, hero], (start, end)
 
 
-def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
+def order(rng: random.Random, number: int, timing: ClipTiming) -> LabelledClip:
     """Makes a clip and asks which of two shapes appears first."""
     length = seconds(rng)
-    frames = length * clock.fps
+    frames = length * timing.fps
     pair = place_actors(rng, 2, frames)
     first = rng.randint(1, frames - 3)
     second = rng.randint(first + 1, frames - 1)
     names = [actor.name for actor in pair]
-    early = visible_between(pair[turn % 2], first, frames)
-    late = visible_between(pair[1 - turn % 2], second, frames)
-    return clip([early, late], clock, rng, **choice("Which shape appears first?", names, early.name),
+    early = visible_between(pair[number % 2], first, frames)
+    late = visible_between(pair[1 - number % 2], second, frames)
+    return clip([early, late], timing, rng, **choice("Which shape appears first?", names, early.name),
                 difficulty=round(1 - (second - first) / frames, 2))
 
 
-def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
+def flashes(rng: random.Random, number: int, timing: ClipTiming) -> LabelledClip:
     """Makes a clip and asks how many times a shape flashes white: 1 to 4 times, for one frame each."""
-    frames = seconds(rng) * clock.fps
+    frames = seconds(rng) * timing.fps
     hero, *others = place_actors(rng, rng.randint(1, 2), frames)
-    count = 1 + turn % 4
+    count = 1 + number % 4
     free = rng.sample(range(frames - count), count)  # the first frame and one between two flashes are dark
     lit = frozenset(at + i for i, at in enumerate(sorted(free), start=1))
     question = f"How many times does the {hero.name} flash white?"
-    return clip([*others, replace(hero, flashes=lit)], clock, rng, question=question, answer_type="number",
+    return clip([*others, replace(hero, flashes=lit)], timing, rng, question=question, answer_type="number",
                 answer=str(count), difficulty=0.2 * (count - 1))
 
 
-def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
+def moves(rng: random.Random, number: int, timing: ClipTiming) -> LabelledClip:
     """Makes a clip and asks when a shape moves. In every second clip, another shape moves at another time."""
     length = seconds(rng)
-    hero, *others = place_actors(rng, 2, length * clock.fps)
+    hero, *others = place_actors(rng, 2, length * timing.fps)
     start, end = times = span(rng, length)
-    if turn % 2:
+    if number % 2:
         a, b = rng.choice([s for s in _spans(length) if s != times])
-        others = [moving(rng, others[0], [hero], rng.choice(list(DIRECTIONS)), a * clock.fps, b * clock.fps)]
-    hero = moving(rng, hero, others, rng.choice(list(DIRECTIONS)), start * clock.fps, end * clock.fps)
-    return clip([*others, hero], clock, rng, **when(f"the {hero.name} moves", *times),
-                difficulty=round(0.5 * (turn % 2) + 0.5 * _short(times, length), 2))
+        others = [moving(rng, others[0], [hero], rng.choice(list(DIRECTIONS)), a * timing.fps, b * timing.fps)]
+    hero = moving(rng, hero, others, rng.choice(list(DIRECTIONS)), start * timing.fps, end * timing.fps)
+    return clip([*others, hero], timing, rng, **when(f"the {hero.name} moves", *times),
+                difficulty=round(0.5 * (number % 2) + 0.5 * _short(times, length), 2))
 
 
-def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
+def visible(rng: random.Random, number: int, timing: ClipTiming) -> LabelledClip:
     """Makes a clip and asks when a shape is visible. In every second clip, another shape appears and disappears as
     well."""
     length = seconds(rng)
-    hero, *others = place_actors(rng, 2, length * clock.fps)
+    hero, *others = place_actors(rng, 2, length * timing.fps)
     start, end = times = span(rng, length)
-    if turn % 2:
+    if number % 2:
         a, b = rng.choice([s for s in _spans(length) if s != times])
-        others = [visible_between(others[0], a * clock.fps, b * clock.fps)]
-    return clip([*others, visible_between(hero, start * clock.fps, end * clock.fps)], clock, rng,
+        others = [visible_between(others[0], a * timing.fps, b * timing.fps)]
+    return clip([*others, visible_between(hero, start * timing.fps, end * timing.fps)], timing, rng,
                 **when(f"the {hero.name} is visible", *times),
-                difficulty=round(0.4 * (turn % 2) + 0.4 * _short(times, length), 2))
+                difficulty=round(0.4 * (number % 2) + 0.4 * _short(times, length), 2))
 
 
-def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
+def track(rng: random.Random, number: int, timing: ClipTiming) -> LabelledClip:
     """Makes a clip and asks where a shape is in each of eight frames. The shape moves along two line segments."""
-    frames = max(seconds(rng) * clock.fps, BOXES)
-    hero, *others = place_actors(rng, 1 + turn % 2, frames)
+    frames = max(seconds(rng) * timing.fps, BOXES)
+    hero, *others = place_actors(rng, 1 + number % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]
     knots = np.linspace(0, frames - 1, 3)
     path = zip(*(np.interp(range(frames), knots, [c[axis] for c in corners]) for axis in (0, 1)), strict=True)
     hero = replace(hero, path=tuple((float(x), float(y)) for x, y in path))
     indices = [round(v) for v in np.linspace(0, frames - 1, BOXES)]
-    boxes = {"label": hero.name, "boxes": [hero.box(i, clock.size) for i in indices],
-             "times": [i / clock.fps for i in indices]}
-    return clip([*others, hero], clock, rng, question=f"the {hero.name}", answer_type="track", tracks=[boxes],
-                difficulty=round(0.3 + 0.4 * (turn % 2), 2))
+    boxes = {"label": hero.name, "boxes": [hero.box(i, timing.size) for i in indices],
+             "times": [i / timing.fps for i in indices]}
+    return clip([*others, hero], timing, rng, question=f"the {hero.name}", answer_type="track", tracks=[boxes],
+                difficulty=round(0.3 + 0.4 * (number % 2), 2))
 
 
 def choice(question: str, options: Sequence[str], right: str) -> dict[str, Any]:

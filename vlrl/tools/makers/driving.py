@@ -189,8 +189,8 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
 
 
 def _is_safe(row: Mapping[str, Any]) -> bool:
-    """Whether the expert's waypoints avoid the row's obstacles and stay on its drivable area, by the checks that the
-    rewards use."""
+    """Whether the expert's waypoints avoid the obstacles of the row and stay on the drivable area of the row, by the
+    checks that the rewards use."""
     from vlrl.rewards.driving import collides, footprints, leaves, sample_times
 
     times = sample_times(FUTURE[-1])

@@ -110,7 +110,7 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
     """Returns (the expert's vehicle, its start position). The vehicle is placed so that it reaches about position `at`
     during the warm-up.
 
-    It drives at the speed limit, slower or faster, or it stands; it keeps its speed until the first decision."""
+    The vehicle drives at the speed limit, slower or faster, or stands; it keeps its speed until the first decision."""
     share = rng.uniform(*_SPEEDS[_usual(aim[0], list(_SPEEDS), rng)])
     speed = share * limit if share > 0.1 else 0.0
     at = max(0.0, at - speed * WARM_UP)

@@ -22,7 +22,7 @@ def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: 
     """Writes the rows of both splits, their media and made_by.json (from `record`) to the folder `out`. Returns the
     number of rows per split. `what` is the text shown with the progress.
 
-    A fifth of the rows is held out, unless `heldout` sets their number. Existing output is only replaced with `force`.
+    A fifth of the rows is held out, or `heldout` rows if it is given. Existing output is only replaced with `force`.
     Raises ConfigError for an invalid number, DataError if the folder is not empty and `force` is not set."""
     heldout = samples // 5 if heldout is None else heldout
     check_output(out, samples, force)

@@ -74,60 +74,60 @@ def frames_of(scene: Scene, side: int) -> np.ndarray:
     return np.stack(frames)
 
 
-def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, parts: int = 1) -> list[np.ndarray]:
+def excerpt(scene: Scene, rng: random.Random, count: int, timing: ClipTiming, parts: int = 1) -> list[np.ndarray]:
     """Cuts `parts` sequences of `count` frames each out of a shot. The sequences do not overlap, are in the order of
     the film, and have the same crop and flip."""
-    whole = frames_of(scene, clock.size * 5 // 4)
+    whole = frames_of(scene, timing.size * 5 // 4)
     stride = rng.choice([s for s in STRIDES if count * parts * s <= len(whole)])
     rest = len(whole) - count * parts * stride
     offsets = sorted(rng.randint(0, rest) for _ in range(parts))
-    top, left = (rng.randint(0, side - clock.size) for side in (whole.shape[1], whole.shape[2]))
-    cut = whole[:, top:top + clock.size, left:left + clock.size]
+    top, left = (rng.randint(0, side - timing.size) for side in (whole.shape[1], whole.shape[2]))
+    cut = whole[:, top:top + timing.size, left:left + timing.size]
     cut = cut[:, :, ::-1] if rng.random() < 0.5 else cut
     starts = [offset + i * count * stride for i, offset in enumerate(offsets)]
     return [cut[start:start + count * stride:stride] for start in starts]
 
 
-def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
+def parts(rng: random.Random, number: int, timing: ClipTiming, split: str) -> LabelledClip:
     """Makes a clip of two parts of one shot and asks which part is earlier in the film. In every second clip, the two
     parts are swapped."""
-    scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
-    pair = excerpt(scene, rng, half, clock, 2)
+    scene, half = rng.choice(SCENES[split]), seconds(rng) * timing.fps // 2
+    pair = excerpt(scene, rng, half, timing, 2)
     choices = ["the part shown first", "the part shown second"]
-    swapped = turn % 2
+    swapped = number % 2
     return _clip(pair[::-1] if swapped else pair, [scene], difficulty=0.8, **choice(
         "The video shows two parts of one scene. Which part happened first?", choices, choices[swapped]))
 
 
-def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
+def cut(rng: random.Random, number: int, timing: ClipTiming, split: str) -> LabelledClip:
     """Makes a clip of two shots and asks when the scene changes."""
     length = seconds(rng)
     first, second = rng.sample(SCENES[split], 2)
-    at = 1 + turn % (length - 1)
-    halves = [excerpt(scene, rng, n * clock.fps, clock)[0] for scene, n in ((first, at), (second, length - at))]
+    at = 1 + number % (length - 1)
+    halves = [excerpt(scene, rng, n * timing.fps, timing)[0] for scene, n in ((first, at), (second, length - at))]
     return _clip(halves, [first, second], question="After how many seconds does the video cut to another scene?",
                  answer_type="number", answer=str(at), difficulty=0.3)
 
 
-def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
+def brighter(rng: random.Random, number: int, timing: ClipTiming, split: str) -> LabelledClip:
     """Makes a clip of one shot and asks when the picture is brighter (or darker)."""
     length, scene = seconds(rng), rng.choice(SCENES[split])
     start, end = span(rng, length)
-    gain = rng.uniform(1.5, 1.9) if turn % 2 else rng.uniform(0.4, 0.65)
-    frames = excerpt(scene, rng, length * clock.fps, clock)[0].astype(np.float32)
-    frames[start * clock.fps:end * clock.fps] *= gain
+    gain = rng.uniform(1.5, 1.9) if number % 2 else rng.uniform(0.4, 0.65)
+    frames = excerpt(scene, rng, length * timing.fps, timing)[0].astype(np.float32)
+    frames[start * timing.fps:end * timing.fps] *= gain
     return _clip([frames.clip(0, 255).round().astype(np.uint8)], [scene],
-                 **when(f"the picture is {'brighter' if turn % 2 else 'darker'}", start, end),
+                 **when(f"the picture is {'brighter' if number % 2 else 'darker'}", start, end),
                  difficulty=round(min(1.0, 0.25 / abs(gain - 1)), 2))
 
 
-def backwards(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
+def backwards(rng: random.Random, number: int, timing: ClipTiming, split: str) -> LabelledClip:
     """Makes a clip of one shot and asks whether it is played backwards."""
     scene = rng.choice(SCENES[split])
-    frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
+    frames = excerpt(scene, rng, seconds(rng) * timing.fps, timing)[0]
     choices = ["yes", "no"]
-    return _clip([frames[::-1] if turn % 2 == 0 else frames], [scene], difficulty=1.0,
-                 **choice("Is the video played backwards?", choices, choices[turn % 2]))
+    return _clip([frames[::-1] if number % 2 == 0 else frames], [scene], difficulty=1.0,
+                 **choice("Is the video played backwards?", choices, choices[number % 2]))
 
 
 def _clip(pieces: list[np.ndarray], scenes: list[Scene], **row: Any) -> LabelledClip:

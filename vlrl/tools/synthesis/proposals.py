@@ -73,7 +73,7 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     generates a sample with random knobs instead. If there are `parents`, the candidate is a variation of one of
     them. Images are written to `location`.
 
-    Raises ConfigError if the task can do neither, TaskError if the code of the task fails."""
+    Raises ConfigError if the task has neither Task.propose nor knobs, TaskError if the code of the task fails."""
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
         raise ConfigError(f"task '{task.name}' cannot propose prompts: implement Task.propose, or Task.knobs "

@@ -96,7 +96,7 @@ def facts(config: Config, search: Search) -> dict[str, Any]:
 
 def goes_on(files: SynthesisFiles) -> bool:
     """Whether an earlier command has written the files `files`, but some of its requests failed. If so, the command may
-    be repeated to request them again."""
+    be repeated to send these requests again."""
     return bool((read_json(files.about) or {}).get("unanswered"))
 
 

@@ -99,7 +99,7 @@ class RewardComparison:
     unknown_templates: int = 0
     """Number of groups whose prompt contains none of the task's templates; they are scored with the first template."""
     most_changed: list[tuple[float, int, RescoredGroup]] = field(default_factory=list)
-    """Heap of (change of the ranking, minus the number of the group, group) for the groups whose ranking changed most;
+    """Heap of (change of the ranking, negative number of the group, group) for the groups whose ranking changed most;
     see `top`."""
 
     def add(self, group: RescoredGroup, keep: int) -> None:

@@ -1,5 +1,5 @@
-"""Trains the embedded model from random weights: supervised stages with vlrl's own SFT, followed by a conversion of the
-weights to bf16.
+"""Trains the tiny model that comes with vlrl from random weights: supervised stages with vlrl's own SFT, followed by a
+conversion of the weights to bf16.
 
 `run(family, out, seed)` trains a random tiny model through STAGES, evaluates it on the held-out samples of the
 quickstart and of digits, and writes model, processor, `log.jsonl` and `made_by.json` to `out`. The model learns to

@@ -1,8 +1,8 @@
-"""Trains the embedded model further on demonstrations of tool calls, some of which are wrong on purpose.
+"""Trains the tiny model that comes with vlrl on demonstrations of tool calls, some of which are wrong on purpose.
 
-`run(out, seed)` adds tokens for tool calls to the embedded model, trains it through STAGES with `vlrl sft`'s own code
-and writes model, processor and `made_by.json` to `out`. The model learns to call the zoom tool with a box that often
-misses, sometimes to answer without calling it, and to recall colours with errors: RL can still improve all of these."""
+`run(out, seed)` adds tokens for tool calls to the model, trains it through STAGES with `vlrl sft`'s own code and writes
+model, processor and `made_by.json` to `out`. The model learns to call the zoom tool with a box that often misses,
+sometimes to answer without calling it, and to recall colours with errors: RL can still improve all of these."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _Recall: Any = load_class("recall")
 
 
 class _Start(Task):
-    """Base class of the tasks that the embedded model is trained on. Their scenes occur in no split of the tasks zoom
-    and recall."""
+    """Base class of the tasks that the tiny model is trained on. Their scenes occur in no split of the tasks zoom and
+    recall."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         task: Any = self
@@ -135,8 +135,8 @@ _CALLS = """{% for call in message['tool_calls'] or () %}<tool_call>{"name": "{{
 
 
 def base(out: Path, seed: int) -> None:
-    """Writes the embedded model with TOKENS added to `out`. The chat template lists the name and arguments of each
-    tool."""
+    """Writes the tiny model that comes with vlrl, with TOKENS added, to `out`. The chat template lists the name and
+    arguments of each tool."""
     import torch
     from tokenizers import AddedToken
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -155,8 +155,8 @@ def base(out: Path, seed: int) -> None:
 
 
 def run(out: Path, seed: int) -> None:
-    """Adds the tokens for tool calls to the embedded model, trains it, and writes it to `out`. All data is drawn by
-    code."""
+    """Adds the tokens for tool calls to the tiny model that comes with vlrl, trains it, and writes it to `out`. All
+    data is drawn by code."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "base"
