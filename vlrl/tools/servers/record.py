@@ -185,6 +185,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _name(given: Any) -> str:
     if not isinstance(given, str) or not _ID.fullmatch(given):
-        raise RequestError(400, f"the episode id is {str(given)[:60]!r}: set the header X-Episode-Id, "
+        raise RequestError(400, f"{str(given)[:60]!r} is not a valid episode id. Set the header X-Episode-Id, "
                       "metadata.episode_id or user to at most 128 letters, digits and .:_-")
     return given

@@ -173,8 +173,8 @@ class Recorder:
             raise RequestError(400, f"unknown fields {', '.join(unknown)}: send only reward and parts")
         parts = body.get("parts") or {}
         if "reward" not in body or not isinstance(parts, dict) or len(parts) > _MOST_REWARD_PARTS:
-            raise RequestError(400, 'send {"reward": number or null, "parts": {name: number}} with at most '
-                          f"{_MOST_REWARD_PARTS} parts")
+            raise RequestError(400, 'the reward is missing or its parts are not valid: send {"reward": number or null, '
+                          f'"parts": {{name: number}}}} with at most {_MOST_REWARD_PARTS} parts')
         for what, value in [("reward", body["reward"]), *((f"parts[{n!r}]", v) for n, v in parts.items())]:
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             if not number and not (what == "reward" and value is None):

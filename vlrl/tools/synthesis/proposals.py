@@ -77,8 +77,8 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
         raise ConfigError(f"task '{task.name}' cannot propose prompts: implement Task.propose, or Task.knobs "
-                          "and Task.generate (docs/write-a-task.md), set --endpoint to a model that writes prompts, or "
-                          "use a task that can propose them, such as web")
+                          "and Task.generate (docs/write-a-task.md), set --endpoint to the server of a model that "
+                          "writes prompts, or use a task that can propose prompts, such as web")
     parent = parents[number % len(parents)] if parents else None
     try:
         row = (task.propose(number, parent) if own else

@@ -112,7 +112,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
         if slot < count:
             return make(stage, seed, index, rng)
         slot -= count
-    raise AssertionError(f"stage {stage.name!r}: its kinds of examples add up to fewer than batch={stage.batch}")
+    raise AssertionError(f"stage {stage.name!r}: boxes, digits, thoughts, clips and plans add up to less than {stage.batch}")
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
