@@ -112,7 +112,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
         if slot < count:
             return make(stage, seed, index, rng)
         slot -= count
-    raise AssertionError(f"stage {stage.name!r}: boxes, digits, thoughts, clips and plans add up to less than {stage.batch}")
+    raise AssertionError(f"stage {stage.name!r}: batch={stage.batch} is more than boxes + digits + ... + plans")
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
