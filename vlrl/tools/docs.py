@@ -1,6 +1,6 @@
 """Generates the tables in docs/configuration.md from the settings classes. Does not import torch.
 
-`python -m vlrl.tools.docs` rewrites everything below the mark in that page; the text above it is written by hand."""
+`python -m vlrl.tools.docs` rewrites everything below the line MARK in that page. The text above is written by hand."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ each evaluation of a run. Does not import torch.
         print(point.step, point.entropy, point.forms.most_common(3))
 
 If a policy collapses to one of the forms of its base model, the entropy over forms falls (Echo Chamber, arXiv
-2504.07912). If a form becomes more frequent while the held-out metric does not rise, look at its answers."""
+2504.07912). If a form becomes more frequent while the held-out metric does not rise, look at answers of this form."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class Change:
 
 
 def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> list[Change]:
-    """Returns each change of settings that makes the plan fit by itself. If there is none, returns one combination of
-    such changes that does, or [].
+    """Returns each change of settings that makes the plan fit by itself; if there is none, one combination of changes
+    that makes the plan fit; else [].
 
     path, words: config file and overrides. before: the plan that does not fit. keywords: more arguments of `plan`."""
     def tried(more: Sequence[str]) -> Plan | None:

@@ -4,7 +4,7 @@
     GET  /v1/models                     the model
     GET  /health
 
-Nothing is recorded. As in record.py, the server listens on 127.0.0.1 only, and every path but /health needs the key."""
+Nothing is recorded. As in record.py, the server listens on 127.0.0.1 only, and only /health needs no API key."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ correct answers (the kept answers).
     round-01/                 the run folder of the supervised steps on the kept answers
     stages.json               the list of rounds, and the results of finished rounds
 
-RAFT (arXiv 2304.06767), expert iteration (2403.04642), shortest rejection sampling (Kimi k1.5, 2501.12599), selective
-self-rehearsal (2409.04787), re-distillation (2505.17988)."""
+Such methods are RAFT (arXiv 2304.06767), expert iteration (2403.04642), shortest rejection sampling (Kimi k1.5,
+2501.12599), selective self-rehearsal (2409.04787) and re-distillation (2505.17988)."""
 
 from __future__ import annotations
 

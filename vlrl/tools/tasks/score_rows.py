@@ -1,5 +1,5 @@
-r"""`vlrl score`: reads rows with a sample and completions, one JSON object per line, and returns one line with their
-rewards for each.
+r"""`vlrl score`: reads rows with a sample and completions, one JSON object per line, and returns for each row one line
+with the rewards of its completions.
 
     {"sample": {...}, "completions": ["text", {"text": "...", "n_tokens": 12, "truncated": false}],
      "step": 0, "opened": "<think>\n", "variants": {"shuffled": ["text"]}}
