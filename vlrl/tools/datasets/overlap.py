@@ -1,5 +1,5 @@
-"""Finds held-out rows that overlap with training rows: rows with the same image (also resized, recompressed or cropped),
-or with similar texts. Imports torch only for an embedder.
+"""Finds held-out rows that overlap with training rows: with the same image (also resized, recompressed or cropped) or
+with similar texts. Imports torch only for an embedder.
 
     report = overlap(Path("train.jsonl"), Path("heldout.jsonl"))
     report.shared[0]      # NearDuplicate(heldout="7", train="12", kind="crop", likeness=0.97)"""

@@ -1,6 +1,6 @@
 """Finds changes of settings that make a plan fit on the GPUs, by planning again with each change.
 
-    for change in changes("config.yaml", words, result):      # words: settings of the command; result: the plan so far
+    for change in changes("config.yaml", words, result):      # words: the settings; result: the plan that does not fit
         print(change.words, change.plan.peak)"""
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     GET  /v1/episodes/{id}              token ids, log-probabilities, loss mask, turns
     GET  /health
 
-Every path but /health needs the API key, as `Authorization: Bearer KEY`. Requests that name another host, or that come from
-a web page, are refused."""
+Every path but /health needs the API key, as `Authorization: Bearer KEY`. Requests that name another host, or that come
+from a web page, are refused."""
 
 from __future__ import annotations
 
