@@ -117,8 +117,8 @@ class Run:
         return list(dict.fromkeys(self._folder.notes))
 
     def pictures(self, most: int = 4, split: str = "heldout") -> list[Image.Image]:
-        """The first image of each of up to `most` samples of the newest evaluation, with boxes drawn into it: the
-        target in green, the answers in other colours.
+        """The first image of each of up to `most` samples of the newest evaluation of `split`, with boxes drawn into
+        it: the target in green, the answers in other colours.
 
         Videos, and images that the run did not store, are skipped."""
         columns = ["step", "group_id", "index", "media", "marks"]

@@ -149,6 +149,7 @@ def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, fold
                        each_wording: bool = False, judge: Judge | None = None) -> Report:
     """Evaluates `source` (a model or a server) from start to end: generates and scores the answers, computes the
     metrics, and writes the files listed in the module docstring to `folder` (None = folder_of). Returns the Report.
+    With `each_wording`, every sample is asked with each of the task's prompt templates.
 
     Raises ConfigError for options that exclude each other, and for a folder that holds another evaluation."""
     if isinstance(source, Server) and source.model is None:  # the folder is that of the model that answers

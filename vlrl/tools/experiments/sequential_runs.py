@@ -51,11 +51,12 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
     """Trains configs with `n` further seeds at a time (a block), until every pair of configs is decided or `blocks`
     blocks have run. In each block, only configs of undecided pairs are trained.
 
-    The score of a run is `metric` in its last evaluation of `split`. The runs are in FOLDER/<config>-<seed>. A finished
-    run is not repeated, so the same call continues after an interruption. All runs use the same held-out samples
-    (data.seed). After each block, sequential.json is written to the folder and `on_look` is called with the interim
-    analysis. Raises ConfigError for fewer than two configs, for invalid numbers, and for configs or options that differ
-    from those with which the folder was started."""
+    `settings` are overrides of all configs. `jobs` runs are trained in parallel, with seeds from `first_seed` on. For
+    `alpha` and `resamples` see Sequential. The score of a run is `metric` in its last evaluation of `split`. The runs
+    are in FOLDER/<config>-<seed>. A finished run is not repeated, so the same call continues after an interruption. All
+    runs use the same held-out samples (data.seed). After each block, sequential.json is written to the folder and
+    `on_look` is called with the interim analysis. Raises ConfigError for fewer than two configs, for invalid numbers,
+    and for configs or options that differ from those with which the folder was started."""
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
     split = deciding_split(loaded, split, settings, "--seeds, -o")
     try:

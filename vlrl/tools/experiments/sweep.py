@@ -192,12 +192,13 @@ def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepReque
     """Tries settings on the tuning seeds 0, 1, ..., selects the combination of settings with the best mean, and
     evaluates this combination on further test seeds.
 
-    path, words: config file and overrides; an override with several values or a range is swept. With the methods `grid`
-    and `random`, every combination runs on every tuning seed. With `halving`, all combinations run on the first seed,
-    and on each further seed only the best 1/eta of the remaining combinations (successive halving over seeds, so that a
-    short run is never compared with a long one). With `base`, the unchanged config also runs on the test seeds. The
-    runs are in `folder`; a finished run is not repeated. sweep.json and profile.png are written to `folder`. Raises
-    ConfigError for settings that cannot be swept, and for options that have no effect with the method."""
+    path, words: config file and overrides; an override with several values or a range is swept. request: the options.
+    With the methods `grid` and `random`, every combination runs on every tuning seed. With `halving`, all combinations
+    run on the first seed, and on each further seed only the best 1/eta of the remaining combinations (successive
+    halving over seeds, so that a short run is never compared with a long one). With `base`, the unchanged config also
+    runs on the test seeds. The runs are in `folder`; a finished run is not repeated. sweep.json and profile.png are
+    written to `folder`. Raises ConfigError for settings that cannot be swept, and for options that have no effect with
+    the method."""
     request = request or SweepRequest()
     swept, fixed = swept_settings(words)
     listed = all(space.values for space in swept)

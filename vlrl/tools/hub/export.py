@@ -141,7 +141,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
     """Copies the files of an adapter checkpoint, except the trainer state, to `out`. The weights are converted to
-    `dtype` if it is given. Returns the fields `dtype` and `parameters` of ExportedModel."""
+    `dtype` if it is given. Returns the fields `dtype` and `parameters` of ExportedModel. `base` is not used."""
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name not in (MANIFEST, STATE, TENSORS):
             shutil.copyfile(file, out / file.name)

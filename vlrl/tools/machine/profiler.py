@@ -287,7 +287,7 @@ class Row:
 
 def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak: Peak) -> list[Row]:
     """The rows of the table of a profile. Each phase precedes its nested phases. `seconds` (path of a phase -> seconds)
-    and `spent` (all seconds) are summed over the steps in `work`."""
+    and `spent` (all seconds) are summed over the steps in `work`. The utilization (MFU) is relative to `peak`."""
     seconds, steps = dict(seconds), len(work)
     generate = "rollout/generate"
     if generate in seconds:

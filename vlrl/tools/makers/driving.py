@@ -199,7 +199,8 @@ def _is_safe(row: Mapping[str, Any]) -> bool:
 
 
 def _pictures(driven: Drive, scenario: str, step: int, history: int, width: int, name: str) -> dict[str, bytes]:
-    """Draws the image of a row and its `history` earlier images. Returns path -> PNG, the oldest image first."""
+    """Draws the image of a row and its `history` earlier images. Returns path -> PNG, the oldest image first. The paths
+    contain `name`."""
     from vlrl.environments.roadview import draw
     from vlrl.environments.traffic import STEP
 

@@ -148,7 +148,8 @@ def _with_initial_model(stage: StageEntry, stage_config: Config, known: StageLis
 
 
 def _is_finished(known: StageList, stage: StageEntry, stage_config: Config) -> bool:
-    """Whether a stage is finished, according to `known`. Raises RunError if the stage was run with other settings."""
+    """Whether a stage is finished, according to the list `known`. Raises RunError if the stage was run with other
+    settings."""
     result = known.done.get(stage.name)
     if result is None:
         return False

@@ -44,7 +44,7 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path,
     the error) for a row that cannot be scored.
 
     The error names the line, counted from 1. Only one line is in memory at a time. Relative media paths are relative to
-    `root`."""
+    `root`. `provided` are the available services."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
