@@ -17,10 +17,10 @@ from vlrl.data import write_rows
 from vlrl.data.sources.solutions import read_solutions
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.task import task_samples
-from vlrl.tools.clients.replies import Replies
+from vlrl.tools.clients.replies import Replies, has_failed_requests
 from vlrl.tools.evaluation.grid import Server
 from vlrl.tools.synthesis import distill
-from vlrl.tools.synthesis.distill import DistillFiles, DistillSettings, distill_answers, goes_on
+from vlrl.tools.synthesis.distill import DistillFiles, DistillSettings, distill_answers
 from vlrl.training.build_task import make_task
 
 TASK = '''
@@ -96,7 +96,7 @@ def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
     assert seen.size == (32, 32) and seen.convert("RGB").getpixel((3, 3))[0] > 150
     about = json.loads((tmp_path / "a.about.json").read_text())
     assert about["kept"] == 3 and about["facts"]["teacher"] == "only"
-    assert not goes_on(DistillFiles(tmp_path / "a.jsonl"))
+    assert not has_failed_requests(DistillFiles(tmp_path / "a.jsonl").about)
 
 
 def test_a_lying_teacher_gets_nothing_in(config, tmp_path):
@@ -139,12 +139,13 @@ def test_a_dead_teacher_is_asked_again_and_counted_once(config, tmp_path):
         dead.set()
         teacher = Server(url=server.url, retries=0, timeout_s=5.0, concurrency=1)
         found = distill_answers(config, teacher, DistillSettings(), places, lambda *_: None)
-        assert (found["kept"], found["unanswered"], found["cost"]["tokens_in"]) == (1, 2, 20) and goes_on(places)
+        assert (found["kept"], found["unanswered"], found["cost"]["tokens_in"]) == (1, 2, 20)
+        assert has_failed_requests(places.about)
         dead.clear()
         before = len(server.asked)
         found = distill_answers(config, teacher, DistillSettings(), places, lambda *_: None)
         assert (found["kept"], found["unanswered"], found["cost"]["tokens_in"]) == (3, 0, 60)
-        assert len(server.asked) == before + 2 and not goes_on(places)
+        assert len(server.asked) == before + 2 and not has_failed_requests(places.about)
         distill_answers(config, teacher, DistillSettings(), places, lambda *_: None)
         assert len(server.asked) == before + 2
         found = distill_answers(config, teacher, DistillSettings(answers=2), places, lambda *_: None)  # more of them

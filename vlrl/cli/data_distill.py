@@ -33,10 +33,11 @@ def distill(config: ConfigPath, request: DistillRequest, settings: Words = None,
     loaded = load(config, settings)
     from vlrl.config.base import Named
     from vlrl.config.registry import prints_aside
+    from vlrl.tools.clients.replies import has_failed_requests
     from vlrl.tools.evaluation.grid import Server
     from vlrl.tools.synthesis import distill as tool
     out, places = request.out, tool.DistillFiles(request.out)
-    if not tool.goes_on(places):
+    if not has_failed_requests(places.about):
         refuse_existing(out, request.force)
     server = Server.from_request(request, request.endpoint, request.model, request.key_env)
     job = tool.DistillSettings(answers=request.answers, rows=request.rows, temperature=request.temperature,

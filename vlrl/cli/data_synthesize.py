@@ -113,9 +113,9 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
 def _check_out(places: SynthesisFiles, force: bool) -> None:
     """Raises ConfigError if an output file cannot be written. Called before the work, which takes long."""
     from vlrl.data import check_suffix
-    from vlrl.tools.synthesis.synthesize import goes_on
+    from vlrl.tools.clients.replies import has_failed_requests
     check_suffix(places.out)
-    if goes_on(places):
+    if has_failed_requests(places.about):
         return
     going = places.candidates.exists() or (places.replies.written.exists() and not places.out.exists())  # resumes
     for path in (places.out, *([] if going else [places.refused, places.about])):

@@ -50,7 +50,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
 
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Returns metric -> {"mean", "low", "high"} (bounds of the 95 % interval or None) from a line of eval.jsonl."""
+    """Returns metric -> {"mean", "low", "high"} from a line of eval.jsonl. low, high: 95 % interval, or None."""
     names = [name for name, value in record.items() if isinstance(value, (int, float)) and name not in _NOT_METRICS
              and "/ci95_" not in name and not name.endswith("/n")]
     return {name: {"mean": _finite(record[name]), "low": _finite(record.get(f"{name}/ci95_low")),

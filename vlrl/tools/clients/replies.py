@@ -17,13 +17,19 @@ from typing import Any
 from vlrl.engine.base import Request
 from vlrl.progress import Progress
 from vlrl.services.chat import ChatReply
-from vlrl.store.files import append_line
+from vlrl.store.files import append_line, read_json
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import resume_lines
 
 Place = tuple[int, int]  # (number of the row, index of the reply to this row)
 _TOGETHER = 256
 _MILLION = 1e6
+
+
+def has_failed_requests(about: Path) -> bool:
+    """Whether `about`, the record of an earlier command, says that some of its requests failed. If so, the command may
+    be repeated to send these requests again."""
+    return bool((read_json(about) or {}).get("unanswered"))
 
 
 @dataclass(eq=False)

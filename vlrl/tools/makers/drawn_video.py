@@ -2,7 +2,7 @@
 construction.
 
 Clips of each category are made by a function (rng, number, timing) -> LabelledClip. `number` counts the clips of the
-category from 0. The function uses it to cycle through directions, letters and counts. So all answers are equally
+category from 0. This number is used to cycle through directions, letters and counts. So all answers are equally
 frequent, and no constant answer is correct more often than another."""
 
 from __future__ import annotations

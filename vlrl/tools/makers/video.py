@@ -93,7 +93,7 @@ def _rows(split: str, count: int, *, seed: int, timing: ClipTiming, chances: Map
 
 
 def make(kind: str, rng: random.Random, number: int, timing: ClipTiming, split: str) -> LabelledClip:
-    """Makes clip number `number` of the category `kind`. Clips with successive numbers differ in their answers."""
+    """Makes clip number `number` of the category `kind`. The number decides about the answer or the question."""
     if kind in real_video.KINDS:
         return real_video.KINDS[kind][0](rng, number, timing, split)
     return drawn_video.KINDS[kind][0](rng, number, timing)

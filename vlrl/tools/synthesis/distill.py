@@ -29,7 +29,7 @@ from vlrl.progress import Progress
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.services.service_set import ServiceSet, serving
-from vlrl.store.files import read_json, write_text
+from vlrl.store.files import write_text
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
@@ -73,12 +73,6 @@ class DistillFiles:
     @property
     def about(self) -> Path:
         return self.out.with_name(f"{self.out.stem}.about.json")
-
-
-def goes_on(files: DistillFiles) -> bool:
-    """Whether an earlier command has written the files `files`, but some of its requests failed. If so, the command may
-    be repeated to send these requests again."""
-    return bool((read_json(files.about) or {}).get("unanswered"))
 
 
 def check(config: Config, settings: DistillSettings, files: DistillFiles) -> Bound:

@@ -30,7 +30,7 @@ from vlrl.distributed import comm
 from vlrl.errors import DataError
 from vlrl.progress import Progress
 from vlrl.store import plain
-from vlrl.store.files import append_line, read_json, write_text
+from vlrl.store.files import append_line, write_text
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.prompt_table import COLUMNS, MeasuredPrompt
 from vlrl.tools.evaluation.measure import ModelChoice, open_runtime, task_facts
@@ -92,12 +92,6 @@ def facts(config: Config, search: Search) -> dict[str, Any]:
     """Everything that the candidates depend on, as JSON. A search resumes only if these facts are unchanged."""
     parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.variations))
     return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
-
-
-def goes_on(files: SynthesisFiles) -> bool:
-    """Whether an earlier command has written the files `files`, but some of its requests failed. If so, the command may
-    be repeated to send these requests again."""
-    return bool((read_json(files.about) or {}).get("unanswered"))
 
 
 GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
