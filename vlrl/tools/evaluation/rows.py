@@ -121,8 +121,8 @@ def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) ->
     facts as its first line.
 
     Raises ConfigError if the file was started with different facts, naming each difference, or if it is another kind of
-    file. In these messages, `what` describes the lines (such as "verdicts"), and `place` ("file" or "folder") is what
-    the user should remove."""
+    file. In the error messages, `what` describes the lines (such as "verdicts"), and `place` ("file" or "folder") is
+    what the user should remove."""
     known = json.loads(json.dumps(plain(facts)))
     lines = list(_objects(path)) if os.path.lexists(path) else []
     before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)

@@ -33,10 +33,11 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
     shape [seeds, samples]; column j is the same sample in both arrays.
 
     With one seed per side, the interval is the paired bootstrap over the samples. With several seeds, the samples and
-    the seeds of each side are resampled separately, and the deviations of the mean in each resampling are scaled to its
-    variance component (see `spread`). The reason: plain resampling of a few seeds gives too narrow an interval, and
-    resampling samples within seeds counts the noise twice. The percentiles are widened by the ratio of the t quantile
-    to the normal quantile ("What Teachers Should Know about the Bootstrap", 1411.5279, expanded percentile interval).
+    the seeds of each side are resampled separately. The deviations of the mean in each of these resamplings are scaled
+    to the corresponding variance component (see `spread`). The reason: plain resampling of a few seeds gives too narrow
+    an interval, and resampling samples within seeds counts the noise twice. The percentiles are widened by the ratio of
+    the t quantile to the normal quantile ("What Teachers Should Know about the Bootstrap", 1411.5279, expanded
+    percentile interval).
 
     The same scores and `seed` give the same interval. With fewer than two samples the bounds are NaN. If the difference
     does not vary at all, both bounds equal it. Raises ValueError if the numbers of samples differ."""

@@ -150,7 +150,7 @@ def _neighbours(road: Road, own: Lane, others: Iterable[int], at: float, limit: 
 
 
 def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on three straight lanes. The expert overtakes slower traffic if there is a free lane."""
+    """Makes a scene on `road`, three straight lanes. The expert overtakes slower traffic if there is a free lane."""
     limit, lane, at = rng.choice((10.0, 12.0, 14.0, 16.0)), rng.randrange(3), rng.uniform(100, 900)
     ego, at = _ego(road, ("0", "1", lane), at, limit, aim, rng)
     _lead(road, ego, ("0", "1", lane), at, limit, aim, rng)
@@ -159,7 +159,7 @@ def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on a motorway with a ramp. The expert starts either on the ramp, or on the lane of the
+    """Makes a scene on `road`, a motorway with a ramp. The expert starts either on the ramp, or on the lane of the
     motorway that the ramp merges into."""
     limit, at = rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 50)
     ramp = _usual(aim[1] == "LEFT_CHANGE", (True, False), rng)
@@ -174,7 +174,7 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on a road whose three lanes widen to four. The fourth lane is the exit."""
+    """Makes a scene on `road`, whose three lanes widen to four. The fourth lane is the exit."""
     limit, wants = rng.choice((10.0, 12.0, 14.0)), rng.random() < 0.8
     wide = rng.random() < 0.8
     at = rng.uniform(2, 45) if wide else rng.uniform(340, 375)
@@ -188,7 +188,7 @@ def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles on an intersection of four roads. Crossing traffic goes first or yields according to
+    """Makes a scene on `road`, an intersection of four roads. Crossing traffic goes first or yields according to
     highway-env's rules."""
     turns = {"STRAIGHT": "straight", "LEFT_TURN": "left", "RIGHT_TURN": "right"}
     arm, turn, limit = rng.randrange(4), _usual(turns[aim[1]], list(turns.values()), rng), 10.0
@@ -211,7 +211,7 @@ def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def roundabout(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Places the vehicles at a roundabout. The expert drives into it, around it, or out of it."""
+    """Makes a scene on `road`, a roundabout. The expert drives into it, around it, or out of it."""
     arms, limit = "senw", 8.0
     arm = rng.randrange(4)
     here, after = arms[arm], arms[(arm + 1) % 4]

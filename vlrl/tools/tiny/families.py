@@ -89,8 +89,8 @@ def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
 
 
 def _pixels(factor: int, max_pixels: int, frames: int = 1) -> dict[str, int]:
-    """The ``size`` of a Qwen-VL processor. Each image or frame has at least two by two merged patches of ``factor``
-    pixels a side; ``frames`` frames have at most ``max_pixels`` each."""
+    """The ``size`` of a Qwen-VL processor: each image or frame has at least two by two merged patches of ``factor``
+    pixels a side, and all ``frames`` frames together have at most ``max_pixels * frames`` pixels."""
     return {"shortest_edge": 4 * factor * factor, "longest_edge": max_pixels * frames}
 
 
@@ -102,7 +102,8 @@ def _qwen_top(tokenizer: Any) -> dict[str, Any]:
 
 
 def qwen3_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Qwen3-VL: patches of 8, so a 64x64 image has 16 visual tokens (the processor's default limit)."""
+    """A random Qwen3-VL and its processor. Patches of 8x8 pixels: a 64x64 image (default limit) has 16 visual tokens.
+    """
     import torch
     from transformers import (
         Qwen2VLImageProcessor,
@@ -130,7 +131,8 @@ def qwen3_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def qwen2_5_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Qwen2.5-VL: patches of 14 with window attention in the first block; a 112x112 image has 16 visual tokens."""
+    """A random Qwen2.5-VL and its processor. Patches of 14x14 pixels, window attention in the first block: a 112x112
+    image has 16 visual tokens."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
     config = Qwen2_5_VLConfig(
@@ -144,7 +146,7 @@ def qwen2_5_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]
 
 
 def qwen2_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Qwen2-VL: patches of 14 with full attention; a 112x112 image has 16 visual tokens."""
+    """A random Qwen2-VL and its processor. Patches of 14x14 pixels: a 112x112 image has 16 visual tokens."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 
     sizes = {"depth": 2, "embed_dim": 64, "mlp_ratio": 2, "num_heads": 4, "hidden_size": HIDDEN, "patch_size": 14}
@@ -166,8 +168,8 @@ def _qwen2_processors(max_pixels: int | None) -> tuple[Any, Any]:
 
 
 def smolvlm(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """SmolVLM: tiles of 64x64 with 16 visual tokens each, and a thumbnail if there are several tiles; a video frame is
-    one tile.
+    """A random SmolVLM and its processor. Tiles of 64x64 have 16 visual tokens each; if there are several tiles, a
+    thumbnail is added; a video frame is one tile.
 
     All tiles together have at most ``max_pixels`` (default: one tile). The chat template is the one that the processor
     falls back to if a message has a video."""
@@ -188,7 +190,7 @@ def smolvlm(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def idefics3(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Idefics3, the architecture of the first SmolVLMs: tiles as in ``smolvlm``, no video."""
+    """A random Idefics3 (as the first SmolVLMs) and its processor. Tiles are as in ``smolvlm``; no video."""
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3ImageProcessor, Idefics3Processor
     from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
@@ -209,10 +211,9 @@ def _smol_config(tokenizer: Any) -> dict[str, Any]:
 
 
 def llava_onevision(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """LLaVA-OneVision: tiles of 48x48 with 9 visual tokens each, and 9 for the full image; a video frame has 4 tokens.
-
-    Each line of patches ends with one more token. All tiles together have at most ``max_pixels`` (default: two tiles).
-    """
+    """A random LLaVA-OneVision and its processor. Tiles of 48x48 have 9 visual tokens each, the full image has 9 more,
+    and a video frame has 4. Each line of patches ends with one more token. All tiles together have at most
+    ``max_pixels`` (default: two tiles)."""
     from transformers import (
         LlavaOnevisionConfig,
         LlavaOnevisionForConditionalGeneration,
@@ -240,8 +241,8 @@ def llava_onevision(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any,
 
 
 def internvl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """InternVL3.5: tiles of 64x64 with 16 visual tokens each, and a thumbnail if there are several tiles; a video frame
-    is one tile.
+    """A random InternVL3.5 and its processor. Tiles of 64x64 have 16 visual tokens each; if there are several tiles, a
+    thumbnail is added; a video frame is one tile.
 
     All tiles together have at most ``max_pixels`` (default: two tiles)."""
     from transformers import (
