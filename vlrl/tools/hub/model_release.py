@@ -83,8 +83,8 @@ def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWo
 
 
 def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool) -> dict[str, Path | bytes]:
-    """Exports the training rollouts of the run that `source` belongs to; returns the files of the resulting data set in
-    `folder`.
+    """Exports the training rollouts of the run that `source` belongs to, as a data set in `folder`. Returns name in the
+    data set -> file.
 
     Raises RunError if `source` is not in a run folder, or the run has stored no rollouts."""
     path, run, _ = source_run(source)

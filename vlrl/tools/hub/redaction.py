@@ -107,7 +107,8 @@ class PrivateWords:
         return self.model_text(re.split(r"[/\\]", text.rstrip("/\\"))[-1])
 
     def json(self, text: str | None) -> str | None:
-        """A JSON text with its values redacted as by `value`. Text that is not JSON is redacted as by `text`."""
+        """A JSON text with its values redacted as by `value`. Text that is not JSON is redacted as by `text`; None
+        stays None."""
         if text is None:
             return None
         try:
