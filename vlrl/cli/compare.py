@@ -211,7 +211,7 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
 
     with _interruptible(folder), progress_bars(lines=True) as progress:
         decided = run_sequential(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks,
-                                 alpha=alpha, jobs=jobs, progress=progress, on_look=report)
+                                 alpha=alpha, jobs=jobs, progress=progress, after_block=report)
     if as_json:
         emit(decided.plain())
     else:

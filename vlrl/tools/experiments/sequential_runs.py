@@ -47,7 +47,7 @@ class SequentialResult:
 def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric: str = "reward/mean",
         split: str | None = None, n: int = 5, blocks: int = 5, alpha: float = 0.05, resamples: int = 10_000,
         jobs: int = 1, first_seed: int = 0, progress: Progress = no_progress,
-        on_look: Callable[[InterimAnalysis], None] | None = None) -> SequentialResult:
+        after_block: Callable[[InterimAnalysis], None] | None = None) -> SequentialResult:
     """Trains configs with `n` further seeds at a time (a block), until every pair of configs is decided or `blocks`
     blocks have run. In each block, only configs of undecided pairs are trained.
 
@@ -55,7 +55,7 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
     `alpha` and `resamples` see Sequential. The score of a run is `metric` in its last evaluation of `split`. The runs
     are in FOLDER/<config>-<seed>. A finished run is not repeated, so the same call continues after an interruption. All
     runs use the same held-out samples (data.seed). After each block, sequential.json is written to the folder and
-    `on_look` is called with the interim analysis. Raises ConfigError for fewer than two configs, for invalid numbers,
+    `after_block` is called with the interim analysis. Raises ConfigError for fewer than two configs, for invalid numbers,
     and for configs or options that differ from those with which the folder was started."""
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
     split = deciding_split(loaded, split, settings, "--seeds, -o")
@@ -79,8 +79,8 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
             scores[name] += values
         decided = SequentialResult(test, metric, split, scores, folder)
         write_text(folder / "sequential.json", json.dumps(plain(decided.plain()), indent=1) + "\n")
-        if on_look:
-            on_look(look)
+        if after_block:
+            after_block(look)
     return SequentialResult(test, metric, split, scores, folder)
 
 
