@@ -232,8 +232,8 @@ def _too_large(group: Sequence[int], rows: Sequence[UsableRow], by: str, near: S
 
 
 def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: int, seed: int) -> set[int]:
-    """Chooses the groups whose rows are held out. Returns the indices of these rows; their number is about `wanted`,
-    and each category is represented by its share.
+    """Chooses the groups whose rows are held out. Returns the indices of these rows: about `wanted` rows, among which
+    each category has its share.
 
     A group is chosen if its rows bring the counts per category, and the total, closer to their goals."""
     category = [str(row.row.get("category") or "") for row in rows]

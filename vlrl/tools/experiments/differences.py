@@ -91,8 +91,8 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def outcomes(first: np.ndarray, second: np.ndarray) -> tuple[int, int, int]:
-    """Returns three numbers of samples: those on which the second side scores higher, lower, and the same as the first
-    side. `first` and `second` hold one score per sample [N]."""
+    """Returns the numbers of samples on which the second side scores higher, lower, and the same as the first side.
+    `first` and `second` hold one score per sample [N]."""
     apart = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     wins, losses = int((apart > _EQUAL).sum()), int((apart < -_EQUAL).sum())
     return wins, losses, apart.size - wins - losses

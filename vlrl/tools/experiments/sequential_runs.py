@@ -55,8 +55,8 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
     `alpha` and `resamples` see Sequential. The score of a run is `metric` in its last evaluation of `split`. The runs
     are in FOLDER/<config>-<seed>. A finished run is not repeated, so the same call continues after an interruption. All
     runs use the same held-out samples (data.seed). After each block, sequential.json is written to the folder and
-    `after_block` is called with the interim analysis. Raises ConfigError for fewer than two configs, for invalid numbers,
-    and for configs or options that differ from those with which the folder was started."""
+    `after_block` is called with the state of the test. Raises ConfigError for fewer than two configs, for invalid
+    numbers, and for configs or options that differ from those with which the folder was started."""
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
     split = deciding_split(loaded, split, settings, "--seeds, -o")
     try:

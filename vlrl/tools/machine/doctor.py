@@ -135,7 +135,7 @@ def _version_checks() -> Iterator[Check]:
 
 def version_of(name: str, need: Any) -> str:
     """The version of the installed package `name`. `need` is its requirement from `requirements`, or None. Raises
-    Notice if the version does not meet the requirement. Errors of importing the package are passed on."""
+    Notice if the version does not meet the requirement. Errors that importing the package raises are passed on."""
     version = importlib.metadata.version(name)
     if need and not need.specifier.contains(version, prereleases=True):
         raise Notice("warning", f"{version} is outside the range that vlrl requires ({need.specifier})")

@@ -156,8 +156,8 @@ def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
 
 
 def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> float:
-    """A difficulty in [0, 1]. Each word of the plan (speed, path) that would be guessed wrong from the navigation text
-    and the current speed alone adds 0.25. A trajectory close to another plan adds up to 0.5."""
+    """The difficulty of a row, in [0, 1]. Each word of the plan (speed, path) that would be guessed wrong from the
+    navigation text and the current speed alone adds 0.25. A trajectory close to another plan adds up to 0.5."""
     guess = "ACCELERATE" if speed < limit - 1.5 else "DECELERATE" if speed > limit + 1.5 else "KEEP"
     misled = (guess != plan.speed) + (_PATH_OF.get(navigation, "STRAIGHT") != plan.path)
     return round(0.25 * misled + 0.5 * (1 - plan.margin), 2)

@@ -115,7 +115,8 @@ class Mistaken(_Start, _Recall):
 
 
 def misplaced(rng: random.Random, box: Sequence[float], share: float) -> tuple[float, float, float, float]:
-    """A box shifted in x and in y by up to `share` of its width, then enlarged on each side by up to as much."""
+    """A box shifted in x and in y by up to `share` of its width, then enlarged on each side by up to `share` as well.
+    """
     side = box[2] - box[0]
     x, y = (rng.uniform(-share, share) * side for _ in range(2))
     more = rng.uniform(0, share) * side
