@@ -173,8 +173,9 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
 
 
 def _first_and_last(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Split -> (its first evaluation, its last evaluation). Only comparable evaluations after at most `until` completed
-    steps count (None = no limit). If eval.jsonl has several evaluations of one step, the newest counts."""
+    """Split -> (its first evaluation, its last evaluation). Only evaluations since the last change of the split's data
+    count, and only those after at most `until` completed steps (None = no limit). If eval.jsonl has several
+    evaluations of one step, the newest counts."""
     splits: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in comparable([line for line in run.evals() if until is None or line["step"] <= until]):
         splits.setdefault(str(record["split"]), {})[record["step"]] = record
