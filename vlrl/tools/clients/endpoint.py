@@ -29,9 +29,9 @@ Keep = Callable[[Request, int, ChatReply], None]  # function of (request, index 
 class Endpoint:
     """An engine that generates completions on a server.
 
-    seed: the seed sent with each request is derived from it, from `Request.key` and from the index of the completion.
-    key: API key. concurrency: number of concurrent requests. option: the command-line option that gave `url`, for error
-    messages. timeout_s, retries, wait_s: as for ChatClient."""
+    seed: base of the seeds that are sent with the requests; they also depend on `Request.key` and on the index of the
+    completion. key: API key. concurrency: number of concurrent requests. option: the command-line option that gave
+    `url`, for error messages. timeout_s, retries, wait_s: as for ChatClient."""
 
     def __init__(self, url: str, model: str | None, *, seed: int = 0, key: str = "", timeout_s: float = 300.0,
                  retries: int = 4, concurrency: int = 8, wait_s: float = WAIT_S, option: str = "--endpoint"):

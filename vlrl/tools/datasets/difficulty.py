@@ -63,8 +63,8 @@ def measure(runtime: EvalRuntime, scope: MeasurementScope, part: Path, known: Ma
 
     Prompts whose results are in the file `part` are not answered again. `known` are the facts (see `facts`) that this
     file must contain. If given, `samples` replace the samples of the split. Each process answers its share, and all
-    processes return the same results. Prompts that are too long are left out, and with data.quarantine also prompts
-    with bad data.
+    processes return the same results. Prompts that are too long are not answered, and with data.quarantine neither are
+    prompts with bad data.
 
     Raises ConfigError if the split is empty or `part` belongs to another measurement, TrainingError if scoring fails
     too often (limits.score_errors)."""
