@@ -29,8 +29,8 @@ Parts = dict[str, float | None]
 
 @dataclass(frozen=True)
 class StepValues:
-    """The value of a reward part that has one value per step of the answer. float() of it is the mean of these values.
-    """
+    """The value of a reward part that has one value per step of the answer. Converted to float, it is the mean of these
+    values."""
 
     values: tuple[float, ...]
     ends: tuple[int, ...]

@@ -138,8 +138,8 @@ def test_keys_name_what_the_tower_sees(tiny_models, tmp_path):
 
 
 @pytest.mark.parametrize("model, way_out", [
-    ({"train": ["language", "merger"]}, r"train=\[language, merger\] these are trained.*Set model\.train=\[language\]"),
-    ({"lora": {"rank": 4, "target": "all_linear"}}, r"lora\.target=all_linear these.*Set model\.lora\.target=language"),
+    ({"train": ["language", "merger"]}, r"train=\[language, merger\] trains one.*Set model\.train=\[language\]"),
+    ({"lora": {"rank": 4, "target": "all_linear"}}, r"lora\.target=all_linear .*Set model\.lora\.target=language"),
 ])
 def test_a_tower_that_learns_is_refused(model, way_out):
     with pytest.raises(ConfigError, match=rf"model\.feature_cache_mib=8 caches .*{way_out}.*feature_cache_mib=0"):

@@ -34,8 +34,8 @@ def file_keys(media: Media) -> list[Key]:
 
 
 def unread_file(key: Key, **facts: object) -> MediaFile:
-    """Returns the MediaFile of a file without reading the file. It has the name, path, start and end from `key`, and
-    the fields in `facts`."""
+    """Returns the MediaFile of a file without reading the file. Its name, path, start and end are taken from `key`, all
+    other fields from `facts`."""
     path, _, start, end = key
     return MediaFile(name=path.name, path=str(path), start=start, end=end, **facts)  # pyright: ignore
 

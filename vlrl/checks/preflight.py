@@ -34,8 +34,8 @@ from vlrl.types import Sample
 FIRST = 4  # number of samples of each task that are checked in full; every prompt template is used at least once
 OTHERS = 256  # number of further rows of each split whose fields and media headers are checked
 _QUICK = 2.0
-"""Time limit in seconds for making the samples of all splits. If it is exceeded, the samples are not made a second time
-to compare them."""
+"""If making the samples of all splits takes more than this number of seconds, they are not made again to compare them.
+"""
 COMPARED = 20_000  # number of rows of each split in memory that are compared with one another
 
 
@@ -142,8 +142,9 @@ def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterato
 
 
 def _repeated(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
-    """Returns the first training samples, generated a second time for a comparison; [] if the samples are rows of
-    files. With quick=False, the samples of a task that returns a list are not generated again, because this is slow."""
+    """Returns the first training samples, made a second time for a comparison; [] if the samples are rows of files.
+    `quick` says whether the first time was fast; if it was not, a list of samples is not made again, and the result
+    is []."""
     own, listed = type(task).samples is not Task.samples, isinstance(samples, (list, tuple))
     if not own or isinstance(samples, Samples) or (listed and not quick):
         return []

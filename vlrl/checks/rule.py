@@ -102,7 +102,7 @@ class Rule:
 
     def finding(self, found: str | Finding, at_start: bool, where: str, id: str) -> Finding:
         """Returns `found`, a message or Finding of this rule, as a complete Finding about the row or sample `id` at
-        `where`. With `at_start`, it gets the rule's level for the start of a run."""
+        `where`. With `at_start`, the Finding gets the rule's level for the start of a run."""
         found = Finding(message=found.removeprefix(f"row {id!r}: ")) if isinstance(found, str) else found
         level = found.level if found.level != "error" else (at_start and self.start) or self.level
         return replace(found, rule=self.name, level=level, where=where, id=id)

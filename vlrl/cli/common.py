@@ -31,8 +31,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
     """Decorator for a command function. Each parameter that is a request dataclass (tools/request.py) is replaced by
-    one command-line option per field that has a help text. A flag that is off by default gets no --no- form. Empty
-    defaults are not shown in the help."""
+    one command-line option per field that has a help text. A flag that is off by default has no --no-FLAG
+    counterpart. Empty defaults are not shown in the help."""
     shown: list[inspect.Parameter] = []
     requests: dict[str, tuple[type, list[str]]] = {}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
@@ -102,8 +102,8 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
 
 
 def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> ModelChoice:
-    """Returns the model that a command evaluates, chosen by measure.choose_model in tools/evaluation. Prints warnings
-    about the model."""
+    """Returns the model to evaluate: `model`, `checkpoint` or the model of the config (measure.choose_model in
+    tools/evaluation). Prints warnings about the model."""
     from vlrl.store.checkpoint import find
     if checkpoint is not None:
         find(checkpoint)  # a wrong folder is reported before the slow imports

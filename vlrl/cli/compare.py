@@ -108,8 +108,8 @@ def compare(
 
 
 def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Splits the arguments into (runs of model A, runs of model B). The arguments are ["a", "b"] or, with several runs,
-    ["a1", "a2", "vs", "b1"]."""
+    """Splits the arguments into (runs of model A, runs of model B). The arguments are ["a", "b"] or, with several runs
+    per model, ["a1", "a2", "vs", "b1"]."""
     if words.count("vs") == 1:
         first, second = words[:words.index("vs")], words[words.index("vs") + 1:]
     elif len(words) == 2 and "vs" not in words:
@@ -117,8 +117,8 @@ def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     else:
         first, second = [], []
     if not first or not second:
-        raise typer.BadParameter(f"{' '.join(words)}: name two runs, A B, or two sides of "
-                                 "several runs each, A1 A2 vs B1 B2")
+        raise typer.BadParameter(f"{' '.join(words)}: name two runs (A B), or several runs of each of two models "
+                                 "(A1 A2 vs B1 B2)")
     return first, second
 
 
@@ -175,7 +175,7 @@ def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
     from vlrl.store import RunFolder
     from vlrl.tools.experiments.forms import forms_over_steps, most_frequent
     if "vs" in words:
-        raise typer.BadParameter("vs separates two sides, but --forms shows each run by itself; name runs only",
+        raise typer.BadParameter("vs separates the runs of two models, but --forms shows each run by itself: remove vs",
                                  param_hint="A [vs] B")
     forms_by_run = {word: forms_over_steps(RunFolder(word), split) for word in words}
     if as_json:
@@ -195,9 +195,8 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
                 out: Path | None, as_json: bool) -> None:
     from vlrl.tools.experiments.sequential_runs import run_sequential
     if "vs" in words:
-        raise typer.BadParameter("vs separates the runs of two sides, but --sequential compares configs; name configs "
-                                 "only, e.g. a.yaml b.yaml",
-                                 param_hint="A [vs] B")
+        raise typer.BadParameter("vs separates the runs of two models, but --sequential compares configs: name only "
+                                 "configs, e.g. a.yaml b.yaml", param_hint="A [vs] B")
     configs = [word for word in words if not _SETTING.fullmatch(word)]
     settings = [word for word in words if _SETTING.fullmatch(word)]
     folder = out or Path("runs") / "-".join(["compare", *(Path(path).stem for path in configs)])

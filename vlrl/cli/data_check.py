@@ -114,7 +114,7 @@ def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], S
 
 def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
     """Returns (data files, folder of their media). Each name is a file, a glob pattern, folder@split, or a Hub data
-    set. The folder is None if each file has its media in its own folder."""
+    set, which is downloaded to `cache`. The folder is None if each file has its media in its own folder."""
     from vlrl.data import locate_files, several
     paths, root = [], None
     for name in names:

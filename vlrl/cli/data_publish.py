@@ -72,8 +72,8 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
 
 
 def ready(target: HubTarget, dry_run: bool) -> None:
-    """Raises ConfigError if the repository name is malformed, or if no token is set although this is not a dry run.
-    Called before any slow work."""
+    """Raises ConfigError if the repository name in `target` is malformed, or if no token is set although this is not a
+    dry run. Called before any slow work."""
     from vlrl.tools.hub import push as hub_push
     hub_push.check_name(target)
     if not dry_run:

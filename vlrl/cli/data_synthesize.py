@@ -111,7 +111,7 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
 
 
 def _check_out(places: SynthesisFiles, force: bool) -> None:
-    """Raises ConfigError if an output file cannot be written. Called before the work, which takes long."""
+    """Raises ConfigError if one of the output files `places` cannot be written. Called before the slow work."""
     from vlrl.data import check_suffix
     from vlrl.tools.clients.replies import has_failed_requests
     check_suffix(places.out)

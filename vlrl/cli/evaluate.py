@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
-"""Keys of a line of eval.jsonl that count samples without metrics -> how the printed table calls such samples."""
+"""Keys of a line of eval.jsonl that count samples without metrics -> label of these samples in the printed table."""
 
 
 @examples(
@@ -156,7 +156,8 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
 
 
 def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
-    """Prints the metrics of the evaluations `records` on rank 0. If `out` is set, writes the records to this file."""
+    """Prints the metrics of `records`, evaluations of the model `chosen`, and writes the records to `out`; on rank 0.
+    """
     from vlrl.distributed import comm
     from vlrl.store.files import write_text
     from vlrl.tools.evaluate import metrics_of

@@ -33,7 +33,7 @@ _COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
     "compare": "compare:compare", "sweep": "compare:sweep", "tasks": "tasks:app", "data": "data:app",
     "judge": "judge:app", "status": "status:status", "report": "status:report", "doctor": "status:doctor",
     "app": "inspector:inspect", "serve": "serve:serve", "plan": "plan:plan", "presets": "presets:presets"}.items()})
-"""Command name -> its function, or the typer application of its subcommands, which is imported when it is called."""
+"""Command name -> its function, or the typer application of its subcommands, imported when the command is called."""
 
 
 class _Commands(UserDict[str, Any]):

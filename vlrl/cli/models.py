@@ -71,10 +71,10 @@ def tiny(
         raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another folder, or "
                           "delete this folder first")
     if episodes and (random or family != DEFAULT):
-        raise typer.BadParameter("continues from the embedded model; remove --random and --family",
+        raise typer.BadParameter("trains the embedded model further, so it excludes --random and --family: remove them",
                                  param_hint="--episodes")
     if max_pixels is not None and not random:
-        raise typer.BadParameter("needs --random; a pretrained model has the limit of its family",
+        raise typer.BadParameter("needs --random, because a pretrained model has the pixel limit of its family",
                                  param_hint="--max-pixels")
     from vlrl.tools.tiny import models
 

@@ -99,8 +99,8 @@ def _answered(task: Task, sample: Sample, config: Config, folder: Path, place: i
     if given.oracle:
         best = oracle(task, question)
         if best is None:
-            raise ConfigError(f"--oracle: task '{task.name}' knows no perfect answer to '{sample.id}'. Give an answer "
-                              "with --answer")
+            raise ConfigError(f"--oracle: task '{task.name}' has no perfect answer to sample '{sample.id}'. Give an "
+                              "answer with --answer")
         answer = best.text
     if answer is None:
         return _session(task, question, title)
@@ -121,7 +121,7 @@ def _episode(start: Callable[[], PlayedEpisode], place: int, given: _Given) -> b
     episode = start()
     actions = play_episodes.oracle_actions(episode) if given.oracle else play_episodes.split(given.answer or "")
     if actions is None:
-        raise ConfigError(f"--oracle: task '{episode.task.name}' knows no perfect actions for sample "
+        raise ConfigError(f"--oracle: task '{episode.task.name}' has no perfect actions for sample "
                           f"'{episode.question.sample.id}' (oracle_actions). Give actions with --answer")
     play_episodes.run(episode, actions, title, given.as_json)
     if given.as_json:

@@ -33,8 +33,8 @@ def presets(
         known = sorted({str(row["for"]).removesuffix(".yaml") for row in rows})
         rows = [row for row in rows if task in _names_of(str(row["for"]))]
         if not rows:
-            raise ConfigError(f"--for {task}: there is no preset for this task.{did_you_mean(task, known)} Known: "
-                              f"{', '.join(known)}, and the names of the tasks of these configs")
+            raise ConfigError(f"--for {task}: there is no preset for this task or config.{did_you_mean(task, known)} "
+                              f"Name one of the configs {', '.join(known)}, or the task of one of them")
     if word is not None:
         fields = ("name", "idea", "needs", "paper")
         rows = [row for row in rows if any(word.lower() in str(row[field]).lower() for field in fields)]

@@ -214,8 +214,8 @@ def find_config(name: str | Path) -> Path:
 def shipped(name: str) -> Path | None:
     """The path of a config that comes with vlrl; None if there is no such config.
 
-    `name` is its path in configs/ or the end of that path ("gui/gui_g1.yaml" or "gui_g1.yaml"). Raises ConfigError if
-    several configs match."""
+    `name` is the path of the config in configs/ or the end of this path ("gui/gui_g1.yaml" or "gui_g1.yaml"). Raises
+    ConfigError if several configs match."""
     name = os.path.normpath(name).removeprefix("configs/")
     place = vlrl.HOME / "configs" / name
     if os.path.isfile(place):

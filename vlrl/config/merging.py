@@ -15,7 +15,8 @@ from vlrl.errors import ConfigError
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
     """Returns the settings `base` overridden by `over`. Dictionaries are merged recursively, and all other values are
     replaced. A dictionary such as {"0": {...}} changes the items with these indices in a list. The names in
-    `presets` accumulate. In a Named, the curriculum and the engine, a new name drops the options of the old name.
+    `presets` accumulate. For a Named (a function with options), the curriculum and the engine, a new name drops the
+    old options.
 
     `model` is the pydantic model to which the settings belong."""
     out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)

@@ -28,8 +28,8 @@ class LoraSettings(Settings):
     @model_validator(mode="after")
     def _needs_adapter(self) -> LoraSettings:
         if self.quantize != "none" and self.rank == 0:
-            raise ValueError(f"model.lora.quantize={self.quantize} stores frozen weights in 4 bits, but with "
-                             "model.lora.rank=0 they are trained: add an adapter (model.lora.rank=16), or set "
+            raise ValueError(f"model.lora.quantize={self.quantize} stores weights in 4 bits, so they cannot be "
+                             "trained, but model.lora.rank=0 trains them: add an adapter (model.lora.rank=16), or set "
                              "model.lora.quantize=none")
         return self
 
@@ -106,7 +106,7 @@ class ModelSettings(Settings):
         fits = self.lora.target == "language" if adapter else not {"merger", "vision"} & {*self.train}
         if self.feature_cache_mib and not fits:
             raise ValueError(f"model.feature_cache_mib={self.feature_cache_mib} caches the features of vision tower "
-                             f"and merger, but with {given} these are trained. Set "
+                             f"and merger, which must be frozen, but {given} trains one or both. Set "
                              f"{'model.lora.target=language' if adapter else 'model.train=[language]'}, or "
                              "model.feature_cache_mib=0")
         return self

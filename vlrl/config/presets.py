@@ -44,7 +44,7 @@ NEEDS = {
     "writes": "answers that contain this, which settings cannot show",
     "unbuilt": "something that this version does not have",
 }
-"""First word of a need (a key of `needs`) -> description of the requirement. Further words are its argument."""
+"""First word of a need (a key of `needs`) -> description of the requirement. A second word is the need's argument."""
 _WITHOUT_WORDS = {"episodes", "answers", "tasks", "gate", "mismatch", "reference_reward", "knobs", "reasoning"}
 MOVED = {"algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer"}
 """Name of a preset in an earlier version -> name of the preset that replaces it."""
@@ -140,4 +140,4 @@ def _checked(section: Any, path: Path) -> Header:
         first = error.errors()[0]
         at = ".".join([SECTION, *map(str, first["loc"])])
         raise ConfigError(f"{path}: {at}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}. A "
-                          "preset has the fields for, idea, needs, cost and paper") from None
+                          "preset has the fields 'for', 'idea', 'needs', 'cost' and 'paper'") from None

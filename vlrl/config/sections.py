@@ -46,7 +46,7 @@ _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
 """Section of the config -> class that implements the method of this section."""
 GUIDED, REPLACED = VARIANTS = ("guided", "replaced")
-"""`variant` of rollouts of algo.guided: a second attempt, and a rollout that a second attempt has replaced."""
+"""Values of `variant` for rollouts of algo.guided: a second attempt; a rollout that a second attempt has replaced."""
 GIVEN = Table({
     "nodes": "vlrl.methods.tree.settings:without_nodes",
     "values": "vlrl.methods.critic.settings:without_values",

@@ -87,8 +87,8 @@ class Clock:
         return out
 
     def add_parallel(self, name: str, seconds: float) -> None:
-        """Counts `seconds` of work in another thread for phase `name`, and subtracts them from the phase of this
-        thread."""
+        """Adds `seconds` of work in another thread to the phase `name`, and subtracts them from the phase that is
+        running in this thread."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._inner[-1] += seconds
 

@@ -1,4 +1,4 @@
-"""The id of a run at its trackers, by which a resumed run continues there, and the best evaluation of a run."""
+"""The id of a run at its trackers, with which a resumed run continues, and the best evaluation of a run."""
 
 from __future__ import annotations
 

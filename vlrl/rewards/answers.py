@@ -142,8 +142,8 @@ def video_mme(answer: str, truth: str) -> float | None:
 def mvbench(answer: str, truth: str) -> float:
     """1 if an answer is correct under MVBench's rule (2311.17005, video_chat2/mvbench.ipynb), else 0.
 
-    MVBench ends the prompt with "(" and puts it before the answer, too. The answer is correct if its first word,
-    without full stops, is a part of "(A)" for the truth A, or if "(A)" is a part of the word. So an empty answer is
+    MVBench ends the prompt with "(", and also puts a "(" before the answer. With the truth A, the first word of this
+    text, without full stops, must be a substring of "(A)", or the word must contain "(A)". So an empty answer is
     correct, and "B or C" is read as B."""
     lines = answer[:MOST_CHARACTERS].strip().split("\n")
     word, mark = f"({lines[0].lower()}".split(" ")[0], f"({truth.lower()})"
@@ -241,8 +241,7 @@ def rouge(answer: str, truth: str) -> float:
 def free_text(answer: str, truth: str) -> float:
     """The ROUGE score of an answer. It is 0 in two cases:
     - The ground truth is a code, number or quantity, and the answer differs from it ("12 m" does not match "13 m").
-    - The ground truth has at most three words, and the answer lacks one of them that contains a digit ("Highway 101").
-    """
+    - The ground truth has at most three words, and one with a digit is missing in the answer (101 in "Highway 101")."""
     wanted = rouge_tokens(truth)
     named = {word for word in wanted if not word.isalpha() and any(map(str.isdigit, word))}
     other = len(wanted) <= _SHORT and not named.issubset(rouge_tokens(answer))

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 
 def levels(satisfied: Mapping[str, Collection[bool]]) -> dict[str, float]:
-    """The reward parts of a plan. `satisfied` says for each kind of constraint which of its constraints are satisfied.
+    """The reward parts of a plan. `satisfied` maps each kind of constraint to one bool per constraint of this kind.
     `<kind>_micro` is the share of satisfied constraints (1 if there are none). `<kind>_macro` is 1 if all
     constraints of the kind are satisfied, else 0. `pass` is 1 if all constraints of all kinds are satisfied, else 0."""
     shares: dict[str, float] = {}

@@ -47,7 +47,7 @@ def merge(*states: State) -> State:
 
 
 def write(path: Path, state: Mapping[str, Any] | State) -> None:
-    """Writes a state, as a dictionary or `State`, into the folder of a checkpoint."""
+    """Writes a state, given as a dictionary or a `State`, into the folder `path` of a checkpoint."""
     from safetensors.torch import save_file
 
     tree, leaves = state if isinstance(state, State) else view(state)

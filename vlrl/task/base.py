@@ -52,8 +52,8 @@ class Task:
     outcome: ClassVar[Mapping[str, float]] = {}
     """Criterion for a correct answer: reward part -> minimum raw value. All minimums must be reached. With {}, the part
     named accuracy or correct must reach 0.5. If the task has neither, the part with the largest default weight must
-    (the first of several with the same weight). The settings `curriculum.part` and `curriculum.pass_at` override
-    this criterion."""
+    reach 0.5 (of several with the same weight, the first). `curriculum.part` and `curriculum.pass_at` override this
+    criterion."""
     lives_outside: ClassVar[bool] = False
     """Whether the task needs an environment set by `environment.name`."""
     needs: ClassVar[Collection[str]] = frozenset()

@@ -35,10 +35,11 @@ class Reading:
 
 
 Key = tuple[int | None, str | None]
-"""Identifies a reading: (index of its answer in the group, text that replaces the final text of this answer). The index
-is None for a Reading without an answer. The text is None if nothing is replaced."""
+"""Identifies a Reading or an Answer whose log-probabilities are computed: (index of its answer in the group, text that
+replaces the final text of this answer). The index is None for a Reading without an answer. The text is None for an
+Answer."""
 GroupLogprobs = Mapping[str, Mapping[Key, np.ndarray]]
-"""Name of a service -> log-probabilities [t] for each reading of a group."""
+"""Name of a service -> Key -> log-probabilities [t]."""
 
 
 class Logprobs(Protocol):
@@ -46,10 +47,10 @@ class Logprobs(Protocol):
     being trained or under the reference model (algo.reference)."""
 
     def __call__(self, readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
-        """For each reading, the log-probabilities [t] at temperature 1 of the tokens in the last <answer> tag of the
-        answer. For a Reading with a text that replaces the content of this tag, the tokens are those of the text.
-        The array is empty if there are no tokens. The readings may be any of those that `Task.readings` returned for
-        the group (by default, the answers of the group), in any order and number."""
+        """For each item of `readings`, the log-probabilities [t] at temperature 1 of the tokens in the last <answer>
+        tag: for an Answer, of the answer's own tokens there; for a Reading, of the tokens of its text, which
+        replaces the content of the tag. An array is empty if there are no tokens. The items may be any of those that
+        `Task.readings` returned for the group (by default, its answers), in any order and number."""
         ...
 
 
@@ -117,7 +118,7 @@ FAILED = "service: "
 """Prefix of the error of a rollout that could not be scored because a service did not reply."""
 _ABSENT = Table({"without": "vlrl.services.missing:without_unserved_parts",
                  "served": "vlrl.services.missing:served_task"})
-"""Functions that handle services that a task needs but the run does not have."""
+"""Functions that remove reward parts whose service is not available. Imported only if a service is not available."""
 
 
 class AbsentService(TaskError, AttributeError):
@@ -155,15 +156,15 @@ def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
 
 
 def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
-    """Returns the log-probability service `name` for the answers `group`. When called, the service looks up the
-    readings in `values`, which were computed before scoring."""
+    """Returns the log-probability service `name` for the answers `group`. When called, the service looks up
+    log-probabilities in `values`, which were computed before scoring."""
 
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         keys = [reading_key(one, group) for one in readings]
         if unread := next((key for key in keys if key not in values), None):
             what = "an answer" if unread[1] is None else f"the text {unread[1]!a:.80} in place of the text of an answer"
-            raise TaskError(f"services.{name} was asked for {what}, which Task.readings did not return: it must "
-                            "return everything that score_group passes to the service")
+            raise TaskError(f"services.{name} was asked for {what}, which Task.readings did not return: "
+                            "Task.readings must return everything that score_group passes to the service")
         return [values[key] for key in keys]
 
     return logprobs

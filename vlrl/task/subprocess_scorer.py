@@ -51,7 +51,7 @@ class SubprocessScorer:
         self.worker = Worker(lambda: self.fork_server.start(self._convention))
 
     def set_convention(self, convention: str) -> None:
-        """Sets the coordinate convention of the model, which is known once the model is loaded."""
+        """Sets the units in which the model writes coordinates, which are known once the model is loaded."""
         self._convention = convention
 
     def __call__(self, task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
@@ -125,7 +125,8 @@ def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
 def _reply(task: Task, refused: Mapping[int, str], request: bytes, place: mmap.mmap) -> bytes:
     """The scores, pickled. If scoring raises, the reply is a pickled None; scoring is then repeated in the training
     process, which reports the error. If the scores cannot be pickled, the reply is the reason, as a pickled string.
-    `refused` maps the numbers of calls that must be skipped to the error of their answers."""
+    `refused` maps the numbers of calls that must be skipped to the error of their answers. `place` is the shared
+    memory (_PLACE)."""
     begun = 0
 
     def watch(answers: int) -> str | None:

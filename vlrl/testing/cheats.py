@@ -25,8 +25,8 @@ Text = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class CheatRow:
-    """The rewards of one cheat over the samples. If the cheat writes several answers to each sample, the answer with
-    the highest mean reward over the samples is meant."""
+    """The rewards of one cheat over the samples. If the cheat writes several answers to each sample, these are the
+    rewards of the answer whose mean reward over the samples is highest."""
 
     name: str
     mean: float

@@ -30,8 +30,8 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 GENERATED = "made"
-"""Name of generated samples where samples are listed by split. Such a sample has (index, knobs) in place of an index.
-"""
+"""Key of generated samples in dictionaries by split. Where the splits have indices, generated samples have (index,
+knobs)."""
 _LIMITS = LimitsSettings()
 WIDE = 200
 """Number of samples of a split whose ids and content are compared."""
