@@ -23,8 +23,7 @@ Window = tuple[float, float, float, float]  # part of an image: left, top, width
 
 
 class NearDuplicate(NamedTuple):
-    """A held-out row and the most similar row of train. If the rows match in several ways, `kind` is the most certain
-    way."""
+    """A held-out row and the most similar row of train. Of several kinds of match, `kind` names the most certain."""
 
     heldout: str  # Id of the held-out row
     train: str  # Id of the row in train

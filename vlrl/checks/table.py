@@ -41,7 +41,7 @@ def row_findings(row: CheckedRow, context: Context, *, at_start: bool = False, e
 
 
 def file_findings(rows: Sequence[CheckedRow], context: Context, *, at_start: bool = False) -> list[Finding]:
-    """Applies the rules of files, adds each finding to its row and returns all findings."""
+    """Applies the rules of files, adds each finding to its row and returns all findings. at_start: see row_findings."""
     out = []
     for rule in _rules("file", not at_start):
         for n, message in rule.find(rows, context):

@@ -44,9 +44,9 @@ def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, a
 
     The run folder is neither locked nor changed, so this works while its run is in progress.
 
-    If several answers per sample, seeds, temperatures, prompt wordings or length limits are requested, or a server,
-    every combination of them is evaluated. Answers, metrics and a plot are written to a folder; after a kill the same
-    command resumes from that folder (docs/evaluation.md)."""
+    If several answers per sample, seeds, temperatures, prompt wordings or length limits are requested, every
+    combination of them is evaluated. In this case, and for a server, answers, metrics and a plot are written to a
+    folder; after a kill the same command resumes from that folder (docs/evaluation.md)."""
     _check(request)
     given = {"splits": request.splits or None, "samples": request.samples,
              "temperature": request.temperatures[0] if len(request.temperatures) == 1 else None}

@@ -106,7 +106,7 @@ class AlgoSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default_names(cls, values: Any) -> Any:
-        """Adds a setting's default name to options given without a name, as in `algo.loss.dual_clip=3`."""
+        """Adds the default name of a setting to its options if no name is given, as in `algo.loss.dual_clip=3`."""
         if not isinstance(values, Mapping):
             return values
         return {key: {"name": cls.model_fields[key].default.name, **value}

@@ -175,7 +175,8 @@ def fixed_settings(config: Config) -> dict[str, Any]:
 
 
 def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
-    """Raises RunError if the run in `folder` is supervised and the new run is an RL run, or the reverse."""
+    """Raises RunError if the run in `folder` (config `old`) is supervised and the new run is an RL run, or the reverse.
+    """
     before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name in SUPERVISED else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:
@@ -303,8 +304,8 @@ def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[
 
 
 def _stage_override(stage: Any, key: str, value: Any) -> Any:
-    """Returns the stage with an override of the run applied to it, if the stage itself sets settings of the same
-    section. Without this, the stage would undo the override.
+    """Returns the stage with the override key=value of the run applied to it, if the stage sets settings of the same
+    section; otherwise the stage unchanged. Without this function, the stage would undo the override.
 
     With the override `extends`, a file that defines `stages` is not merged into a stage."""
     first = key.partition(".")[0]

@@ -83,8 +83,8 @@ _NAMES = {
     "algo.critic.gamma": "gamma",
     "algo.critic.lam": "lam",
 }
-"""Setting of vlrl -> its names in other frameworks, separated by spaces. A name is the part after the last dot. If this
-part is ambiguous, it is the full name."""
+"""Setting of vlrl -> its names in other frameworks, separated by spaces. A name is only the part after the last dot,
+unless this part is ambiguous."""
 
 
 _MOST = 5

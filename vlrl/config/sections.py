@@ -1,8 +1,8 @@
 """Sections of the config that belong to methods: the only list of methods. No torch.
 
 A method is a folder with `settings.py`, which defines a MethodSettings and imports no torch, and the method itself
-(algo/method.py). SECTIONS names both as strings. The settings are imported if the config sets the section or its
-default is not null, the method if its section is active.
+(algo/method.py). SECTIONS names both as strings. The settings are imported if the config sets the section or the
+section's default is not null; the method is imported if its section is active.
 
     forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(default_factory=...)
 

@@ -68,7 +68,7 @@ class Alerts:
         self._holding = set(self._breaches()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Adds the metrics of a step, and sends an alert for each rule whose condition has become true. Returns
+        """Adds `line`, the metrics of a step, and sends an alert for each rule whose condition has become true. Returns
         {"alerts/<rule>": value} of these alerts, for trackers."""
         return self._tell(self._begun(line))
 

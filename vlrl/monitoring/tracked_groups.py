@@ -89,9 +89,9 @@ def _picture(group: Group) -> tuple[Image.Image | None, str]:
 
 
 def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image.Image:
-    """A resized copy of an image with the marks of several answers drawn on it. Marks of the target are green, those of
-    an answer have the colour of its index. answers: (index, marks as returned by Task.overlay) of each answer. Marks
-    that cannot be drawn are skipped."""
+    """A resized copy of the image `source` with the marks of several answers drawn on it. Marks of the target are
+    green, those of an answer have the colour of its index. answers: (index, marks as returned by Task.overlay) of
+    each answer. Marks that cannot be drawn are skipped."""
     source = source.convert("RGB")
     scale = _SIDE / max(source.size)
     scale = min(scale, 1.0) if max(source.size) >= _SIDE // 2 else scale / 2

@@ -21,7 +21,8 @@ _AT_THE_END_S = 10.0  # A run that ends waits this number of seconds for the web
 
 
 def open_webhook(settings: AlertSettings, say: Callable[[str], None]) -> Webhook:
-    """Returns the webhook of `alerts.webhook`. Raises ConfigError for an environment variable without a valid URL."""
+    """Returns the webhook of `alerts.webhook`, which reports failures by `say`. Raises ConfigError for an environment
+    variable without a valid URL."""
     return Webhook(_address(settings.webhook), settings.webhook_timeout_s, say)
 
 

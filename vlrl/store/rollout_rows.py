@@ -46,12 +46,12 @@ so that a viewer need not run task code; null if the task failed.
 variant that is not trained on; such a rollout belongs to no group.
 - `prompt` is the prompt with which the completion was sampled, including the guidance of a second attempt.
 - `variant` names the variant of the sample for which the completion was sampled; null = the unchanged sample. `kept`
-means that the completion was kept from an earlier draw of the sample.
+means that the completion was kept from an earlier use of the sample.
 - `media.timestamps` are the display times of a video's frames in seconds.
 - `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at each position, in decreasing order.
 - `metrics` are Task.metrics of an evaluated answer, `correct` is Task.correct; null if unknown.
 - `turns` of a completion without an environment may be parts of it that get separate advantages. `turn_advantages` has
-one value per such part or per action of an episode; null if all have the rollout's advantage.
+one value per such part or per action of an episode; null if all tokens have the same advantage.
 - `opened` is the beginning of a completion (or of each action) that the chat template wrote, such as <think>. It is
 scored together with `completion`, but is not part of it.
 - `extra` is JSON that a method stores for its own use."""
