@@ -37,8 +37,7 @@ _torchvision.install()
 _PACKAGE = Path(__file__).resolve().parent
 _IN_CHECKOUT = (_PACKAGE.parent / "tasks").is_dir() and (_PACKAGE.parent / "train.py").is_file()
 HOME = _PACKAGE.parent if _IN_CHECKOUT else _PACKAGE
-"""The folder that contains tasks/, app/ and configs/: the checkout, or this package if it was installed from a wheel.
-"""
+"""The folder that contains tasks/, app/ and configs/: the checkout, or this package if installed from a wheel."""
 
 
 class _Folders(importlib.abc.MetaPathFinder):

@@ -200,7 +200,7 @@ class Completion:
     tokens: np.ndarray
     """[T] int64 token ids, including the end token if the model generated one."""
     logprobs: np.ndarray
-    """[T] float32 under the sampler, at the sampling temperature without banned ids; also for forced tokens."""
+    """[T] float32 log-probabilities under the sampler, at its temperature, without banned ids; forced tokens too."""
     loss_mask: np.ndarray
     """[T] bool; False for tokens that were not sampled (observations, a forced end of thinking) and, in a trained
     group, for tokens sampled in earlier steps."""
@@ -259,8 +259,8 @@ class Completion:
 class Answer:
     """What a task scores: the text of an answer and the parts marked by tags.
 
-    Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags, all is final.
-    """
+    Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags, all text is
+    final."""
 
     text: str
     """The text with which the prompt started the completion, plus the completion."""
@@ -307,7 +307,7 @@ class Rollout:
     per_token: Mapping[str, np.ndarray] = field(default_factory=dict)
     """[T] arrays of one method by name, stored until the update; other methods do not read them."""
     old_logprobs: np.ndarray | None = None
-    """[T] log-probabilities under the trainer before the update, if a method's pass has computed them."""
+    """[T] log-probabilities under the trainer before the update, if a method has computed them."""
     train_prompt: Prompt | None = None
     """Prompt for training, if it differs from the prompt used for sampling."""
     sampled_prompt: str = ""

@@ -30,8 +30,7 @@ _SHOWN_IN = {"expression": "image", "boxes": "image", "box": "image", "action": 
 
 
 def field_problems(row: Row) -> Iterator[str]:
-    """Yields a message for everything that is wrong with the fields of a row. Missing fields are reported by the task.
-    """
+    """Yields a message for each fault in the fields of a row. Missing fields are reported by the task."""
     for name in _CHECKS:
         if row.get(name) is not None and (problem := _CHECKS[name](row)):
             yield problem

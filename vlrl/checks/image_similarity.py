@@ -23,7 +23,7 @@ Window = tuple[float, float, float, float]  # part of an image: left, top, width
 
 
 class NearDuplicate(NamedTuple):
-    """A held-out row and the most similar row of train. Of several kinds of match, `kind` names the most certain."""
+    """A held-out row and the most similar row of train. Of several kinds of match, `kind` is the most certain one."""
 
     heldout: str  # Id of the held-out row
     train: str  # Id of the row in train
@@ -58,8 +58,8 @@ _COSINES = np.cos(np.pi * np.arange(8)[:, None] * (np.arange(_GRID) + 0.5) / _GR
 
 
 def image_signature(id: str, sha256: str, image: Image.Image, windows: Sequence[Window] = WINDOWS) -> ImageSignature:
-    """Returns the signature of an image with the given id and hash of its file, with one perceptual hash for each of
-    `windows`. If `windows` has only the full image, crops are not recognised."""
+    """Returns the signature of an image, with one perceptual hash for each of `windows`. If `windows` has only the full
+    image, crops are not recognised. `sha256` is the hash of the image file."""
     grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float32)
     return ImageSignature(id, sha256, grey, None if grey.std() < _FLAT else _hashes(_sampled(grey, np.array(windows))))
 

@@ -34,8 +34,7 @@ from vlrl.types import Sample
 FIRST = 4  # number of samples of each task that are checked in full; every prompt template is used at least once
 OTHERS = 256  # number of further rows of each split whose fields and media headers are checked
 _QUICK = 2.0
-"""If making the samples of all splits takes more than this number of seconds, they are not made again to compare them.
-"""
+"""If making the samples of all splits takes more than this number of seconds, they are not made again to compare."""
 COMPARED = 20_000  # number of rows of each split in memory that are compared with one another
 
 

@@ -256,7 +256,7 @@ def sweep(
 
     The score that selects the best settings is biased upwards, because it was the highest of many. The unbiased result
     is the score of these settings on test seeds that were not used for the selection. The command also reports how much
-    each setting matters and how many runs were needed. Run it again to continue after an interruption."""
+    each setting matters and how many runs were needed. To continue after an interruption, run the command again."""
     from vlrl.tools.experiments.sweep import run_sweep
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"
     with _interruptible(folder), progress_bars(lines=True) as progress:

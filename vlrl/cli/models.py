@@ -61,7 +61,7 @@ def tiny(
 ) -> None:
     """Build a tiny vision-language model (about 1 M parameters) with a real architecture and processor.
 
-    Without --random the model is pretrained, with deliberate errors, to locate drawn shapes, to read digits, to answer
+    Without --random the model is pretrained, partly on wrong labels, to locate drawn shapes, to read digits, to answer
     questions about drawn clips and to plan simulated drives. It is saved in bfloat16, and is a starting point that RL
     improves on a CPU within minutes. No network is needed, but the extras vlrl[demo,driving] are."""
     if family not in FAMILIES:

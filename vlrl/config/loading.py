@@ -175,8 +175,7 @@ def fixed_settings(config: Config) -> dict[str, Any]:
 
 
 def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
-    """Raises RunError if the run in `folder` (config `old`) is supervised and the new run is an RL run, or the reverse.
-    """
+    """Raises RunError if the run in `folder` (config `old`) is supervised and the new one is RL, or the reverse."""
     before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name in SUPERVISED else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:

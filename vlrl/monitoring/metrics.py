@@ -28,7 +28,7 @@ def sign_of_life(name: str = "start") -> None:
 
 
 def last_sign_of_life() -> tuple[int, str]:
-    """Returns (number, name) of the last sign of life; the number counts up."""
+    """Returns (number of signs of life so far, name of the last sign of life)."""
     return _life
 
 

@@ -17,7 +17,7 @@ from vlrl.errors import TrainingError
 
 _FLOAT32 = {"kl": 1e-4, "gap": 0.1}  # limits for float32, where only the order of sums differs
 _ROUNDED = {"kl": 0.02, "gap": 5.0}
-"""Limits for 16-bit or 4-bit weights. A mean |g| of 0.02 is usual; a mixture of experts has more."""
+"""Limits for 16-bit or 4-bit weights. Log-probabilities usually differ by 0.02; with a mixture of experts, by more."""
 
 
 def expected_mismatch(config: Config, what: str) -> float | None:

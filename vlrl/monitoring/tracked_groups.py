@@ -38,7 +38,7 @@ class GroupView:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]  # table rows, one per rollout of the shown groups
     values: Mapping[str, np.ndarray]
-    """[N] float64 values of all rollouts of the step, by the name of the histogram."""
+    """Name of a histogram -> [N] float64 values of all rollouts of the step."""
 
 
 def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:

@@ -76,8 +76,7 @@ def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
 
 
 def contradicts(text: str, options: Sequence[str]) -> bool:
-    """Whether a text gives the letter of one option with the text of another option: "B. a cat" if "a cat" is option A.
-    """
+    """Whether a text gives the letter of one option with another option's text: "B. a cat" if "a cat" is option A."""
     match = _LEADING.match(western(text))
     letter = match[1].upper() if match and match[2] else ""
     if not match or not letter or letter not in LETTERS[:len(options)]:

@@ -24,8 +24,7 @@ _MOST = 100  # detections of one label and image that COCO considers
 
 
 def assign(cost: Sequence[Sequence[float]]) -> Pairs:
-    """The Hungarian assignment: min(rows, columns) pairs (row, column) of the matrix `cost` with the least total cost.
-    """
+    """The Hungarian assignment: min(rows, columns) pairs (row, column) of the matrix `cost` with least total cost."""
     if not cost or not cost[0]:
         return []
     if len(cost) == 1:

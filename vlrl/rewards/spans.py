@@ -67,8 +67,7 @@ def merged(spans: Sequence[Span]) -> list[list[float]]:
 
 
 def union_iou(spans: Sequence[Span], truth: Sequence[Span]) -> float:
-    """The IoU of the unions of two lists of intervals, in [0, 1]; 1 if both lists are empty (VideoChat-R1, 2504.06958).
-    """
+    """The IoU of the unions of two lists of intervals, in [0, 1]; 1 if both are empty (VideoChat-R1, 2504.06958)."""
     if not spans and not truth:
         return 1.0
     if len(spans) == len(truth) == 1:

@@ -54,8 +54,7 @@ def _within(box: Sequence[float], size: tuple[float, float]) -> list[float]:
 
 
 def read_track(text: str, count: int) -> list[list[float] | None] | None:
-    """The track in a text that is a list of exactly `count` boxes (or null) and nothing else; None for any other text.
-    """
+    """The track in a text that is a list of exactly `count` boxes (or null) and nothing else; None for other texts."""
     entries = read_literal(text)
     if not isinstance(entries, list) or len(entries) != count:
         return None

@@ -199,8 +199,7 @@ def cache_folder(name: str = "") -> Path:
 
 
 def move_to_backup(path: Path) -> None:
-    """Moves the files of an earlier run in `path` into a new folder next to it, NAME.before-1, 2 ... Deletes nothing.
-    """
+    """Moves the files of an earlier run in `path` to a new folder next to it, NAME.before-1, 2 ... Deletes nothing."""
     left = [p for p in path.iterdir() if p.name != "run.lock"]
     if not left:
         return

@@ -31,15 +31,14 @@ from vlrl.store.files import disk_errors, read_json
 
 BEAT_S = 15.0  # seconds between two signs of life of an owner
 SILENT_S = 180.0
-"""A lock may be taken over after this number of seconds without a sign of life: missed beats plus NFS delays."""
+"""A lock may be taken over after this number of seconds without a sign of life. It is 12 times BEAT_S."""
 _LOOK_S = 1.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
 class Lock:
-    """A lock on a folder, held by this process. `path` is the lock file, `owner` the description of this process in it.
-    """
+    """A lock on a folder, held by this process. `path` is the lock file, `owner` this process as described in it."""
 
     def __init__(self, path: Path, owner: Mapping[str, Any]):
         self.path, self.owner = path, owner

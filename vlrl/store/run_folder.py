@@ -61,8 +61,7 @@ class RunFolder:
         write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
 
     def write_tokenizer(self, text: str) -> None:
-        """Writes tokenizer.json, which converts token ids to text without the model. Skipped if the file has this text.
-        """
+        """Writes tokenizer.json, which converts token ids to text without the model. Skipped if it has this text."""
         path = self.path / "tokenizer.json"
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)

@@ -1,7 +1,7 @@
 """Converts a trainer's state to JSON and tensors, and back.
 
 A state consists of nested dictionaries, lists and tuples with tensors, arrays, numbers, strings, bytes and None. torch
-is imported only if it contains a tensor or is loaded."""
+is imported only if a state contains a tensor or is loaded."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ from vlrl.errors import ConfigError
 from vlrl.types import Observation, Step
 
 SUCCESS = "tool_success"
-"""Reward part of a turn with tool calls: 1 if all calls succeeded, else 0. Exists only if the task's rewards name it.
-"""
+"""Reward part of a turn with tool calls: 1 if all calls succeeded, else 0. Exists only if `task.rewards` names it."""
 
 
 class Environment:

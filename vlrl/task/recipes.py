@@ -40,8 +40,7 @@ class Recipe:
     oracle: Callable[[Any, Sample], str | None]
     """A perfect answer, or None if it is unknown."""
     write: Callable[[Any, Sample, Sequence[Box]], str] | None = None
-    """Writes boxes, given in original pixels, as a well-formed answer; used for cheats. None if answers are not boxes.
-    """
+    """Writes boxes in original pixels as a well-formed answer; used for cheats. None if answers are not boxes."""
     group: Callable[[Any, Sample, Sequence[Answer], Any], list[Parts]] | None = None
     """A function that returns further reward parts for each answer, which compare the answers of a group. Its last
     argument is the `services` of `Task.score_group`."""

@@ -20,8 +20,7 @@ from vlrl.types import Answer, Parts, Sample, StepValues
 
 _MOST_MARKS = 1000
 LARGEST = 1e12
-"""Largest absolute value of a part or reward. Squares and sums of larger values could exceed the number range on a GPU.
-"""
+"""Largest absolute value of a part or reward. Squares and sums of larger values could be out of range on a GPU."""
 _watch: Callable[[int], str | None] | None = None
 """The function `watch` given to `watching`; None outside of `watching`."""
 
@@ -63,9 +62,9 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
     """Scores the answers to one sample. Without `services`, there are no answers to variants, and reward parts that
     need a service are left out.
 
-    A part that is None makes the rollout unscorable: its reward is None. So does a part that is not a finite number, or
-    a scoring method that raises; in these cases, `error` is set as well. The reward is not set to 0 because 0 could be
-    the best reward of the group.
+    A part that is None makes the rollout unscorable: its reward is None. The same holds if a part is not a finite
+    number or a scoring method raises; then `error` is set as well. The reward is not set to 0 because 0 could be the
+    best reward of the group.
 
     Raises TaskError if a scoring method returns the wrong type, or part names other than those in `rewards`. These are
     bugs of the task and do not depend on the model's text."""
@@ -214,8 +213,8 @@ def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
     """Calls task code. Returns (result, None), or (None, error text) if the code raises. A TaskError is raised again,
     because it is a bug that the author of the task has to fix.
 
-    `answers` is the number of answers that the code handles. Inside `watching`, it determines how long the code may
-    run."""
+    `answers` is the number of answers that the code handles. Inside `watching`, this number determines how long the
+    code may run."""
     refused = _watch(answers) if _watch else None
     if refused:
         return None, refused

@@ -78,8 +78,7 @@ class Question:
     media: Sequence[Media] = ()
     """Images and videos that are shown before the text; a video is shown as its frames."""
     fields: Fields | None = None
-    """Fields that the JSON reply must have (rewards/verdicts.py). If the reply lacks them, the question is asked again.
-    """
+    """Fields that the JSON reply must have (rewards/verdicts.py). If one is missing, the question is asked again."""
 
 
 class Judge(Protocol):
@@ -146,7 +145,7 @@ class Services:
 
 
 def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
-    """Returns the Key of a reading. Raises TaskError if the answer of the reading is not in `group`."""
+    """Returns the Key of `reading`. Raises TaskError if its answer is not in `group`."""
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:

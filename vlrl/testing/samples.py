@@ -30,8 +30,8 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 GENERATED = "made"
-"""Key of generated samples in dictionaries by split. Where the splits have indices, generated samples have (index,
-knobs)."""
+"""Key of the generated samples in dictionaries by split. A generated sample is identified by (index, knobs) instead of
+an index."""
 _LIMITS = LimitsSettings()
 WIDE = 200
 """Number of samples of a split whose ids and content are compared."""
