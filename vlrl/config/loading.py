@@ -145,8 +145,8 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
     if stage.kind == "merge":
         other = config.merge.other
         if not before:
-            raise ConfigError(f"{where}: kind=merge averages the weights of the previous stage with others, but there "
-                              "is no previous stage. Insert a stage before this stage")
+            raise ConfigError(f"{where}: kind=merge averages the previous stage's weights with other weights, but "
+                              "there is no previous stage. Insert a stage before this stage")
         if other not in ("start", *before) and not os.path.isdir(other):
             raise ConfigError(f"{where}: merge.other={other!r} is neither an earlier stage nor a folder."
                               f"{did_you_mean(other, ['start', *before])} Earlier stages: {', '.join(before)}")

@@ -35,8 +35,8 @@ class StageEntry(BaseModel):
     @classmethod
     def _plain(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,59}", name) or name in _TAKEN:
-            raise ValueError("a stage's name becomes a folder: use up to 60 letters, digits, '_' and '-', and none of "
-                             f"{', '.join(_TAKEN)}")
+            raise ValueError("a stage's name becomes a folder: use up to 60 letters, digits, '_' and '-', but none of "
+                             f"the names {', '.join(_TAKEN)}")
         return name
 
     @model_validator(mode="after")

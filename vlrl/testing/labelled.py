@@ -69,8 +69,8 @@ def judge(task: Task, file: Path) -> Verdict:
     file and the row."""
     rows = read_rows(file)
     if not rows:
-        raise DataError(f"{file} has no rows; write a row for each answer, "
-                        f"{{\"id\" or \"sample\", \"answer\": text, \"correct\": true}}")
+        raise DataError(f"{file} has no rows: write one row for each labelled answer, e.g. "
+                        '{"id": "train-3", "answer": "<answer>4</answer>", "correct": true}')
     samples = samples_by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
     mistakes, correct = [], 0
     for number, row in enumerate(rows, 1):
