@@ -50,9 +50,9 @@ def centre(box: Sequence[float]) -> tuple[float, float]:
 def edge_similarity(box: Sequence[float], truth: Sequence[float], width: float, height: float) -> float:
     """How close the four sides of two boxes are, in [0, 1]: the box term of GUI-G1 (2505.15810).
 
-    For each side, the similarity is 1 minus the distance between the two boxes' sides divided by the image width or
-    height. The result is the harmonic mean of the four similarities; it is 0 if one side is off by the whole image or
-    more."""
+    The similarity of a side is 1 - d / s, where d is the distance between this side of the two boxes and s is the image
+    width or height. The result is the harmonic mean of the four similarities; it is 0 if one side is off by the whole
+    image or more."""
     sides = [1 - abs(p - t) / full for p, t, full in zip(box, truth, (width, height) * 2, strict=True)]
     return 4 / sum(1 / side for side in sides) if min(sides) > 1e-9 else 0.0
 
