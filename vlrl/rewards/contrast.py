@@ -46,8 +46,8 @@ def vlm_rl_reward(base: float, speed: float, clear: float, target: float, *terms
     """VLM-RL's reward of a state: the product of `speed_term(speed, clear, target)` and all `terms`, which are values
     of `linear_falloff`.
 
-    `base` is the environment's own reward. If it is negative, a penalty for a collision or for leaving the road, it is
-    returned instead."""
+    `base` is the environment's own reward. A negative `base`, which is a penalty for a collision or for leaving the
+    road, is returned instead."""
     if base < 0:
         return base
     reward = speed_term(speed, clear, target)

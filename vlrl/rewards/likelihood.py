@@ -13,7 +13,7 @@ def mean_probability(logprobs: Sequence[float]) -> float:
 
 
 def debiased(reasoned: Sequence[Sequence[float]], alone: Sequence[float] | None) -> list[float]:
-    """RLPR's reward (2506.18254, eq. 4) for each reasoning: min(1, max(0, p - p0)), i.e. how much likelier the
+    """RLPR's reward (2506.18254, eq. 4) for each reasoning: min(1, max(0, p - p0)), i.e. how much more likely the
     reasoning makes the reference answer.
 
     p is the mean probability of the reference answer's tokens after the reasoning, from an item of `reasoned`. p0 is

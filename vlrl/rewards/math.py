@@ -3,7 +3,7 @@
 math-verify (github.com/huggingface/Math-Verify) runs in a separate process for two reasons: its time limits use
 signals, which only work in the main thread, and sympy can hang in C code, for example on a tower of powers. The process
 is reused for all comparisons, replaced if it hangs or dies, and ended with this process. math-verify compares only qa
-answers of type `math`, never boxes, points or labels, because it treats some unequal ones as equal."""
+answers of type `math`, never boxes, points or labels, some of which it treats as equal although they differ."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def count_votes(boxes: Sequence[Box]) -> VoteGrid:
 
 
 def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
-    """GUI-RCPO's reward for each box of a group, in [0, 1]: how many boxes cover a pixel of this box on average,
-    divided by the number of boxes at the pixel of the image that most boxes cover.
+    """GUI-RCPO's reward for each box of a group, in [0, 1]: the mean number of boxes that cover a pixel of this box,
+    divided by the largest number of boxes that cover the same pixel of the image.
 
     Boxes are in integer pixels. None stands for an answer without a readable box: its reward is 0, and it is not
     counted. If no two boxes overlap, every box gets 1."""
@@ -65,8 +65,8 @@ def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
 
 
 def region_vote(boxes: Sequence[Box]) -> list[float] | None:
-    """GUI-RC's consensus answer of a group, as a box: the bounding box of the largest connected region among the pixels
-    that most boxes cover. None if there are no boxes."""
+    """GUI-RC's consensus answer of a group, as a box: the bounding box of the largest connected region of pixels that
+    are covered by the largest number of boxes. None if there are no boxes."""
     if not boxes:
         return None
     from scipy import ndimage
