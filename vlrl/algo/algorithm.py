@@ -23,8 +23,8 @@ from vlrl.models.policy import Policy
 
 class KLCoefficient:
     """The coefficient of the KL term: `algo.kl_coef`, adapted towards `algo.kl_target` if that is set. After each step:
-    coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon). Fine-Tuning Language Models from
-    Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per completion."""
+    coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions of the step / `horizon`). Fine-Tuning Language
+    Models from Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per completion."""
 
     def __init__(self, start: float, target: float | None = None, horizon: int = 10_000):
         self.value, self.target, self.horizon = start, target, horizon
@@ -74,7 +74,7 @@ class Algorithm:
 
     @property
     def requires(self) -> frozenset[str]:
-        """Names of the inputs that functions and methods require (see inputs.requires); "kl" with algo.kl_in=reward."""
+        """Names of inputs that functions and methods require (inputs.requires), plus "kl" with algo.kl_in=reward."""
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
         beside = frozenset[str]().union(*(method.requires for method in self.methods))

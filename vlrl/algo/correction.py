@@ -2,8 +2,9 @@
 
 Each function is `(LossInputs, options) -> (weights [N], metrics)`. The weights are computed from D = log p(trainer,
 with the weights that sampled) - log p(engine) of the trained tokens. They carry no gradient. They multiply the policy
-term after its clipping, but not the KL. A bound of null means that there is no bound. D is clamped to +-20. It is 0 for
-tokens that are trained under another prompt than the sampled one, or whose engine log-probability is unknown.
+term after its clipping, but not the KL. A bound of null means that there is no bound. D is clamped to +-20. D is 0 for
+tokens that were sampled under a different prompt from the one they are trained under, or whose engine log-probability
+is unknown.
 
 Metrics: `correction/weight` is the mean weight, `correction/outside` the share of tokens whose weight was out of
 bounds."""

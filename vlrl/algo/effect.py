@@ -76,7 +76,7 @@ class FunctionUse:
         return f"task '{self.task.name}' has no environment, so every answer is one turn and this acts as"
 
     def reads(self, what: str) -> bool:
-        """Whether the function may read the input `what`; see the decorator `reads`."""
+        """Whether the function may read the input `what`; see the decorator `reads` for its values."""
         return self.own or what in getattr(self.function, "reads", ())
 
     def in_place_of(self, what: str) -> str:
@@ -99,9 +99,9 @@ def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any],
     """Decorator that declares that a function reads something other than its usual inputs.
 
     `what` may contain "outcome" (which answers are correct), "reward" (for a function of algo.batch) and "sign" (the
-    sign of the advantage, for a function of algo.weights). alone: option values with which the function reads which
-    answers are correct instead of the reward (a policy term: instead of the advantage). alone={}: with any options,
-    unless the option `correct` is set, which compares the reward with a limit."""
+    sign of the advantage, for a function of algo.weights). alone: option values with which the function reads "outcome"
+    instead of the reward (a policy term: instead of the advantage). alone={}: it does so with any options. The option
+    `correct` is an exception, because it compares the reward with a limit."""
     def mark(function: Any) -> Any:
         function.reads, function.alone = frozenset(what), alone
         return function
@@ -122,8 +122,7 @@ def idle(why: str, **options: Any) -> Callable[[Any], Any]:
 
 
 def short(value: Any) -> Any:
-    """Returns a setting's value as a config file writes it, but of a Named (the name of a function, with options) only
-    the name."""
+    """Returns a setting's value as text for a message: of a Named (a function's name with options) only the name."""
     if isinstance(value, tuple):
         return f"[{', '.join(str(short(one)) for one in value)}]"
     return value.name if isinstance(value, Named) else value

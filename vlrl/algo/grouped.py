@@ -43,12 +43,12 @@ def largest(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
 
 
 def all_equal(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """[R] bool: whether all values of the rollout's group are exactly equal, so the group has no training signal."""
+    """[R] bool: whether all values of the rollout's group are exactly equal; such a group has no training signal."""
     return smallest(values, group) >= largest(values, group)
 
 
 def centred(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Each value minus the mean of its group; exactly 0 if all its values are equal, NaN if the value is NaN."""
+    """Each value minus the mean of its group; exactly 0 if all group values are equal, NaN if the value is NaN."""
     away = values - mean(values, group)
     return torch.where(all_equal(values, group) & ~values.isnan(), 0.0, away)
 

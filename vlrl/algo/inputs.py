@@ -119,8 +119,8 @@ class LossInputs:
     max_length: int
     """Token limit of a completion: rollout.max_new_tokens."""
     sampler_logprobs: torch.Tensor | None = None
-    """[N] log-probabilities of the engine that sampled, NaN if unknown. If a token is trained under another prompt than
-    the sampled one, this is the trainer's log-probability."""
+    """[N] log-probabilities of the engine that sampled, NaN if unknown. If a token is trained under a different prompt
+    from the one it was sampled under, this is the trainer's log-probability."""
     reference_logprobs: torch.Tensor | None = None
     """[N] log-probabilities under the reference policy, for functions that require "reference"."""
     entropy: torch.Tensor | None = None
@@ -150,8 +150,7 @@ class LossInputs:
     """Each statistic that a function requires ("old_stat:<name>"), by name, computed with the weights that sampled the
     rollouts. {} if these are the current weights."""
     per_token: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """For each name that a head's loss reads (heads.Head.reads), the values [N] of Rollout.per_token; NaN = no value.
-    """
+    """For each name that a head's loss reads (heads.Head.reads), the [N] values of Rollout.per_token; NaN = none."""
     known: Mapping[str, float] = field(default_factory=dict)
     """For each name in per_token, the number of all trained tokens of the optimizer step that have a value."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -188,8 +187,8 @@ class LossInputs:
 
     @property
     def sampler_gap(self) -> torch.Tensor:
-        """[N] log p(old) - log p(sampler), clamped to +-20, without gradient. 0 for tokens that are not trained, and
-        for tokens whose engine log-probability is unknown (NaN)."""
+        """[N] log p(old) - log p(engine that sampled), clamped to +-20, without gradient. 0 for tokens that are not
+        trained, and for tokens whose engine log-probability is unknown (NaN)."""
         assert self.sampler_logprobs is not None
         gap = (self.old_logprobs - self.sampler_logprobs).detach().clamp(-20, 20)
         return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
@@ -216,11 +215,11 @@ def gather_values(values: torch.Tensor) -> torch.Tensor:
 def requires(*what: str) -> Callable[[Any], Any]:
     """Decorator that declares which inputs a function needs besides rewards or log-probabilities.
 
-    Names of options in braces are replaced by their values. For the loss: "reference", "entropy", "stat:<name>",
-    "old_stat:<name>", "variant:<name>". For advantages, shapings and batches: "greedy", "tokens", "texts", "token_kl",
-    "turns", "plans" (the <plan> of each turn), "steps" (values of reasoning steps), a name in config.sections.GIVEN
-    (data of a method), "parts" (it reads the reward parts instead of the reward), "local" (it only needs the groups of
-    its own process).
+    The name of an option in braces, as in "stat:top:{k}", is replaced by the option's value. For the loss: "reference",
+    "entropy", "stat:<name>", "old_stat:<name>", "variant:<name>". For advantages, shapings and batches: "greedy",
+    "tokens", "texts", "token_kl", "turns", "plans" (the <plan> of each turn), "steps" (values of reasoning steps), a
+    name in config.sections.GIVEN (data of a method), "parts" (the reward parts, read instead of the reward), "local"
+    (only the groups of this process are needed).
 
     "step": its `prepare` reads the current log-probabilities (and entropy, statistics) of the whole optimizer step,
     which costs a forward pass without gradient. A `prepare` without "step" gets zeros instead, at no cost."""

@@ -57,9 +57,9 @@ def k3_unbiased(x: LossInputs, clamp: Rate = 20.0, level: Literal["token", "sequ
     2512.02556).
 
     For completions sampled by the weights at the start of the update, value and gradient are unbiased at every
-    optimizer step. For completions of older weights or another sampler they are biased, as algo.correction does not
-    multiply the KL. `level`: "token" = r is the ratio of the token; "sequence" = r is exp(mean of the log-ratio) of its
-    rollout."""
+    optimizer step. For completions sampled by older weights or by another model they are biased, as algo.correction
+    does not multiply the KL. `level`: "token" = r is the ratio of the token; "sequence" = r is exp(mean of the
+    log-ratio) of its rollout."""
     log_r = x.log_ratio if level == "token" else x.spread(x.sequence_mean(x.log_ratio))
     return log_r.exp() * k3(x, clamp)
 

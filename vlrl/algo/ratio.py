@@ -26,7 +26,7 @@ class Ratio:
 
     options: tuple[str, ...]  # options that act only through the ratio
     alone: bool
-    """Whether at a ratio of 1 the term's gradient is that of algo.loss=reinforce, possibly times a factor (`like`)."""
+    """Whether at a ratio of 1 the term's gradient is that of algo.loss=reinforce, or a multiple of it (see `like`)."""
     like: str  # how a message relates the gradient at a ratio of 1 to that of reinforce: "that", "a multiple of that"
     farthest: Mapping[str, float]  # option -> the smallest value that no ratio can reach, if it differs from _FARTHEST
     hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]

@@ -61,8 +61,8 @@ STATISTICS: dict[str, Callable[..., Statistic]] = {
 
 
 def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statistic]:
-    """Returns {name: statistic} for the `required` inputs that begin with `kind` ("stat:" or "old_stat:"). The names in
-    the dict lack this prefix. Raises ConfigError for an unknown name."""
+    """Returns {name: statistic} for the `required` inputs that begin with `kind` ("stat:" or "old_stat:"). The keys are
+    the names without this prefix. Raises ConfigError for an unknown name."""
     return {name: _statistic(name) for name in sorted(r.removeprefix(kind) for r in required if r.startswith(kind))}
 
 

@@ -1,9 +1,9 @@
 """The interface of samplers, and what they know about the training split.
 
 A sampler runs on the main process, which sends the draws to all processes. `next(count, step)` returns draws, and
-`observe(outcomes, step)` receives their results. Optional methods: `upcoming` foretells the next draws, so that their
-prompts can be encoded ahead. `probes` returns prompts that are answered but not trained on. `missing` and `measured`
-have the policy measure every prompt."""
+`observe(outcomes, step)` receives their results. Optional methods: `upcoming` returns the next draws in advance, so
+that their prompts can be encoded early. `probes` returns prompts that are answered but not trained on. `missing` and
+`measured` have the policy measure every prompt."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ _LARGEST = 1e30
 _LONGEST = 200
 """Maximum length of a category's name in characters."""
 _BAD = Sample(id="")
-"""The sample that takes the place of a row that cannot be read. It has no fields. The error is raised when the row is
-drawn."""
+"""A sample without fields, in place of a row that cannot be read. The read error is raised when the row is drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ class Prompts:
         self.buffer: int | None = None
         """data.shuffle_buffer if data.stream is set, else None."""
         self.knobs = dict(knobs or {})
-        """For a task that generates samples of any difficulty: the range (lowest, highest) of each knob."""
+        """For a task that generates samples: the range (lowest, highest) of each knob (difficulty setting)."""
         self.stage_fields = tuple(stage_fields)
         """Fields of samples that stages of the curriculum may override."""
         self._read = read or (lambda name: [None] * size)
@@ -85,7 +84,7 @@ class Prompts:
            knobs: Mapping[str, tuple[float, float]] | None = None, stage_fields: Collection[str] = ()) -> Prompts:
         """Creates the Prompts of a training split. Rows are read when a sampler first asks for a field. `columns` is a
         file (data.difficulty) whose columns take precedence over the rows' own fields, "" = none. `knobs` and
-        `stage_fields`: as the attributes of these names."""
+        `stage_fields` are stored in the attributes of these names."""
         beside = Columns(columns) if columns else None
 
         def read(name: str) -> Sequence[Any]:
@@ -99,8 +98,8 @@ class Prompts:
         return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
     def subset(self, name: str, indices: np.ndarray, share: float) -> Prompts:
-        """The subset of prompts with these `indices` [n], renumbered from 0. Its random streams are derived from its
-        `name`, a task label. Its prompts get the `share` of each step's draws."""
+        """The subset of prompts with these `indices` [n], renumbered from 0. The random streams of the subset are
+        derived from `name`, a task label. `share`: the subset's share of each step's draws."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         part = copy.copy(self)
         part.size, part.seed, part._fields, part.history = len(indices), seed, {}, self.history.subset(indices)
@@ -156,8 +155,7 @@ def _ranges(numbers: np.ndarray, bins: int) -> Categories:
 
 
 class Sampler(Protocol):
-    """Decides which prompts are answered. Created with (prompts, **options); the options are settings `curriculum.*`.
-    """
+    """Decides which prompts are answered. Created with (prompts, **options); the options are `curriculum.*`."""
 
     def next(self, count: int, step: int) -> list[Draw]:
         """Returns `count` draws. Called again in the same step to replace groups that the filters dropped."""

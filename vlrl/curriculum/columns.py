@@ -21,8 +21,7 @@ _SINGLE = (str, int, float, bool)
 
 
 class Columns:
-    """The columns of the file `data.difficulty`, which is read on first use. Raises ConfigError if it does not exist.
-    """
+    """The columns of the file data.difficulty, which is read on first use. Raises ConfigError if there is no file."""
 
     def __init__(self, name: str):
         self.path = Path(name)

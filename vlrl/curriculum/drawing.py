@@ -39,7 +39,7 @@ def weighted(weights: np.ndarray, count: int, rng: np.random.Generator) -> np.nd
 
 def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draws [count] distinct indices by rejecting repeated ones, or, if that takes too long, by exponential keys
-    (Efraimidis and Spirakis, 2006), which has the same distribution. below: as in `_found`."""
+    (Efraimidis and Spirakis, 2006), which has the same distribution. below: running sum at each block end."""
     if not count:
         return np.zeros(0, dtype=np.int64)
     chosen: dict[int, None] = {}
@@ -108,9 +108,9 @@ def next_distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
 class Adaptive:
     """Base class of samplers that learn: `pick` chooses prompts, `learn` receives their outcomes.
 
-    Every call of `next` has its own random stream, keyed by the seed and the number of the call. `state` and `restore`
-    cover what `pick` and `learn` change, by default the attributes in `saved`. The GroupSource saves `prompts.history`.
-    """
+    Every call of `next` has its own random stream, keyed by the seed and the number of the call. The methods `state`
+    and `restore` save and load what `pick` and `learn` change, by default the attributes named in `saved`. The
+    GroupSource saves `prompts.history`."""
 
     saved: ClassVar[tuple[str, ...]] = ()
 
@@ -126,8 +126,7 @@ class Adaptive:
         return self.draws(self.pick(count, step, stream(self.prompts.seed, 3, self.calls)))
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        """Makes Draws of the prompts `indices` and counts them in the history; `more` are further fields of every Draw.
-        """
+        """Makes Draws of the prompts `indices` and counts them in the history; `more`: further fields of the Draws."""
         indices = np.asarray(indices).tolist()
         return [Draw(i, v, **more) for i, v in zip(indices, self.history.visit(indices), strict=True)]
 

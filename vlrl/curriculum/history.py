@@ -16,8 +16,7 @@ _FIELDS = ("visits", "last", "pass_rate", "reward")
 
 
 class History:
-    """For each of N prompts: how often it was drawn, in which step it was last answered, and the result of that step.
-    """
+    """For each of N prompts: how often it was drawn, the step in which it was last answered, and its last result."""
 
     def __init__(self, size: int):
         self.visits = np.zeros(size, dtype=np.int32)
@@ -33,7 +32,7 @@ class History:
 
     def subset(self, indices: np.ndarray) -> History:
         """The history of the prompts with these `indices` [n], renumbered from 0. A draw that is counted in the subset
-        is also counted in the full history, but `note` must be called on both."""
+        is also counted in the full history. Results are not: `note` must be called on both."""
         subset = History(len(indices))
         subset._within = self, indices
         subset._copy_from_whole()
@@ -47,8 +46,7 @@ class History:
                 getattr(self, name)[:] = getattr(whole, name)[places]
 
     def visit(self, indices: np.ndarray | Sequence[int]) -> list[int]:
-        """Counts a draw of each of the indices, which may repeat. Returns how often each prompt had been drawn before.
-        """
+        """Counts a draw of each index; indices may repeat. Returns how often each prompt had been drawn before."""
         places = np.asarray(indices, dtype=np.int64)
         order = np.argsort(places, kind="stable")
         first = np.searchsorted(places[order], places[order], side="left")
@@ -80,8 +78,7 @@ class History:
 
     @property
     def rejected(self) -> np.ndarray:
-        """[N] bool: whether the prompt was rejected every time it was drawn. False for a prompt that was never drawn.
-        """
+        """[N] bool: whether the prompt was rejected at every draw. False for a prompt that was never drawn."""
         return self.last == _REJECTED
 
     def state_dict(self) -> dict[str, Any]:

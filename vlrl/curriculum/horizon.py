@@ -28,13 +28,13 @@ HORIZONS = Table({
     "multiply": "vlrl.methods.curricula.horizons:multiply",
     "success": "vlrl.methods.curricula.horizons:Success",
 })
-"""The rules by name. A rule maps the number of a step (from 0) to a turn limit. A rule that learns from outcomes also
-has `observe`, `state_dict` and `load_state_dict`."""
+"""The rules that episode.horizon can name. A rule maps the number of a step (from 0) to a turn limit. A rule that
+learns from outcomes also has `observe`, `state_dict` and `load_state_dict`."""
 
 
 class Horizon:
-    """The turn limit of each step, computed by the rule `episode.horizon` (null = always episode.max_turns). Raises
-    ConfigError for an unknown name or option."""
+    """Computes the turn limit of each step by the rule that `episode.horizon` names (null = always episode.max_turns).
+    Raises ConfigError for an unknown name or option."""
 
     def __init__(self, settings: EpisodeSettings):
         self.most = settings.max_turns

@@ -27,8 +27,8 @@ are null for a prompt that was never scored."""
 
 
 def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> None:
-    """Replaces prompts.parquet. Copies ids and labels of prompts from the existing file, so that only the samples of
-    newly drawn prompts are read."""
+    """Writes prompts.parquet at `path`, replacing the existing file. Copies ids and labels of prompts from the existing
+    file, so that only the samples of newly drawn prompts are read."""
     visited = np.flatnonzero(history.visits > 0).astype(np.int32)
     names = _named(path, visited, samples)
     last, rate, reward = (getattr(history, name)[visited] for name in ("last", "pass_rate", "reward"))

@@ -84,8 +84,7 @@ class AsyncGroupSource(GroupSource):
         self.queue: deque[AheadBatch] = deque()
         """Batches of later steps, in the order of the steps; at most async.max_staleness of them."""
         self.synced = -1
-        """How many training steps had been completed when the engine received its current weights; -1 = no weights yet.
-        """
+        """How many training steps had been completed when the engine received its weights; -1 = no weights yet."""
         self._policy: Any = None
         self._ages: list[int] = []
         self._ahead_s = 0.0
@@ -262,8 +261,8 @@ def check(config: Config, sampler: Any) -> None:
 
 
 def _set_up_thread(threads: int, card: int | None) -> None:
-    """Initializes the generation thread: limits it to `threads` CPU threads, half of those of the process, and selects
-    the process's GPU `card` (None = no GPU)."""
+    """Initializes the generation thread: limits PyTorch to `threads` CPU threads in it, and selects the process's GPU
+    `card` (None = no GPU)."""
     torch.set_num_threads(threads)
     if card is not None:  # a new thread starts on GPU 0
         torch.cuda.set_device(card)

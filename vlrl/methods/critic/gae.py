@@ -154,13 +154,13 @@ def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -
     return loss, {"critic/loss": loss.detach() * x.total_tokens, "critic/clip_frac": clipped.sum() * share}
 
 
-def _estimates(s: Scores, one: Callable[[_Decisions], Estimate], normalize: bool, eps: float) -> Estimates:
-    """Applies the estimator `one`, which maps the _Decisions of a rollout to an Estimate, to each rollout and collects
-    the results. A rollout that is unscorable or has no trained tokens gets advantage 0 and no targets. normalize,
-    eps: as in gae."""
+def _estimates(s: Scores, estimate: Callable[[_Decisions], Estimate], normalize: bool, eps: float) -> Estimates:
+    """Applies `estimate`, a function from the _Decisions of a rollout to an Estimate, to each rollout and collects the
+    results. A rollout that is unscorable or has no trained tokens gets advantage 0 and no targets. With `normalize`,
+    the advantages become (A - mean) / sqrt(var + eps) over all trained tokens."""
     trained = [np.flatnonzero(mask) if reward == reward else np.zeros(0, np.int64)
                for mask, reward in zip(s.masks, s.rewards.tolist(), strict=True)]
-    estimates = [one(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))
+    estimates = [estimate(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))
                  for i, places in enumerate(trained)]
     flat = torch.from_numpy(np.concatenate([np.zeros(0), *(advantages for advantages, _ in estimates)]))
     flat = whitened(flat, torch.ones_like(flat), eps) if normalize else flat

@@ -39,8 +39,7 @@ class CriticSettings(MethodSettings):
 
 
 def without_values(config: Any, advantage: str) -> str:
-    """The error message for an advantage that needs a critic's values while algo.critic=null; "" if there is a critic.
-    """
+    """The error message for an advantage that needs a critic although algo.critic=null; "" if there is a critic."""
     if config.algo.critic is not None:
         return ""
     return (f"algo.advantage={advantage!r} needs the values of a critic, but algo.critic=null: set algo.critic={{}} "

@@ -167,7 +167,7 @@ class Dump(CategorySampler):
 
     window  1..10,000 completions
     tau     > 0; at tau = 0.1 a difference of 0.1 in UCB is a factor of e between shares
-    scale   as in sec"""
+    scale   whether A is divided by the standard deviation of its group"""
 
     saved = ("window", "answers", "groups")
 

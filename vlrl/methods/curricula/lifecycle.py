@@ -177,7 +177,6 @@ class Limr(Adaptive):
         self.passes.drawn = int(state["drawn"])
 
     def metrics(self) -> dict[str, float]:
-        """The share of the prompts that are kept (1 while recording), and the number of passes over the kept prompts.
-        """
+        """The share of prompts that are kept (1 while recording), and the number of passes over the kept prompts."""
         count = self.prompts.size if self.chosen is None else len(self.chosen)
         return {"curriculum/kept": count / self.prompts.size, "curriculum/epoch": self.passes.drawn / count}

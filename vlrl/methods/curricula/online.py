@@ -171,8 +171,8 @@ class Rlcs(RateWeighted):
     measured before the run, which counts for `strength` groups. Rows with similar offline rates form a tier. A tier's
     drift is the average difference between the observed pass rates of its prompts and their offline rates. The drift
     corrects the offline rates, so unseen prompts of a tier that has become easy lose weight too. For a row without an
-    offline rate, the mean offline rate of the other rows is used instead, or one half if there is none. All such rows
-    together have a drift, or with `by` each of their categories.
+    offline rate, the mean offline rate of the other rows is used instead, or one half if there is none. All rows
+    without an offline rate share one drift; with `by`, each category of these rows has a drift.
 
     "GLM-4.1V-Thinking" (2507.01006), section on RLCS, names the signals; the formula of the weight and the constants
     are ours. The paper's expansion ratio is curriculum.oversample=ema, and its choice of groups is
@@ -221,8 +221,8 @@ def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
 
 
 def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categories | None) -> Categories:
-    """Groups the prompts by tier if they have an `offline` pass rate. Prompts without one, marked in `lacking`, are
-    grouped by the category in `untiered`, or form a single group if `untiered` is None."""
+    """Groups the prompts: those with an `offline` pass rate into `tiers` equal ranges, those without (`lacking` [N]
+    bool) by their category in `untiered`, or into one group if `untiered` is None. Leaves out empty groups."""
     edges = np.linspace(0, 1, tiers + 1)
     names = [f"pass_{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
     tier = np.minimum((np.where(lacking, 0, offline) * tiers).astype(np.int32), tiers - 1)

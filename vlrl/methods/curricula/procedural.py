@@ -96,8 +96,8 @@ class ALPGMM(ProceduralSampler):
     are fitted to (knobs, ALP) of the last `fit_every` draws, and the mixture with the best AIC is kept. A draw chooses
     a Gaussian with probability proportional to its mean ALP and samples knobs from it, clipped at the bounds. Knobs are
     uniform instead for a share `explore` of the draws, for all draws before the first fit, and if all ALP are 0.
-    Constants are the paper's, except for `memory`: the nearest draw is sought among this many latest draws, in the
-    paper among all. A fit takes about .3 s of one core."""
+    Constants are the paper's, except for `memory`: the nearest earlier draw is sought among the last `memory` draws, in
+    the paper among all draws. A fit takes about .3 s of one core."""
 
     saved = (*ProceduralSampler.saved, "past", "fits", "since", "mixture")
 
@@ -114,8 +114,7 @@ class ALPGMM(ProceduralSampler):
         """[n, K + 2] the latest draws, one row per draw: its knobs, reward and ALP."""
         self.fits, self.since = 0, 0
         self.mixture: dict[str, np.ndarray] = {}
-        """The last fitted mixture: `means` [C, K + 1] and `covariances` [C, K + 1, K + 1]; empty before the first fit.
-        """
+        """The last fitted mixture: `means` [C, K + 1], `covariances` [C, K + 1, K + 1]; empty before the first fit."""
 
     def points(self, count: int, rng: np.random.Generator) -> np.ndarray:
         drawn = rng.random((count, len(self.names)))

@@ -30,12 +30,12 @@ class ADCL(Adaptive):
 
     by: the field that holds the difficulty for the first pass. Raises ConfigError if no row has the field. Rows without
     the field come last until they are probed. With by=null, all prompts are probed together before the first step,
-    which takes N * probe_size completions and suits some thousands of prompts at most. After that each batch takes N /
+    which takes N * probe_size completions and suits a few thousand prompts at most. After that each batch takes N /
     batches * probe_size completions, at the beginning of the step that may need the batch. Probe completions count in
     rollouts/total.
 
-    If a step draws prompts beyond the probed batch (in the first step, or to replace filtered groups), those prompts
-    are ordered by the difficulty known so far."""
+    If a step draws prompts beyond the probed batch (in the first step, or to replace filtered groups), the additional
+    prompts are ordered by the difficulty known so far."""
 
     saved = ("order", "at", "sorted", "asked", "passes", "probed", "latest", "step", "unknown")
 

@@ -48,8 +48,7 @@ class CarryPool:
         return np.concatenate(self._take(copy.copy(self.cycle), count, rng))
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the weights of the prompts in `outcomes`, from the history, which must already hold these outcomes.
-        """
+        """Updates the weights of the prompts in `outcomes`, from the history, which must already hold them."""
         if self.carry:
             self._note(np.array([o.draw.index for o in outcomes], dtype=np.int64))
 
@@ -78,9 +77,9 @@ class Retrospective(Adaptive):
     """Draws shuffled passes over all prompts. A share `carry` of the draws go instead to prompts that were answered
     earlier, with probability proportional to 1 / max(mean reward of the prompt's last group, lowest).
 
-    So unseen prompts come from the passes, and a seen prompt returns the sooner the lower its reward was. The weight 1
-    / mean reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), which applies it
-    between phases (see Staged). The share and the lowest reward, which limits the weight, are ours.
+    So new prompts come from the passes, and prompts with a low reward are repeated most often. The weight 1 / mean
+    reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), which applies it between
+    phases (see Staged). The share and the lowest reward, which limits the weight, are ours.
 
     carry: in [0, 1]. lowest: above 0, in the unit of the reward."""
 
@@ -93,7 +92,7 @@ class Retrospective(Adaptive):
         return np.concatenate(self.pool.take(count, rng))
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The draws that `next(count, step)` would return if no result were observed before that call."""
+        """Returns the draws that `next(count, step)` would return if no result were observed before that call."""
         return uncounted_draws(self.history, self.pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1)))
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
@@ -265,7 +264,7 @@ class Staged(Adaptive):
         self._own -= {(o.draw.index, o.draw.visit) for o in outcomes}
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The draws that `next(count, step)` would return if no result were observed before that call."""
+        """Returns the draws that `next(count, step)` would return if no result were observed before that call."""
         at = self.at + self._due(step)
         pool = self.pool if at == self.at else self._pool(at)
         indices = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))

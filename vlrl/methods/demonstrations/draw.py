@@ -125,8 +125,8 @@ class DemonstrationSampler:
 
 
 class Demonstrations(Method):
-    """The method behind algo.demonstrations: the loss is rl * L_RL + share * L_demonstrations, with weights from
-    algo.demonstrations.mix."""
+    """The method behind algo.demonstrations: the loss is rl * L_RL + share * L_demonstrations, with the weights `rl`
+    and `share` from algo.demonstrations.mix."""
 
     state_at = "algorithm.demonstrations"
 

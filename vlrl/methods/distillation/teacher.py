@@ -58,8 +58,8 @@ def check(config: Config) -> None:
 
 
 def _read(what: str, name: str) -> tuple[str, Any]:
-    """Returns the model type and the processor of the model `name`; for an adapter, those of the base model. `what`
-    says in errors which model it is."""
+    """Returns the model type and the processor of the model `name`; for an adapter, those of the base model. `what` is
+    the name of the model in error messages."""
     from transformers import AutoConfig, AutoProcessor
 
     with loading_errors(what):

@@ -104,8 +104,8 @@ def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> to
 
 @requires("local")
 def maxrl(s: Scores) -> torch.Tensor:
-    """The advantage is (R - mean) / mean if the mean reward of the group is above 0, else 0. This is the gradient of
-    the log-likelihood of success.
+    """The advantage is (R - mean) / mean if the mean reward of the group is above 0, else 0. With this advantage the
+    policy gradient is that of the log-likelihood of success.
 
     Maximum Likelihood Reinforcement Learning (arXiv 2602.02710); for rewards of at least 0."""
     mean = grouped.mean(s.rewards, s.group)

@@ -50,8 +50,9 @@ def rest(s: Scores, keep: Fraction = 0.5, correct: float | None = None, part: st
 @reads("outcome")
 @requires("local")
 def right(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Boolean mask [R] of the correct completions (`correct`, `part`: as in shaping.py). With this filter the loss is
-    that of RAFT++ (arXiv 2504.11343), which trains on correct completions only."""
+    """Boolean mask [R] of the completions that the task calls correct. With `correct` or `part`, the reward, or the
+    reward part `part`, must be above `correct`. With this filter the loss is that of RAFT++ (arXiv 2504.11343),
+    which trains on correct completions only."""
     return grouped.correct(s, part, correct)
 
 
@@ -64,7 +65,7 @@ def pf_ppo(s: Scores, policy: Literal["best_random", "best_worst", "square"] = "
     The weights depend on `policy`. best_random: `best` for the largest reward, `others` for all others. best_worst: 1
     for the largest and the smallest reward, 0 for all others. square: R^2. Unscorable completions and those of weight 0
     are never chosen. PF-PPO: Policy Filtration for RLHF (arXiv 2409.06957), which draws with replacement. It is meant
-    for rewards of a reward model; the paper chooses the variant under which the reward predicts the true score best."""
+    for rewards of a reward model; the paper takes the `policy` under which the reward predicts the true score best."""
     most, least = grouped.largest(s.rewards, s.group), grouped.smallest(s.rewards, s.group)
     top, bottom = s.rewards == most, s.rewards == least
     weights = {"best_random": torch.where(top, best, others), "best_worst": (top | bottom).double(),

@@ -220,7 +220,7 @@ class CallCost(Saved):
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _TURNS = re.compile(r"\n\s*\n|(?=\b(?:but|wait|however|alternatively|hmm|so|therefore|thus|hence|then|next|also|first|"
                     r"second|third|finally|let me|let's)\b)", re.IGNORECASE)
-"""Matches the boundaries of reasoning segments: empty lines, and the positions before turning words."""
+"""Matches the boundaries of reasoning segments: empty lines, and the positions before "but", "wait", "so" etc."""
 
 
 def _pieces(boundary: re.Pattern[str], text: str) -> list[str]:

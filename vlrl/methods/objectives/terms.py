@@ -58,8 +58,9 @@ def gspo(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4)
 
 @acts_through_ratio("clip_low", "clip_high")
 def gspo_token(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
-    """[N] like gspo, but with the ratio s_t = sg(s) p / sg(p) on token t, whose value is that of s. The gradient of
-    each token's ratio is that of its own probability, so advantages may differ within a rollout.
+    """[N] like gspo, but with the ratio s_t = sg(s) p / sg(p) on token t, where s is the ratio of gspo, p the
+    probability of the token, and sg stops the gradient. So s_t has the value of s. The gradient of each token's
+    ratio is that of its own probability, so advantages may differ within a rollout.
 
     GSPO-token (arXiv 2507.18071) section 4.3."""
     mean = x.spread(x.sequence_mean(x.log_ratio.detach()))

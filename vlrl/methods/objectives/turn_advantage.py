@@ -105,10 +105,10 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
     `part`, A_T = (part - mean) / (std + eps), with mean and std over all such turns of the group, in successful and
     failed episodes. On other turns A_T is 0.
 
-    The part is 1 if the turn's tool calls succeeded, else 0. Tools provide `tool_success` for a task that names it in
-    its rewards. With weight 0 in these rewards, `tool_success` affects only A_T. THOR (arXiv 2509.13761): episode-level
-    and step-level GRPO. The paper regenerates groups of steps from the point before a failed call; here the tool calls
-    of the group's episodes are compared instead."""
+    The default part, `tool_success`, is 1 if the turn's tool calls succeeded, else 0. Tools provide it for a task that
+    names it in its rewards. With weight 0 in these rewards, the part affects only A_T. THOR (arXiv 2509.13761):
+    episode-level and step-level GRPO. The paper regenerates groups of steps from the point before a failed call; here
+    the tool calls of the group's episodes are compared instead."""
     steps = [[turn.parts.get(part, math.nan) if reward == reward else math.nan for turn in own]
              for own, reward in zip(s.turns, s.rewards.tolist(), strict=True)]
     if s.turns and all(part not in turn.parts for own in s.turns for turn in own):
@@ -127,14 +127,15 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
     of their plan, other tokens that of their turn. A turn with a plan begins a subgoal, which lasts until the next
     turn with a plan.
 
-    Plan: its return is that of its turn, sum_{k >= t} gamma^(k - t) r_k. The advantage is this return minus the mean
-    return of the plans with the same number in all episodes of the group. Turn: its return is summed only to the end of
-    the subgoal, and the mean return of the group's next plans is used for the rest. The advantage is this return minus
-    the mean over the turns at the same position of the same subgoal in the group.
+    Plans and subgoals of an episode are numbered. The return of a plan is that of its turn, sum_{k >= t} gamma^(k - t)
+    r_k. The advantage of the n-th plan is its return minus the mean return of the n-th plans of the group. The return
+    of a turn in subgoal n is summed to the end of the subgoal only; for the rest it has the mean return of the (n+1)-th
+    plans. The advantage of a turn is its return minus the mean over the turns at the same position of subgoal n in the
+    group.
 
-    same_plan: the mean is only over turns under a plan with the same tokens. normalize: both advantages are divided by
-    the std of the returns compared + eps, with Bessel's correction. The advantage is 0 if there is nothing to compare
-    with.
+    same_plan: the mean for a turn is only over turns under a plan with the same tokens. normalize: both advantages are
+    divided by the std of the returns compared + eps, with Bessel's correction. The advantage is 0 if there is nothing
+    to compare with.
 
     HiPER's hierarchical advantage estimation (arXiv 2602.16165) at lambda = 1, with group means in place of its two
     critics. same_plan: the macro and micro groups of HiMAC (arXiv 2603.00977)."""
@@ -153,8 +154,7 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
 
 
 def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
-    """[R][turns] (number of plans so far, number of turns since the last plan, tokens of the last plan) of each turn.
-    """
+    """For each turn of each rollout: (plans so far, turns since the last plan, tokens of the last plan)."""
     out = []
     for own, tokens in zip(s.turns, s.tokens, strict=True):
         number, place, plan, places = 0, -1, (), []
@@ -168,9 +168,9 @@ def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
 
 
 def _inside(s: Scores, subgoals: Sequence[tuple[int, int, Any]], gamma: float, after: torch.Tensor) -> torch.Tensor:
-    """[turns of all rollouts] the return of each turn up to the end of its subgoal, plus the discounted entry in
-    `after` of the turn that begins the next subgoal. NaN if the episode is unscorable. `subgoals` holds the tuples
-    of `_subgoals`, in one list for all rollouts; `after` has one value per turn, in the same order."""
+    """The return of each turn up to the end of its subgoal, plus the discounted entry in `after` of the turn that
+    begins the next subgoal. NaN if the episode is unscorable. The result, `subgoals` (the tuples of `_subgoals`) and
+    `after` each have one entry per turn, in order over all rollouts."""
     paid, out, i = [turn for own in _paid(s) for turn in own], [], len(subgoals)
     for own in reversed(s.turns):
         later = 0.0
@@ -192,7 +192,7 @@ def _paid(s: Scores) -> list[list[float]]:
 
 
 def _returns(s: Scores, gamma: float) -> list[list[float]]:
-    """[R][turns] discounted return of each turn; NaN if the episode is unscorable."""
+    """For each rollout, the discounted return of each turn; NaN if the episode is unscorable."""
     return [[*accumulate(reversed(paid), lambda later, now: now + gamma * later)][::-1] for paid in _paid(s)]
 
 

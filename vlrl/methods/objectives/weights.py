@@ -64,7 +64,7 @@ class Hicra:
 
     Phrases are found in the text of a completion, case-insensitively and whatever its tokens are: as whole words, or at
     any position in scripts without spaces. The default phrases are English. HICRA (Emergent Hierarchical Reasoning,
-    arXiv 2509.03646), which mines the strategic grams from the model's own completions."""
+    arXiv 2509.03646), which mines such phrases from the model's own completions."""
 
     alpha: NonNegative = 0.2
     phrases: tuple[str, ...] = STRATEGIC_GRAMS
@@ -99,8 +99,8 @@ def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...])
 
 
 def _phrase(text: str) -> str:
-    """The regular expression of a phrase, which matches whole words only. Exception: at an end of the phrase that is in
-    a script without spaces (Chinese, Japanese), any text may follow or precede."""
+    """A regular expression that finds the phrase as whole words. If the phrase begins or ends in a script without
+    spaces (Chinese, Japanese), any text may precede or follow there."""
     before, after = ("" if east_asian_width(end) in "WF" else edge
                      for end, edge in ((text[0], r"(?<!\w)"), (text[-1], r"(?!\w)")))
     return before + "\\s+".join(map(re.escape, text.split())) + after

@@ -2,9 +2,9 @@
 prompt.
 
 Direct Preference Optimization (arXiv 2305.18290), implemented with the code of supervised fine-tuning. A group contains
-the rejected answer as its only rollout. The preferred answer is in `Group.aside`, the rollouts outside the group's
-statistics, as retries of algo.guided are. It is trained by `dpo`, one of the losses of retries. The reference is the
-initial model. The objective itself has no gradient: these answers were not sampled, and their advantage is 0."""
+the rejected answer as its only rollout. The preferred answer is in `Group.aside`, which holds rollouts outside the
+group's statistics, such as the retries of algo.guided. The loss `dpo` of algo.guided.loss trains on both answers. The
+reference is the initial model. The objective itself has no gradient, because given answers have advantage 0."""
 
 from __future__ import annotations
 

@@ -24,8 +24,9 @@ _CHUNK = 64
 
 
 def heldout_pairs(parts: Parts, name: str, step: int) -> tuple[dict[str, Any], list[Group]]:
-    """Evaluates the reward model on the pairs of split `name`. Returns a line for eval.jsonl, and the groups of this
-    process's pairs. `parts`: the objects of the run, such as task and model. Called on every process.
+    """Evaluates the reward model on the pairs of split `name`. Returns a line for eval.jsonl as a dict, and the groups
+    of this process's pairs. `parts`: the objects of the run, such as task and model. `step`: stored in line and
+    groups. Called on every process.
 
     With s+ and s- the scores of the better and the worse answer, the line has these columns with 95 % intervals:
     `accuracy` is the share of pairs with s+ > s- (equal scores count .5), `loss` the mean of -log sigmoid(s+ - s-),

@@ -25,7 +25,7 @@ from vlrl.config.base import Fraction, NonNegative, Positive, Rate
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReplayBatch:
-    """Stored completions of one micro-batch, or of a whole optimizer step on this process: R completions with N tokens.
+    """Stored completions of a micro-batch, or of a whole optimizer step on this process: R completions with N tokens.
     """
 
     logprobs: torch.Tensor

@@ -31,8 +31,7 @@ class ReplayPass:
     """The micro-batches of the replayed completions. Their `old` log-probabilities are those of the policy before the
     update."""
     whole: ReplayBatch
-    """All replayed completions of this process in the optimizer step, with log-probabilities before the first gradient.
-    """
+    """All replayed completions of this process in the optimizer step, with log-probabilities before the update."""
     ages: np.ndarray
     """[R] age of each completion in steps."""
     learned: float
@@ -42,8 +41,7 @@ class ReplayPass:
     answers: float
     """Number of all replayed completions, over all processes."""
     loss: float = 0.0
-    """This process's share of the loss in the last epoch over the batch, before it is multiplied by algo.stored.coef.
-    """
+    """This process's share of the loss in the last epoch over the batch, not yet multiplied by algo.stored.coef."""
     clipped: float = 0.0
     """Number of this process's tokens that the rule clips, in the last epoch over the batch."""
     norm: float = 0.0

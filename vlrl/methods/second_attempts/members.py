@@ -3,10 +3,10 @@ their group (algo.guided.use).
 
 A function of algo.guided.keep maps the groups' retries to one bool per retry: `(list of RetryGroup, read) -> list of
 list of bool`. It is called on every process at the same time, with or without retries, because `read` contains
-collectives. A function of algo.guided.use maps a Group to a Group, after all statistics of the group's first
-completions and before its advantages are computed. Retries are in `Group.aside`, and those that may be trained on have
-trained=True. A retry that becomes a member of its group is trained under the prompt without guidance (`train_prompt`),
-except with `hinted`."""
+collectives. A function of algo.guided.use maps a Group to a Group. It is called when all statistics of the group's
+first completions are computed, but not its advantages. Retries are in `Group.aside`, and those that may be trained on
+have trained=True. A retry that becomes a member of its group is trained under the prompt without guidance
+(`train_prompt`), except with `hinted`."""
 
 from __future__ import annotations
 

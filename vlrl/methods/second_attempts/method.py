@@ -122,14 +122,12 @@ There is also level_i: groups in which round i produced a kept retry."""
 Asking = tuple[int, Request]
 """(index of a group, engine request that retries the group)."""
 Score = Callable[[Group, Prompt, Sequence[Completion]], Group]
-"""A function (group, prompt of the completions, completions) that scores the completions and returns them as a group.
-"""
+"""A function (group, prompt of the completions, completions) that scores the completions and returns a Group."""
 
 
 @dataclass(eq=False)
 class RetryGenerator:
-    """Retries groups with guidance and counts the results. `read` computes log-probabilities under the current policy.
-    """
+    """Retries groups with guidance, and counts the results. `read` computes current log-probabilities."""
 
     config: Config
     encode: Encoder
@@ -252,8 +250,7 @@ def any_wrong(group: Group) -> bool:
 
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
-    """Raises ConfigError if algo.guided has no effect, because neither the task nor the training rows provide guidance.
-    """
+    """Raises ConfigError if algo.guided has no effect because neither the task nor the rows provide guidance."""
     settings: Any = config.algo.guided
     bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
     bind("algo.guided.use", settings.use, USES)

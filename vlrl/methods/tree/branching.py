@@ -260,9 +260,9 @@ class Meaning:
     In each completion, `candidates` evenly spread positions get `continuations` continuations of at most `tokens`
     tokens each, which are clustered by meaning. The entropy of the clusters, the semantic entropy (Semantic
     Uncertainty, arXiv 2302.09664; its discrete form, Nature 630, 625), is large where the continuations differ in
-    meaning. `alike` decides whether two continuations mean the same: they share half of their words (`words`), they are
-    equal except for case and punctuation (`exact`), or a user's own function. With probability `root`, a new completion
-    starts from the prompt instead of branching."""
+    meaning. `alike` names the function that decides whether two continuations mean the same: `words` if they share at
+    least half of their words, `exact` if they are equal except for case and punctuation, or a user's function. With
+    probability `root`, a new completion starts from the prompt instead of branching."""
 
     def __init__(self, continuations: Annotated[int, Field(ge=2)] = 4, tokens: Positive = 16,
                  candidates: Positive = 8, root: Fraction = 0.1, alike: str = "words"):

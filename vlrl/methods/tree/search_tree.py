@@ -132,8 +132,7 @@ class Tree:
         self.current = self._next(bool(ends))
 
     def back_up_waiting(self) -> bool:
-        """Backs up one of the ends that are not backed up yet, after the last expansion. Returns whether there was one.
-        """
+        """Backs up an end that is not backed up yet, after the last expansion. Returns False if there was none."""
         waiting = [node for node in self.root.subtree() if node.ended and not node.backed_up]
         if waiting:
             self._back_up(_best_end(waiting))

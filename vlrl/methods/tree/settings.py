@@ -49,8 +49,7 @@ class SearchSettings(Settings):
 
 
 class BranchSettings(MethodSettings):
-    """Completions of a group share text: they continue each other's prefixes instead of all starting from the prompt.
-    """
+    """Completions of a group share text: they continue each other's prefixes instead of starting at the prompt."""
 
     roots: Positive | None = Field(
         default=None, description="Number of answers of a group that are generated from the prompt. Each other answer "
