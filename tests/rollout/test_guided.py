@@ -169,8 +169,8 @@ def test_hints_of_rows_are_guidance_and_guidance_follows_the_last_text():
         name = "odd"
         def guidance(self, sample, answers):
             return 3 if sample.id == "a" else {}["no"]
-    for name, said in (("a", "returned int, expected a string"), ("b", "failed: .*KeyError: 'no'")):
-        with pytest.raises(TaskError, match=f"task 'odd': guidance of sample '{name}' {said}"):
+    for name, said in (("a", "returned int for sample 'a'"), ("b", "failed for sample 'b': .*KeyError: 'no'")):
+        with pytest.raises(TaskError, match=rf"task 'odd': guidance\(\) {said}"):
             guidance_of(Odd(), Sample(id=name, row={}), [])
 
 

@@ -115,8 +115,8 @@ def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound |
     if named.name != "none":
         return bind(setting, named, Table({"none": None}) | table)
     for option, value in named.options.items():
-        raise ConfigError(f"{setting}.{option}={value!r}: 'none' has no options. Remove the option, or choose one of "
-                          f"{', '.join(table)}")
+        raise ConfigError(f"{setting}.{option}={value!r}: 'none' has no options. Remove the option, or set {setting} "
+                          f"to one of {', '.join(table)}")
     return None
 
 

@@ -27,7 +27,7 @@ class Columns:
         self.path = Path(name)
         if not os.path.isfile(self.path):
             raise ConfigError(f"data.difficulty={name!r}: this file does not exist{searched_in(name)}; `vlrl data "
-                              "difficulty` writes one")
+                              "difficulty` writes it")
         self._read: tuple[dict[str, int], dict[str, dict[int, Any]]] | None = None
         self._reported = False
 

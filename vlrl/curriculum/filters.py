@@ -49,7 +49,7 @@ class PassRange:
 
     def __init__(self, low: Fraction = 0.25, high: Fraction = 0.75):
         if low > high:
-            raise ValueError(f"low={low} is more than high={high}, so no group would be kept")
+            raise ValueError(f"low={low} is more than high={high}, so no group would be kept: lower low, or raise high")
         self.low, self.high = low, high
 
     def __call__(self, outcome: Outcome) -> bool:

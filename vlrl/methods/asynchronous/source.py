@@ -256,8 +256,9 @@ def check(config: Config, sampler: Any) -> None:
     current policy before it can draw the prompts of a step."""
     if config.asynchronous.max_staleness and isinstance(sampler, ProbingSampler):
         raise ConfigError(f"async.max_staleness={config.asynchronous.max_staleness}: curriculum.name="
-                          f"{config.curriculum.name} probes prompts before it draws those of a step, which would stall "
-                          "the update. Choose another curriculum.name, or set async.max_staleness=0")
+                          f"{config.curriculum.name} needs answers of the current policy before it draws the prompts "
+                          "of a step, so no later step can be generated during the update. Choose another "
+                          "curriculum.name, or set async.max_staleness=0")
 
 
 def _set_up_thread(threads: int, card: int | None) -> None:

@@ -253,7 +253,7 @@ class Recap(CategorySampler):
     def __init__(self, prompts: Prompts, by: FieldName = "task", bins: Bins = 5, fast: Beta = 0.5, slow: Beta = 0.9,
                  tau: Rate = 0.5, target: Rate = 1.0, weigh: Literal["draws", "loss"] = "draws"):
         if fast >= slow:
-            raise ValueError(f"curriculum.fast={fast} must be below curriculum.slow={slow}")
+            raise ValueError(f"curriculum.fast={fast} is not below curriculum.slow={slow}: lower curriculum.fast")
         super().__init__(prompts, by, bins)
         self.decays, self.tau, self.target, self.weigh = (fast, slow), tau, target, weigh
         self.fast, self.slow, self.variance = (np.zeros(len(self.names)) for _ in range(3))

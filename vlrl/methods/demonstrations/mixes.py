@@ -57,7 +57,7 @@ class Chord:
 
     def __init__(self, peak: Fraction = 0.9, valley: Fraction = 0.05, warmup: Count = 0, decay: Positive = 200):
         if valley > peak:
-            raise ValueError(f"valley={valley:g} is above peak={peak:g}")
+            raise ValueError(f"valley={valley:g} is above peak={peak:g}: lower valley, or raise peak")
         self.peak, self.valley, self.warmup, self.decay = peak, valley, warmup, decay
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:

@@ -58,7 +58,7 @@ class GainRL(Adaptive):
         if np.isnan(self.angles).all():
             raise ConfigError(f"curriculum.name='gain_rl' orders prompts by their angle, but none of the "
                               f"{len(self.angles)} prompts can be measured: each is too long (limits.prompt_tokens) "
-                              "or its media cannot be read. `vlrl data check` names them.")
+                              "or its media cannot be read. `vlrl data check` lists these prompts.")
 
     @property
     def order(self) -> np.ndarray:

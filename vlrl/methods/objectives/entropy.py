@@ -121,7 +121,7 @@ class Temperature(Saved):
     def __init__(self, target: Rate | None = None, rate: Rate = 0.05, low: Rate = 0.5,
                  high: Rate = 1.5):
         if low > high:
-            raise ValueError(f"low={low:g} is above high={high:g}")
+            raise ValueError(f"low={low:g} is above high={high:g}: lower low, or raise high")
         self.target, self.rate, self.low, self.high = target, rate, low, high
         self.factor = 1.0
 

@@ -190,7 +190,7 @@ class WebRL:
 
     def __init__(self, beta: Rate = 0.1, low: Fraction = 0.5, high: Fraction = 0.95):
         if low > high:
-            raise ValueError(f"low={low:g} is above high={high:g}")
+            raise ValueError(f"low={low:g} is above high={high:g}: lower low, or raise high")
         self.beta, self.low, self.high = beta, low, high
 
     def keep(self, x: ReplayBatch) -> torch.Tensor:

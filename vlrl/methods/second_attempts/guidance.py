@@ -107,10 +107,10 @@ def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | 
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' failed: {failure(error)}") from error
+        raise TaskError(f"task '{task.name}': guidance() failed for sample '{sample.id}': {failure(error)}") from error
     if guidance is not None and not isinstance(guidance, str):
-        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' returned {type(guidance).__name__}, "
-                        "expected a string or None")
+        raise TaskError(f"task '{task.name}': guidance() returned {type(guidance).__name__} for sample "
+                        f"'{sample.id}', but it must return a string or None")
     return guidance or None
 
 

@@ -43,7 +43,7 @@ class SearchSettings(Settings):
     def _applies(self) -> SearchSettings:
         if not self.cache and self.hard != type(self).model_fields["hard"].default:
             raise ValueError(f"rollout.branch.search.hard={self.hard:g} has no effect with "
-                             "rollout.branch.search.cache=0, because no visit is remembered: set "
+                             "rollout.branch.search.cache=0, because no results are remembered: set "
                              "rollout.branch.search.cache above 0, or leave rollout.branch.search.hard out")
         return self
 
@@ -72,7 +72,7 @@ class BranchSettings(MethodSettings):
     def _applies(self) -> BranchSettings:
         if self.search and self.roots is not None:
             raise ValueError(f"rollout.branch.roots={self.roots} and rollout.branch.search both decide where answers "
-                             "begin: set one of them to null")
+                             "begin: set one of these two settings to null")
         for name in self.model_fields_set - {"roots", "search"}:
             if name == "tokens" and self.search:
                 continue
