@@ -37,8 +37,8 @@ class Inert:
 
 @dataclass(frozen=True, eq=False)
 class FunctionUse:
-    """A function of the objective as the setting `setting` names it: its name and options (`named`), with the config
-    and the task of the run."""
+    """A function of the objective that the setting `setting` names: the function's name and options (`named`), its
+    `table`, and the config and the task of the run."""
 
     config: Config
     task: Task | None
@@ -64,7 +64,8 @@ class FunctionUse:
 
     @property
     def by_reward(self) -> bool:
-        """Whether `correct` is set without `part`: then an answer is correct if its reward exceeds `correct`."""
+        """Whether the option `correct` is set without `part`, so that an answer is correct if its reward exceeds
+        `correct`."""
         return self.named.options.get("correct") is not None and not self.named.options.get("part")
 
     @property

@@ -30,7 +30,8 @@ def k2(x: LossInputs) -> torch.Tensor:
 
 def k3(x: LossInputs, clamp: Rate = 20.0, limit: Rate | None = None) -> torch.Tensor:
     """exp(d) - d - 1 with d = log p(reference) - log p, at most `limit`. Unbiased and never negative; GRPO (arXiv
-    2402.03300) eq. 4. verl and EasyR1 use limit=10. A token above the limit has no gradient."""
+    2402.03300) eq. 4. verl and EasyR1 use limit=10. A token above the limit has no gradient. `clamp`: the value of d
+    above which exp(d) continues along its tangent."""
     d = _distance(x)
     value = _exp(d, clamp) - d - 1
     return value if limit is None else value.clamp(max=limit)
@@ -57,9 +58,9 @@ def k3_unbiased(x: LossInputs, clamp: Rate = 20.0, level: Literal["token", "sequ
     2512.02556).
 
     For completions sampled by the weights at the start of the update, value and gradient are unbiased at every
-    optimizer step. For completions sampled by older weights or by another model they are biased, as algo.correction
-    does not multiply the KL. `level`: "token" = r is the ratio of the token; "sequence" = r is exp(mean of the
-    log-ratio) of its rollout."""
+    optimizer step. For completions sampled by older weights, or by an engine with other probabilities, they are biased,
+    as algo.correction does not multiply the KL. `level`: "token" = r is the ratio of the token; "sequence" = r is
+    exp(mean of the log-ratio) of its rollout."""
     log_r = x.log_ratio if level == "token" else x.spread(x.sequence_mean(x.log_ratio))
     return log_r.exp() * k3(x, clamp)
 

@@ -12,7 +12,9 @@ every active method, in the order of config/sections.py.
     each step   generate   the completions of each group                          rollout/generate.py
                 scored     scored groups, before the curriculum observes them     rollout/generate.py
                 chosen     the groups that are trained on                         rollout/group_source.py
-                read, scores, credited: before, for and after advantages          training/advantages.py
+                read       values that advantages need, from the current weights  training/advantages.py
+                scores     the inputs of advantages                               training/advantages.py
+                credited   metrics of groups with advantages                      training/advantages.py
                 draw       additional groups, from files or demonstrations        training/loop.py
                 passes     the method's losses, one per optimizer step            training/update.py
                 share      the weight of the objective                            training/update.py

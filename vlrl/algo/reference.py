@@ -53,7 +53,7 @@ class Reset(Frozen):
 
     def __init__(self, every: Count = 100, kl: Rate | None = None, optimizer: bool = True):
         if not every and kl is None:
-            raise ValueError("with every=0 and no kl the reference would never be reset: set every or kl")
+            raise ValueError("with every=0 and without kl the reference would never be reset: set every or kl")
         self.every, self.kl, self.optimizer = every, kl, optimizer
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],

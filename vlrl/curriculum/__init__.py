@@ -1,7 +1,7 @@
-"""Which prompts to train on: samplers with one interface (base), and independent filters of groups (filters).
+"""Decides which prompts are trained on: samplers (base.py) draw prompts, and filters (filters.py) choose among groups.
 
 - A sampler runs on the main process, which sends the draws to all ranks. The sampler observes the outcome of every draw
-  of every rank in draw order, also of rejected prompts and of groups that are not trained on.
+  of every rank in draw order, including rejected prompts and groups that are not trained on.
 - Filters (keep, oversample, select) do not depend on the sampler, nor samplers on filters. All ranks see all outcomes,
   so filters decide the same on every rank.
 - Probes are completions that are observed but not trained on. A sampler may have the policy measure every prompt before
@@ -11,9 +11,9 @@
 - Where a sampler uses |A|, the absolute advantage, A is computed from raw rewards as in GRPO, whatever
   `algo.advantage` is.
 - `curriculum.*` also holds the options of the sampler, validated by the sampler's parameters.
-- Difficulty is measured in chunks fixed by the index in the split. The other sequences of a batch change the last bits
-  of logits, so with fixed chunks neither an interruption nor the number of ranks changes a pass rate. Only samplers see
-  the columns of `data.difficulty`; the samples do not change."""
+- `vlrl data difficulty` measures prompts in chunks fixed by their index in the split, because the other sequences of a
+  batch change the last bits of logits. So neither an interruption nor the number of ranks changes a pass rate. Only
+  samplers see the columns of the file `data.difficulty`; the samples do not change."""
 
 from __future__ import annotations
 

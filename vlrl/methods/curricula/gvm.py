@@ -30,7 +30,7 @@ def _of_one_size(use: FunctionUse) -> str:
 
 @idle_when(_of_one_size)
 class GVM(Uniform):
-    """Draws every prompt once per epoch, shuffled, and chooses the group size of each prompt (GVM-RAFT, 2505.02391,
+    """Draws every prompt once per epoch, shuffled, and chooses the group size n_i of each prompt (GVM-RAFT, 2505.02391,
     section 3):
 
         n_i proportional to g_i / sqrt(p_i + alpha / p_i^(beta - 1)),   0 where p_i = 0

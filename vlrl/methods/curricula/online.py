@@ -37,10 +37,10 @@ class PassRates(Saved):
 
         rate_i = (count_i mean_i + strength * (start_i + drift(kind of i))) / (count_i + strength)
 
-    start_i is the initial estimate. mean_i is the mean pass rate of the prompt's groups, and count_i their number, at
-    most `most`; beyond `most` groups mean_i is an exponential average with decay 1 - 1 / most. A kind is a
-    category or tier of prompts; its drift is an exponential average of (pass rate - start_i) over its groups, with
-    decay 0.9 per group. Without `kinds` the drift is 0. Takes 24 bytes per prompt."""
+    start_i is the initial estimate, which counts like `strength` groups. mean_i is the mean pass rate of the prompt's
+    groups, and count_i their number, at most `most`; beyond `most` groups mean_i is an exponential average with decay 1
+    - 1 / most. A kind is a category or tier of prompts; its drift is an exponential average of (pass rate - start_i)
+    over its groups, with decay 0.9 per group. Without `kinds` the drift is 0. Takes 24 bytes per prompt."""
 
     saved = ("mean", "count", "drift")
 

@@ -131,8 +131,9 @@ def angle(states: torch.Tensor, first: int, end: int) -> float:
 def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
                   decode: Callable[[Any], str]) -> tuple[int, int]:
     """Returns (first, end), the span of the tokens of a prompt `ids` [P] that contain the text `question`. The text is
-    searched for after the last visual token. If the text is not found, the span covers all tokens after the last
-    visual token. If the last visual token is the last token of the prompt, the span covers the whole prompt."""
+    searched for after the last visual token (a token in `visual`). If the text is not found, the span covers all
+    tokens after the last visual token. If the last visual token is the last token of the prompt, the span covers the
+    whole prompt."""
     visual_places = np.flatnonzero(np.isin(ids, visual.cpu().numpy()))
     start = int(visual_places[-1]) + 1 if len(visual_places) else 0
     tail = ids[start:]

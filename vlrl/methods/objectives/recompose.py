@@ -31,9 +31,10 @@ def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Frac
 
     The frequency of compensation steps falls from 1 to `floor` along a cosine over `decay` steps. A step compensates
     when the sum of the frequencies so far passes a whole number, so a resumed run has the same compensation steps.
-    Advantages are computed over the whole group. RoRecomp (arXiv 2509.25958), as described in the paper, except that a
-    compensation batch is here the rest of the same step, sampled by the current policy. `buffered`: no step
-    compensates; the rest is stored instead, and algo.stored.batch=rest replays it like the paper's replay buffer."""
+    Advantages are computed over the whole group. correct, part: as in `right`. RoRecomp (arXiv 2509.25958), as
+    described in the paper, except that a compensation batch is here the rest of the same step, sampled by the current
+    policy. `buffered`: no step compensates; the rest is stored instead, and algo.stored.batch=rest replays it like the
+    paper's replay buffer."""
     if not buffered and _compensates(s.step, decay, floor):
         return grouped.every_rollout(s)
     return _priority(s, keep, correct, part)

@@ -56,8 +56,8 @@ def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct:
     """Adds weight * l to the reward of a correct completion, and weight * min(0, l) to that of a wrong completion. l =
     0.5 - (L - min) / (max - min), with min and max over the lengths L of the group; l is 0 if all lengths are equal.
 
-    after: number of steps at the start without this shaping, which the authors call warm-up. Kimi k1.5 (arXiv
-    2501.12599) section 2.3.3."""
+    after: number of steps at the start without this shaping, which the authors call warm-up. correct, part: see the top
+    of this file. Kimi k1.5 (arXiv 2501.12599) section 2.3.3."""
     lengths = torch.where(s.rewards.isnan(), torch.nan, s.lengths)
     least, most = grouped.smallest(lengths, s.group), grouped.largest(lengths, s.group)
     share = torch.where(most > least, 0.5 - (lengths - least) / (most - least), 0.0)
@@ -80,7 +80,7 @@ def _of_no_length(use: FunctionUse) -> str:
 def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 512, correct: float | None = None,
                  part: str = "") -> torch.Tensor:
     """Adds `bonus` to the reward of a correct completion with `low` to `high` tokens, in a group with at least two
-    correct completions.
+    correct completions. correct, part: see the top of this file.
 
     Video-R1 (arXiv 2503.21776) eq. 4; the constants are those of its code, which counts a reward above 0.1 as correct.
     """
@@ -99,8 +99,8 @@ def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wro
     correct completion (short, long) is (correct_short, correct_long), for a wrong one (wrong_short, wrong_long). A
     truncated completion has the reward `exceed`.
 
-    Short correct completions gain most, short wrong ones lose most. limit: rollout.max_new_tokens by default.
-    Demystifying long chain-of-thought (arXiv 2502.03373) section 4.2."""
+    Short correct completions gain most, short wrong ones lose most. limit: rollout.max_new_tokens by default. correct,
+    part: see the top of this file. Demystifying long chain-of-thought (arXiv 2502.03373) section 4.2."""
     most = float(limit or s.max_length)
     right = grouped.correct(s, part, correct)
     fall = (1 + torch.cos(torch.pi * (s.lengths / most).clamp(max=1))) / 2
@@ -119,7 +119,8 @@ def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | 
 
     l = (L - B) / B is the relative distance of the length L from the budget B = p * (mean length of the group's correct
     completions) + (1 - p) * limit, where p is the group's share of correct completions. So hard prompts may have longer
-    reasoning. limit: rollout.max_new_tokens by default. DAST (arXiv 2503.04472) as in UI-R1-E (arXiv 2503.21620)."""
+    reasoning. limit: rollout.max_new_tokens by default. correct, part: see the top of this file. DAST (arXiv
+    2503.04472) as in UI-R1-E (arXiv 2503.21620)."""
     right = grouped.correct(s, part, correct)
     share = grouped.total(right.to(s.rewards.dtype), s.group) / grouped.count(s.rewards, s.group)
     length = grouped.mean(torch.where(right, s.lengths, torch.nan), s.group)
@@ -135,9 +136,9 @@ def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = No
     number of reasoning steps, and `fewest` the smallest such number among the group's correct completions. Positive
     rewards of wrong completions are set to 0.
 
-    A reasoning step is a paragraph, so that merging sentences saves nothing. Step Pruner (arXiv 2510.03805), as
-    described in the paper; the size of the penalty is ours. The paper's automatic stop at overlong steps is not
-    included."""
+    A reasoning step is a paragraph, so that merging sentences saves nothing. correct, part: see the top of this file.
+    Step Pruner (arXiv 2510.03805), as described in the paper; the size of the penalty is ours. The paper's automatic
+    stop at overlong steps is not included."""
     right = grouped.correct(s, part, correct)
     steps = torch.tensor([max(1, len(_pieces(_PARAGRAPHS, text))) for text in s.texts], dtype=s.rewards.dtype)
     fewest = grouped.smallest(torch.where(right, steps, torch.nan), s.group)
@@ -155,8 +156,8 @@ def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Ra
     Reasoning is split into segments at paragraphs and at turning words (but, wait, so, ...). The segments of a group
     are sorted by their number of words and cut into clusters of equal size. w_k falls by the factor `ratio` from the
     shortest cluster to the longest, and sums to 1, so many short segments, a sign of meandering thought, cost most. z
-    is clipped to +-3. Mitigating overthinking through reasoning shaping (GRSP, arXiv 2510.09535), as described in the
-    paper; the constants are ours."""
+    is clipped to +-3. correct, part: see the top of this file. Mitigating overthinking through reasoning shaping (GRSP,
+    arXiv 2510.09535), as described in the paper; the constants are ours."""
     right = grouped.correct(s, part, correct)
     segments = [[len(piece.split()) for piece in _pieces(_TURNS, text)] for text in s.texts]
     counts = torch.zeros(clusters, len(segments), dtype=s.rewards.dtype)

@@ -80,7 +80,7 @@ class Hicra:
 
 
 def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...]) -> list[bool]:
-    """[N] whether each token is part of a phrase. A phrase does not extend beyond the end of a rollout."""
+    """[N] whether each token is part of a phrase, from the text of each token. A phrase never spans two rollouts."""
     longest_first = sorted((p.lower().strip() for p in phrases if p.strip()), key=len, reverse=True)
     pattern = re.compile("|".join(map(_phrase, longest_first)))
     lower = [t.lower() for t in texts]

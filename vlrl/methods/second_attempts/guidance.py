@@ -37,7 +37,7 @@ class FirstAnswers:
 
     @property
     def wrong(self) -> Answer | None:
-        """The first completion known to be wrong, or None."""
+        """The first completion known to be wrong; None if there is none."""
         return next((a for a, right in zip(self.answers, self.correct, strict=True) if right is False), None)
 
 

@@ -210,7 +210,7 @@ def check(config: Config, task: Task, generates: bool) -> None:
         problem = f"task '{task.name}' uses prompt variants, whose answers are generated with other media"
     if problem:
         name, value = ("search", "") if settings.search else ("roots", f"={settings.roots}")
-        raise ConfigError(f"rollout.branch.{name}{value}: {problem}: set rollout.branch.{name}=null")
+        raise ConfigError(f"rollout.branch.{name}{value}: {problem}. Set rollout.branch.{name}=null")
 
 
 def _cut(completion: Completion, length: int) -> Completion:

@@ -5,10 +5,10 @@ is, its result is added to the values of the nodes on its path. Then the next no
 (search_tree.py), for all prompts of a step at the same time. The group consists of rollout.group_size backed-up
 completions, with the values of their nodes (Completion.extra) for algo.advantage=deepsearch.
 
-A prompt is searched while few of its completions are correct. Its correct completions are cached. When the prompt is
-drawn again, its group begins with the cached completions. The rest of the group is generated from the prompt without
-search, which measures the prompt's difficulty. DeepSearch (arXiv 2509.25454), section 3.4. In the paper the cache is
-filled between rounds of training, here during training."""
+A prompt is searched if it is new, or if few completions of its last group were correct and none is cached. Correct
+completions of such hard prompts are cached. The next group of the prompt begins with the cached completions, and the
+rest of this group is generated without search, which measures the prompt's difficulty. DeepSearch (arXiv 2509.25454),
+section 3.4. In the paper the cache is filled between rounds of training, here during training."""
 
 from __future__ import annotations
 
