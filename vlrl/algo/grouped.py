@@ -26,7 +26,7 @@ def mean(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
 
 
 def std(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """For each rollout, the standard deviation of its group's values (Bessel's correction); NaN below two values."""
+    """For each rollout, the standard deviation of its group's values (Bessel's correction); NaN for fewer than two."""
     squares = (values - mean(values, group)) ** 2
     return (total(squares, group) / (count(values, group) - 1)).sqrt()
 

@@ -32,13 +32,13 @@ class Lifecycle(Adaptive):
         use of a visit = p (1 - p) + max(0, reward - reward of the previous visit)
         utility_i <- decay utility_i + (1 - decay) use        (utility_i begins with the first use)
 
-    p is the pass rate of the visit. A share `fresh` of the draws are prompts that were never drawn, in shuffled order,
-    while there are any. The other draws are active prompts, each with weight utility_i + floor. After `patience` visits
-    in a row that leave the utility below `low`, a prompt rests for `rest` steps. The prompt is then active again with
-    utility `low`. If its next visit leaves the utility below `low`, the prompt rests for twice as long. If active and
-    new prompts are too few, the resting prompts whose rest ends first are drawn. "FaVChat: Hierarchical Prompt-Query
-    Guided Facial Video Understanding with Data-Efficient GRPO" (2503.09158) has a utility per instance and a life
-    cycle; the formulas and constants are ours.
+    p is the pass rate of the visit. Of the draws, the fraction `fresh` goes to prompts that were never drawn, in
+    shuffled order, while there are any. The other draws are active prompts, each with weight utility_i + floor. After
+    `patience` visits in a row that leave the utility below `low`, a prompt rests for `rest` steps. The prompt is then
+    active again with utility `low`. If its next visit leaves the utility below `low`, the prompt rests for twice as
+    long. If active and new prompts are too few, the resting prompts whose rest ends first are drawn. "FaVChat:
+    Hierarchical Prompt-Query Guided Facial Video Understanding with Data-Efficient GRPO" (2503.09158) has a utility per
+    instance and a life cycle; the formulas and constants are ours.
 
     fresh     in [0, 1], share of new prompts among the draws while there are any
     decay     in [0, 1), decay of the utility

@@ -234,8 +234,8 @@ def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categ
 
 @as_uniform(share=0)
 class SelectiveReplay(Adaptive):
-    """Draws a share of the prompts from those with a recent advantage other than 0, and the rest from shuffled passes
-    over all prompts.
+    """Draws part of the prompts from a buffer of prompts with a recent nonzero advantage, and the rest from shuffled
+    passes over all prompts.
 
         P(j) proportional to A_j ^ alpha, over the buffer
 

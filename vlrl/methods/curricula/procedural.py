@@ -95,7 +95,7 @@ class ALPGMM(ProceduralSampler):
     where distances are between knobs in [0, 1]. After every `fit_every` draws, mixtures of 2 to `components` Gaussians
     are fitted to (knobs, ALP) of the last `fit_every` draws, and the mixture with the best AIC is kept. A draw chooses
     a Gaussian with probability proportional to its mean ALP and samples knobs from it, clipped at the bounds. Knobs are
-    uniform instead for a share `explore` of the draws, for all draws before the first fit, and if all ALP are 0.
+    uniform instead for the fraction `explore` of the draws, for all draws before the first fit, and if all ALP are 0.
     Constants are the paper's, except for `memory`: the nearest earlier draw is sought among the last `memory` draws, in
     the paper among all draws. A fit takes about .3 s of one core."""
 

@@ -140,8 +140,8 @@ def _without_focus(use: FunctionUse) -> str:
 
 @idle_when(_without_focus)
 class HardFocus(Adaptive):
-    """Draws shuffled passes over all prompts for `after` steps (stage 1), then over the hardest `share` of the prompts,
-    in large groups (stage 2).
+    """Draws shuffled passes over all prompts for `after` steps (stage 1), then over the hardest prompts, a fraction
+    `share` of all, in large groups (stage 2).
 
     The hardest prompts are those with the lowest pass rate in their last group. Unseen prompts count as hardest and
     rejected prompts as easiest; ties are broken at random. The hardest prompts are chosen again after every pass over
@@ -181,7 +181,7 @@ class HardFocus(Adaptive):
         return {"group_size": self.group_size} if self.chosen else {}
 
     def hardest(self) -> np.ndarray:
-        """Returns the indices of the hardest `share` of all prompts, ascending, as int32."""
+        """Returns the indices of the hardest prompts (the fraction `share` of all), ascending, as int32."""
         size = self.prompts.size
         count = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)

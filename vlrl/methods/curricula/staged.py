@@ -21,9 +21,9 @@ from vlrl.errors import ConfigError, did_you_mean
 
 
 class CarryPool:
-    """Draws from shuffled passes over the prompts `members`. A share `carry` of the draws go instead to prompts that
-    were answered earlier, with weight 1 / max(mean reward of the last group, lowest). If `before` [N] bool is given,
-    only prompts that are marked in it are carried."""
+    """Draws from shuffled passes over the prompts `members`. The fraction `carry` of the draws goes instead to prompts
+    that were answered earlier, with weight 1 / max(mean reward of the last group, lowest). If `before` [N] bool is
+    given, only prompts that are marked in it are carried."""
 
     def __init__(self, history: History, members: np.ndarray, key: Sequence[int], before: np.ndarray | None = None,
                  carry: float = 0.0, lowest: float = 0.1):
@@ -74,8 +74,8 @@ class CarryPool:
 
 @as_uniform(carry=0)
 class Retrospective(Adaptive):
-    """Draws shuffled passes over all prompts. A share `carry` of the draws go instead to prompts that were answered
-    earlier, with probability proportional to 1 / max(mean reward of the prompt's last group, lowest).
+    """Draws shuffled passes over all prompts. The fraction `carry` of the draws goes instead to prompts that were
+    answered earlier, with probability proportional to 1 / max(mean reward of the prompt's last group, lowest).
 
     So new prompts come from the passes, and prompts with a low reward are repeated most often. The weight 1 / mean
     reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), which applies it between
@@ -191,9 +191,9 @@ class Staged(Adaptive):
     size.
 
     A stage ends, at the beginning of a step, after `steps` training steps, or when the mean reward (or pass rate) of
-    its last `window` groups is at least `reward` (or `pass_rate`). The last stage never ends. A share `carry` of a
-    stage's draws are answered prompts of earlier stages, with weight 1 / max(mean reward, lowest). The running means
-    leave out these prompts, and groups that were drawn in an earlier stage.
+    its last `window` groups is at least `reward` (or `pass_rate`). The last stage never ends. The fraction `carry` of a
+    stage's draws goes to answered prompts of earlier stages, with weight 1 / max(mean reward, lowest). The running
+    means leave out these prompts, and groups that were drawn in an earlier stage.
 
     Published curricula of this form are in configs/curricula/. Curr-ReFT (2503.07065): yes/no questions, then choices,
     then open answers. Progressive thinking suppression of Vision-R1 (2503.06749): completions of 4K, 8K, 16K tokens in

@@ -61,8 +61,8 @@ class Adaptive(Saved):
 @idle("algo.entropy.coef=0", coef=0)
 @requires("stat:nucleus_entropy:{top_p}", "step")
 class Siren(Saved):
-    """An entropy loss coef * (H - anchor)^2. H is the mean nucleus entropy of the `share` of tokens with the highest
-    nucleus entropy.
+    """An entropy loss coef * (H - anchor)^2. H is the mean nucleus entropy of the tokens with the highest nucleus
+    entropy, a fraction `share` of all tokens.
 
     The nucleus of a token is the smallest set of most probable tokens whose total probability is at least `top_p`. The
     threshold for the highest entropies is a quantile over the whole optimizer step. The anchor is H in the first

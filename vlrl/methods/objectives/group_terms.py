@@ -196,8 +196,8 @@ class ClipCov:
 @requires("step")
 @dataclass(frozen=True)
 class KlCov:
-    """[N] -r A per token, unclipped. On the `share` of the step's trained tokens (at least one) with the highest
-    covariance (see ClipCov), a penalty coef |logp - old logp| is added.
+    """[N] -r A per token, unclipped. On the tokens with the highest covariance (see ClipCov), a fraction `share` of the
+    step's trained tokens (at least one), a penalty coef |logp - old logp| is added.
 
     KL-Cov of The Entropy Mechanism of RL (arXiv 2505.22617). In the first optimizer step on a batch the penalty has no
     gradient, because logp = old logp. So KL-Cov needs rollout.updates or rollout.minibatches above 1."""

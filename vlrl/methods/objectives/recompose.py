@@ -60,8 +60,8 @@ def right(s: Scores, correct: float | None = None, part: str = "") -> torch.Tens
 @reads("reward")
 def pf_ppo(s: Scores, policy: Literal["best_random", "best_worst", "square"] = "best_worst", keep: Fraction = 0.5,
            best: Rate = 0.4, others: Rate = 0.1) -> torch.Tensor:
-    """Boolean mask [R] of a share `keep` of each group (rounded up), drawn without replacement with weights from the
-    rewards.
+    """Boolean mask [R] of the fraction `keep` of each group (rounded up), drawn without replacement with weights from
+    the rewards.
 
     The weights depend on `policy`. best_random: `best` for the largest reward, `others` for all others. best_worst: 1
     for the largest and the smallest reward, 0 for all others. square: R^2. Unscorable completions and those of weight 0
@@ -97,8 +97,7 @@ def _compensates(step: int, decay: int, floor: float) -> bool:
 
 
 def _first(among: torch.Tensor, key: torch.Tensor, group: torch.Tensor, keep: float) -> torch.Tensor:
-    """[R] bool: selects from each group the share `keep` of the rollouts in `among` [R], rounded up: those with the
-    smallest `key` [R]."""
+    """[R] bool: of each group's rollouts in `among` [R], the fraction `keep` (rounded up) with the smallest `key` [R]."""
     chosen = torch.zeros_like(among)
     for number in group[among].unique().tolist():
         own = among & (group == number)

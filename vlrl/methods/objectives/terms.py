@@ -237,8 +237,8 @@ def simko(x: LossInputs, share: Fraction = 0.01, quantile: Fraction = 0.8, penal
     """[N] PPO's clipped term, changed on tokens whose entropy is above the given `quantile` of the entropies in their
     rollout.
 
-    In a correct rollout, a `share` of the gradient of logp at such a token is split equally between the `k` most
-    probable tokens. In a rollout with A < 0, the term is multiplied by `penalty` if the sampled token is the most
+    In a correct rollout, the fraction `share` of the gradient of logp at such a token is split equally between the `k`
+    most probable tokens. In a rollout with A < 0, the term is multiplied by `penalty` if the sampled token is the most
     probable one. The task decides what is correct; with `above`, correct means reward > `above`. SimKO (arXiv
     2510.14807), with the values of its released training script."""
     assert x.entropy is not None

@@ -27,7 +27,7 @@ from vlrl.monitoring.mismatch import samples_as_it_trains
 @requires("entropy", "step")
 @dataclass(frozen=True)
 class TopEntropy:
-    """[N] 1 on the `share` of tokens with the highest entropy, 0 on all others.
+    """[N] 1 on the tokens with the highest entropy (the fraction `share` of all), 0 on all others.
 
     The threshold is the quantile 1 - share of the entropies of all trained tokens of the optimizer step, over all
     processes. Beyond the 80/20 Rule (arXiv 2506.01939)."""

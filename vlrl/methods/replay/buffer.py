@@ -35,9 +35,9 @@ GROUPS = np.dtype([("key", "u8"), ("file", "i4"), ("first", "i4"), ("size", "i4"
                    ("best", "f8"), ("spread", "f8")])
 """Data type of the buffer's index, which has one record per group. key: hash of the group's name. file, first, size:
 the copied file and the group's rows in this file. own: whether the group is from this run. age_from: the step from
-which the group's age is counted. This is, for a group of this run, the number of steps that were completed when its
-weights were handed to the engine, else the step in which the group was copied. best: largest reward - mean reward.
-spread: largest - smallest reward. best and spread are NaN for groups of other runs, whose rewards are not trusted."""
+which the group's age is counted. For a group of this run, that is the number of training steps behind the weights
+that sampled it, else the step in which the group was copied. best: largest reward - mean reward. spread: largest -
+smallest reward. best and spread are NaN for groups of other runs, whose rewards are not trusted."""
 
 Weigh = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """A function (groups [n] of dtype GROUPS, their ages [n] in steps) -> [n] sampling weights."""
