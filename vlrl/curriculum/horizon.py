@@ -2,10 +2,10 @@
 
     horizon = Horizon(config.episode)
     horizon.within(draws, step)             # the draws of a step, with the turn limit of that step
-    horizon.observe(outcomes)               # the outcomes of the step, after it
+    horizon.observe(outcomes)               # after the step: its outcomes
 
-With short episodes first, the policy learns what takes few turns before it tries longer solutions: TTI (arXiv
-2506.07976), which raises the horizon per iteration by adding or multiplying. Works with any sampler."""
+With short episodes first, the policy learns short solutions before it tries longer ones: TTI (arXiv 2506.07976), which
+raises the horizon per iteration by adding or multiplying. Works with any sampler."""
 
 from __future__ import annotations
 

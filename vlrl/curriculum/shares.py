@@ -19,8 +19,8 @@ class Shares:
     task whose number of draws so far is furthest below its share; on ties to the first of these tasks.
 
     weights: relative share of each task label (prompts.field("task")). make(prompts): creates the sampler of one task,
-    which only sees that task's samples. `upcoming`, `probes` and the measuring methods exist if the tasks' samplers
-    have them."""
+    which only sees that task's samples. `upcoming`, `probes` and the measuring methods exist if the samplers of the
+    tasks, which are of one class, have them."""
 
     def __init__(self, prompts: Prompts, weights: Mapping[str, float], make: Callable[[Prompts], Sampler]):
         tasks = prompts.categories("task")

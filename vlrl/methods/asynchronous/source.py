@@ -95,9 +95,9 @@ class AsyncGroupSource(GroupSource):
         return super().state_dict(), partial(_emergency_state, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the policy's weights to the engine if `now` is set or the queue has no batch for a later step, after
-        the thread has finished generating. In all other cases the weights are handed over later. Batches in the
-        queue do not change."""
+        """Hands the policy's weights to the engine if `now` is set, or if the queue has no batch for a later step;
+        waits first until the thread has finished generating. Otherwise the weights are handed over later. Batches in
+        the queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):
             self._ready()

@@ -143,7 +143,7 @@ class Prioritised(RateWeighted):
         weight_i = max(1 - s_i, floor)        s_i = (sum of pass rates + strength * prior) / (groups + strength)
 
     "Kimi k1.5: Scaling Reinforcement Learning with LLMs" (2501.12599), section 2.3.4, has the weights 1 - s_i; the
-    prior, its strength and the floor are ours. Prompts that cannot be learned are drawn most.
+    prior, its strength and the floor are ours. Prompts that cannot be learned are drawn most often.
 
     prior     in [0, 1], the pass rate of unseen prompts
     strength  0..1e6, number of groups that the prior counts for

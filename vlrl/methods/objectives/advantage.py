@@ -129,7 +129,7 @@ def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = 
 @requires("local")
 def nsr(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
     """The advantage is -1 for a wrong completion and 0 for a correct one, so only wrong completions are trained on.
-    `correct` and `part` as in w_reinforce. Negative sample reinforcement (arXiv 2506.01347)."""
+    `correct` and `part`: see w_reinforce. Negative sample reinforcement (arXiv 2506.01347)."""
     return w_reinforce(s, 0.0, correct, part)
 
 

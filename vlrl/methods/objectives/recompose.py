@@ -97,7 +97,7 @@ def _compensates(step: int, decay: int, floor: float) -> bool:
 
 
 def _first(among: torch.Tensor, key: torch.Tensor, group: torch.Tensor, keep: float) -> torch.Tensor:
-    """[R] bool: of each group's rollouts in `among` [R], the fraction `keep` (rounded up) with the smallest `key` [R]."""
+    """[R] bool: of each group's rollouts in `among` [R], the fraction `keep` (rounded up) with the smallest `key`."""
     chosen = torch.zeros_like(among)
     for number in group[among].unique().tolist():
         own = among & (group == number)

@@ -49,7 +49,7 @@ class ReplayBatch:
     weights: torch.Tensor
     """[R] weight of the data row that each completion belongs to."""
     gain: torch.Tensor
-    """[R] D = sum_t (l - r) of each completion before this optimizer step; 0 without a reference."""
+    """[R] D = log p - log p(reference) of each completion, before this optimizer step; 0 without a reference."""
     kept: torch.Tensor
     """[R] bool: whether each completion is trained on."""
     total_tokens: float = 1.0
@@ -69,12 +69,12 @@ class ReplayBatch:
 
     @property
     def ratio(self) -> torch.Tensor:
-        """[N] log-ratio l - o, clamped to +-20."""
+        """[N] log-ratio log p - log p(sampler), clamped to +-20."""
         return (self.logprobs - self.sampler).clamp(-20, 20)
 
     @property
     def above_reference(self) -> torch.Tensor:
-        """[R] D = sum_t (l - r) of each completion at the current weights, with gradient."""
+        """[R] D = log p - log p(reference) of each completion at the current weights, with gradient."""
         assert self.reference is not None
         return self.sums(self.logprobs - self.reference)
 

@@ -148,7 +148,7 @@ class RetryGenerator:
     def __call__(self, engine: Engine, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                  answers: Sequence[Sequence[Answer]], score: Score) -> list[Group]:
         """Retries groups and returns them with their retries, scored by `score`, in `aside`. `requests` and `answers`
-        are the engine requests and the parsed completions of the groups. Called on every process, equally often.
+        are the engine requests and the parsed completions of the groups. Called equally often on every process.
         Raises TaskError if `Task.guidance` fails."""
         out = [*groups]
         self.counts["groups"] += len(groups)

@@ -96,7 +96,7 @@ class BranchingGenerator:
 
     def generate(self, engine: Engine, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         """Returns the completions of each request: request.n, or fewer if rollout.branch.tokens are used up. `done` is
-        called at the end with the index and the completions of each request. Called on every process, equally often."""
+        called at the end with the index and the completions of each request. Called equally often on every process."""
         settings = branch_of(self.config)
         assert settings.roots
         trees = [[Leaf(c, 1) for c in answers] for answers in engine.generate(

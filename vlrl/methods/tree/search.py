@@ -146,7 +146,7 @@ class SearchGenerator:
                  done: Done | None = None) -> list[list[Completion]]:
         """Returns the completions of each request: request.n, or fewer if rollout.branch.tokens are used up. `judge`
         receives completions that have ended. `done` is called at the end with the index and the completions of each
-        request. Called on every process, equally often."""
+        request. Called equally often on every process."""
         keys = [_key(r.prompt) for r in requests]
         groups = [self._begin(r, key) for r, key in zip(requests, keys, strict=True)]
         while any(comm.gather(any(group.wants for group in groups))):

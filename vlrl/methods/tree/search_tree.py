@@ -159,9 +159,9 @@ class Tree:
                 + s.by_depth * math.sqrt(node.depth / s.depth))
 
     def _next(self, ended: bool) -> Node | None:
-        """Returns the node to expand next. If no completion has ended in this expansion (`ended`), that is the new node
-        with the highest `uct`. Otherwise it is the node with the highest `promise`, among all nodes of the tree that
-        are neither ends nor expanded, or None if there are none. On ties the first."""
+        """Returns the node to expand next. If a completion has `ended` in this expansion, that is the node with the
+        highest `promise` among all nodes that are neither ends nor expanded; None if there are none. Otherwise it is
+        the new node with the highest `uct`. On ties, the first node is returned."""
         open_ = [n for n in self.root.subtree() if n.parent and not n.ended and not n.children]
         if ended:
             return max(open_, key=self.promise, default=None)
