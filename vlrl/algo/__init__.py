@@ -7,7 +7,7 @@ never get [B, L], so packed and padded batches give the same value.
   (`requires`). An input that no function declares is not computed. With effect.py a function declares when it has no
   effect. named.py binds a setting to a function, objective.py composes the functions, and algorithm.py holds the
   state that changes from step to step (KL coefficient, reference policy). `algo.clip_low` and `algo.clip_high` are
-  short names for options of the policy term. The setting that comes last wins. Setting `algo.clip_low` or
-  `algo.clip_high` for a term that has no such option is an error.
+  short names for options of the policy term; of the short and the full name, the one that is set last counts. Setting
+  `algo.clip_low` or `algo.clip_high` for a term that has no such option is an error.
 - A function that needs more than one rollout (a quantile, a sum over a group) computes it in `prepare`: for the whole
   optimizer step, without gradient, before the micro-batches."""

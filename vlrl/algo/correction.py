@@ -53,9 +53,9 @@ def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) ->
 
 def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
                    kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
-    """Masks all tokens of a rollout whose exp(mean of D) is outside the bounds (default bounds: SkyRL's). D = log
-    p(trainer) - log p(engine). `kept` is the weight inside the bounds: exp(D) of each token (NeMo-RL, ms-swift),
-    exp(mean of D), or 1."""
+    """0 for all tokens of a rollout whose exp(mean of D) is outside the bounds (by default SkyRL's), else the weight
+    `kept`: "token" = exp(D) of each token (NeMo-RL, ms-swift), "geometric" = exp(mean of D), "one" = 1. D = log
+    p(trainer) - log p(engine)."""
     mean = _geometric(x)
     return _masked(x, mean, {"token": x.sampler_gap, "geometric": mean, "one": torch.zeros_like(mean)}[kept], low, high)
 

@@ -154,7 +154,7 @@ class Adaptive:
         self.restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """The sampler's metrics for metrics.jsonl, by names curriculum/..."""
+        """The sampler's metrics for metrics.jsonl, with names that begin with "curriculum/"."""
         return {}
 
 

@@ -73,7 +73,7 @@ class History:
 
     @property
     def visited(self) -> np.ndarray:
-        """[N] bool: whether the prompt was answered at least once."""
+        """[N] bool: whether each prompt was answered at least once."""
         return self.last >= 0
 
     @property

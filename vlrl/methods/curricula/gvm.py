@@ -1,4 +1,4 @@
-"""The GVM sampler: prompts get larger groups if that reduces the variance of the gradient most."""
+"""The GVM sampler, which gives larger groups to prompts where they reduce the variance of the gradient most."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from vlrl.curriculum.types import Outcome
 
 
 def add(step: int, start: Positive, every: Positive, by: Positive = 1) -> int:
-    """The additive schedule of TTI: the turn limit is start + by * floor(step / every). An iteration of TTI is `every`
-    steps."""
+    """The additive schedule of TTI (arXiv 2506.07976): the turn limit is start + by * floor(step / every). An iteration
+    of TTI is `every` steps."""
     return start + by * (step // every)
 
 
 def multiply(step: int, start: Positive, every: Positive) -> int:
-    """The multiplicative schedule of TTI: the turn limit is start * (1 + floor(step / every))."""
+    """The multiplicative schedule of TTI (2506.07976): the turn limit is start * (1 + floor(step / every))."""
     return start * (1 + step // every)
 
 

@@ -1,4 +1,4 @@
-"""Samplers by the difficulty of each prompt: from easy to hard, or around one difficulty."""
+"""Samplers that draw by the difficulty of each prompt: from easy to hard, or mostly near one difficulty."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class CarryPool:
         return np.concatenate(self._take(copy.copy(self.cycle), count, rng))
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the weights of the prompts in `outcomes`, from the history, which must already hold them."""
+        """Updates the weights of the prompts in `outcomes`. The history must already contain the outcomes."""
         if self.carry:
             self._note(np.array([o.draw.index for o in outcomes], dtype=np.int64))
 

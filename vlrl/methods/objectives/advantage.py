@@ -66,7 +66,7 @@ def remax(s: Scores) -> torch.Tensor:
 
 def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
     """The advantage alpha * (R - mean of the group) / f_norm, where alpha = number of rollouts / number of rollouts in
-    groups with different rewards, counted over the whole step. f_norm: the paper's constant F_norm.
+    groups whose rewards differ, counted over the whole step. f_norm: the paper's constant F_norm.
 
     GPG: group policy gradient (arXiv 2504.02546) eq. 7; goes with algo.loss=reinforce. In the denominator of alpha verl
     counts the rollouts whose reward is not 0."""
@@ -138,9 +138,9 @@ class EmaStd(Saved):
     least^2)), where m1 and m2 are exponential averages over steps, including the current one: m1 of the mean of the
     task's rewards, m2 of the mean of their squares.
 
-    A group with any |A| above `limit` is divided by its own std + eps instead (without Bessel's correction). EMA-GRPO,
-    OneThinker (arXiv 2512.03043), as in its code. It suits mixtures, because the rewards of different tasks have
-    different spreads."""
+    In a group with any |A| above `limit`, R - mean is divided by the group's std + eps instead (without Bessel's
+    correction). EMA-GRPO, OneThinker (arXiv 2512.03043), as in its code. It suits mixtures, because the rewards of
+    different tasks have different spreads."""
 
     saved = ("moments",)
 

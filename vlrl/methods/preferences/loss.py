@@ -22,12 +22,12 @@ def bradley_terry(x: LossInputs, head_lr: Rate = HEAD_LR, centre: NonNegative = 
 
 def pair_loss(x: LossInputs, values: torch.Tensor, centre: float = 0.0) -> tuple[torch.Tensor, Metrics]:
     """The reward model's loss on this process's pairs, and a dict of its metrics. The loss is -mean log sigmoid(s+ -
-    s-) + centre mean (s+ + s-)^2 over the pairs of the optimizer step, weighted by the data rows. The score s of an
-    answer is the value at its last trained token; s+ is the score of the answer with the larger reward. `values` [N]
-    are the head's outputs, with gradient.
+    s-) + centre mean (s+ + s-)^2 over the pairs of the optimizer step, with the weights of the data rows. The score
+    s of an answer is the value at its last trained token; s+ is the score of the answer with the larger reward.
+    `values` [N] are the head's outputs, with gradient.
 
-    Bradley and Terry (1952), the usual loss of reward models since 2009.01325; centre: 2312.09244. Metrics are scaled
-    like those of the objective, which are divided by the number of trained tokens."""
+    Bradley and Terry (1952), the usual loss of reward models since 2009.01325; `centre` is from 2312.09244. Metrics are
+    scaled like those of the objective, which are divided by the number of trained tokens."""
     places = _places(x)
     better, worse = values[places[:, 0]], values[places[:, 1]]
     weights, margin, count = x.weights[places[:, 0]], better - worse, max(x.total_sequences / 2, 1.0)

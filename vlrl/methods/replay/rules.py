@@ -232,7 +232,7 @@ def constant(step: int, k: Positive = 1) -> bool:
 
 
 def growing(step: int, first: Positive = 2, last: Positive = 8, over: Positive = 200) -> bool:
-    """Returns whether `step` replays stored groups. The intervals between steps that do grow linearly from `first` to
+    """Returns whether `step` replays stored groups. The interval between replaying steps grows linearly from `first` to
     `last` over `over` steps. RoRecomp (arXiv 2509.25958); 2, 8 and 200 are our choices."""
     def so_far(steps: int) -> float:
         slope, early = (last - first) / over, min(steps, over)

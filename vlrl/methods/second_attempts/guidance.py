@@ -53,9 +53,9 @@ def task_guidance(t: FirstAnswers) -> str | None:
 
 def hint(t: FirstAnswers, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
     """Returns guidance with the beginning of the given solution; None if no solution is given or all of `shares` are
-    used up. `shares` are fractions of the solution's characters: the first retry round shows the first shares[0],
-    and if no retry is correct, the next round shows the first shares[1], and so on. The hint never contains the
-    final answer, which is our choice.
+    used up. The first retry round shows the fraction shares[0] of the solution's characters, the next round (if no
+    retry is correct) the fraction shares[1], and so on. The hint never contains the final answer, which is our
+    choice.
 
     GHPO: Adaptive Guidance for Stable and Efficient LLM Reinforcement Learning (arXiv 2507.10628)."""
     text = given_answer(t.task, t.sample) if t.level < len(shares) else None

@@ -107,14 +107,14 @@ class RetryGroup:
 
 
 def correct(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
-    """Keeps the retries that the task says are correct."""
+    """For each retry, whether it is correct according to the task."""
     return [[bool(r.correct) for r in g.attempts] for g in groups]
 
 
 def explains(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
-    """Keeps correct retries that explain the answer well. Under the prompt without guidance, the mean log-probability
-    of the retry's tokens must exceed that of the given solution. In addition, the true answer must be more probable
-    after the retry's explanation than without an explanation.
+    """For each retry, whether it is correct and explains the answer well. Under the prompt without guidance, the mean
+    log-probability of the retry's tokens must exceed that of the given solution. In addition, the true answer must
+    be more probable after the retry's explanation than without an explanation.
 
     ExPO (arXiv 2507.02834). The answer is the text that begins with the last <answer>."""
     attempts = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))

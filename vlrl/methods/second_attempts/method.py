@@ -127,7 +127,7 @@ Score = Callable[[Group, Prompt, Sequence[Completion]], Group]
 
 @dataclass(eq=False)
 class RetryGenerator:
-    """Retries groups with guidance, and counts the results. `read` computes current log-probabilities."""
+    """Retries groups with guidance and counts the results. `read` computes log-probabilities under the policy."""
 
     config: Config
     encode: Encoder

@@ -98,8 +98,8 @@ def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Boun
 
 
 def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
-    """Pairs each retry that may be trained on (`drop_truncated`: and is not truncated) with a failed completion of its
-    group, taking the failed completions in turn."""
+    """Pairs each retry that may be trained on with a failed completion of its group, taking these in turn.
+    `drop_truncated`: whether truncated retries are left out."""
     attempts = [r for r in second_attempts(group) if r.completion.loss_mask.any()
                 and not (drop_truncated and r.completion.truncated)]
     failures = [r for r in group.rollouts if r.correct is False and r.train_prompt is None]

@@ -22,7 +22,7 @@ from vlrl.methods.tree.search_tree import SearchNode, search_nodes
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A piece of text that `leaves` completions share, beginning at token `start`."""
+    """A piece of text that begins at token `start` and is shared by a number of completions (`leaves`)."""
 
     start: int
     value: float

@@ -231,8 +231,7 @@ Alike = Callable[[str, str], bool]
 
 
 def words(a: str, b: str) -> bool:
-    """Whether two texts share at least half of their words (F1 of the words >= .5). Two texts without words mean the
-    same."""
+    """Whether two texts mean the same: they share at least half of their words (F1 >= .5), or both have no words."""
     return token_f1(clean_label(a), clean_label(b)) >= 0.5
 
 
