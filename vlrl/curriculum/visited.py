@@ -21,9 +21,9 @@ from vlrl.types import Sample
 _NAMES = {"index": pa.int32(), "sample_id": pa.string(), "category": pa.string(), "task": pa.string()}
 SCHEMA = pa.schema({**_NAMES, "visits": pa.int32(), "last_step": pa.int32(), "pass_rate": pa.float32(),
                     "reward": pa.float32()})
-"""Columns of prompts.parquet. `index` is the row number in the training split, `task` the label in a mixture. An
-unreadable row of a large file has no id. `last_step`, and the pass rate and mean reward of the group of that step,
-are null for a prompt that was never scored."""
+"""Columns of prompts.parquet. `index` is the row number in the training split, `task` the label in a mixture, and
+`visits` the number of draws. An unreadable row of a large file has no id. `last_step`, and the pass rate and mean
+reward of the group of that step, are null for a prompt that was never scored."""
 
 
 def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> None:

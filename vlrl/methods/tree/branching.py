@@ -51,8 +51,8 @@ def uniform(answer: Completion, positions: np.ndarray, branches: int, rng: np.ra
 
 
 _PROBED = 11
-"""First number of the random-stream keys of continuations. The first numbers of other streams are in generate.py,
-episodes.py and recording.py."""
+"""First number of the random-stream keys of continuations (see Meaning). The first numbers of other streams are in
+generate.py, episodes.py and recording.py."""
 
 
 @dataclass(eq=False)
