@@ -167,7 +167,7 @@ def test_what_is_no_name(loaded, word, says):
     (["algo.kl_coef=1", "algo.kl=k9"], "algo.kl='k9' is not known"),
     (["algo.correction=token_mak"], "algo.correction='token_mak' is not known. Did you mean 'token_mask'"),
     (["algo.entropy=bonus", "algo.entropy.coeff=3"], "algo.entropy.coeff=3: 'bonus' has no option.*Did you mean"),
-    (["algo.reference=reset", "algo.reference.every=0"], "algo.reference='reset': with every=0 and no kl"),
+    (["algo.reference=reset", "algo.reference.every=0"], "algo.reference='reset': with every=0 and without kl"),
 ])
 def test_the_whole_algorithm_is_checked_before_anything_is_loaded(loaded, words, says):
     with pytest.raises(ConfigError, match=says):
