@@ -146,8 +146,8 @@ def pictured(box: Image.Image):
 
 def test_functions_that_are_no_tools_and_names_there_twice():
     for function, says in (
-            (untyped, "'untyped': its argument 'box' has no type"), (undocumented, "'undocumented' has no docstring"),
-            (starred, "'starred': its argument 'box' cannot be passed by name"), (pictured, "tool 'pictured': ")):
+            (untyped, "'untyped': the argument 'box' has no type"), (undocumented, "'undocumented' has no docstring"),
+            (starred, "'starred': the argument 'box' cannot be passed by name"), (pictured, "tool 'pictured': ")):
         with pytest.raises(TaskError, match=re.escape(says)):
             Tool(function)
     class Twice(Task):

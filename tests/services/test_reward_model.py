@@ -114,7 +114,7 @@ def test_what_has_no_score_is_said_and_counted(folders):
     assert provided.metrics("train", 2) == {"reward_model/scored": 4, "reward_model/failed": 2}
 
 
-@each("name said", [("two", "has 2 labels instead of one: name a run of vlrl sft"), ("nowhere", "cannot be loaded")])
+@each("name said", [("two", "has 2 labels instead of one: set it to a run of vlrl"), ("nowhere", "cannot be loaded")])
 def test_what_gives_no_score_is_refused(folders, name, said):
     with pytest.raises(ConfigError, match=said):
         scorer(folders / name)

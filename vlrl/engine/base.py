@@ -26,8 +26,8 @@ class Sampling:
     """A completion ends with the token that completes one of these strings; its finish_reason is then "stop"."""
     thinking_budget: int | None = None
     """If the first `thinking_budget` tokens contain no `</think>`, the tokens of `thinking_end` are forced after them,
-    and the model continues. The prompt may already contain an open `<think>`. If the prompt has already closed it,
-    the budget of the Request is ignored."""
+    and the model continues. The prompt may already contain an open `<think>`. For a prompt that has already closed
+    it, the budget is ignored."""
     thinking_end: str = "\n</think>\n"
     """The text that ends thinking when the budget is used up. Its tokens are part of the completion and count towards
     `max_new_tokens`; their loss_mask is False."""
@@ -47,12 +47,12 @@ class AnswerPrefix:
 @dataclass(eq=False)
 class CacheSlot:
     """A slot in which an engine may keep the KV cache of a request between two turns of an episode. The episode's next
-    request starts with the prompt and the completion of the former request, so it can reuse the cache."""
+    request starts with this request's prompt and completion, so it can reuse the cache."""
 
     cache: Any = None
     """The KV cache, in the format of the engine."""
     observed: Prompt | None = None
-    """The observation that follows the completion in the next prompt, with its media."""
+    """The observation, with its media, that follows this request's completion in the next request's prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +70,8 @@ class Request:
     same as without an interruption. The returned completions include their prefix and have one more entry in
     `turns`."""
     way_out: str = ""
-    """The setting to change if completions must not be continued; shown in error messages."""
+    """For the message if an environment does not repeat the turns in `begun`: a setting, as SETTING=VALUE, with which
+    no completion is continued."""
     sample: Sample | None = None
     """The sample of an episode. If its environment was already reset (`Sample.opening`), this environment is used."""
     max_turns: int | None = None
@@ -125,8 +126,8 @@ class EpisodePlayer(Engine, Protocol):
     """How many times an environment process was restarted."""
 
     def over(self, engine: Engine) -> Self:
-        """Returns a player that samples from `engine` and uses the environments of this player. Only this player closes
-        the environments."""
+        """Returns a copy of this player that samples from `engine`. Copy and original share the environments, which the
+        original closes."""
         ...
 
     def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
@@ -138,14 +139,15 @@ class EpisodePlayer(Engine, Protocol):
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Replays the actions of recorded episodes in the episodes' environments. Returns the completions of each
-        request as recorded. If an environment responds differently than in the record, the completion gets an error."""
+        """Replays the actions of recorded episodes in the episodes' environments. Returns the recorded completions of
+        each request; a completion gets an error if its environment responds differently than in the recorded
+        episode."""
         ...
 
 
 ACTION = 7
-"""Marks the key of a request for a later action than the first of an episode: the key begins with ACTION and ends with
-the index of the action."""
+"""First number of the `key` of a request for the second or a later action of an episode. The last number of such a key
+is the index of the action."""
 
 
 def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop: Sequence[str], eos: Collection[int],

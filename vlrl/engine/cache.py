@@ -243,15 +243,15 @@ class TurnCaches:
         self._reported = False
 
     def take(self, continued: CacheSlot, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
-        """Removes the cache from the slot `continued`. Returns the part of the prompt that must still be prefilled, and
-        the cache. Returns None if the complete prompt must be prefilled."""
+        """Removes the cache from the slot `continued`. Returns (the part of the prompt that must still be prefilled,
+        the cache), or None if the complete prompt must be prefilled."""
         cached, continued.cache = continued.cache, None
         rest = cached.rest(prompt, continued.observed) if cached else None
         return (rest, cached) if rest and cached else None
 
     def keep(self, continued: CacheSlot, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
-        """Stores the cache of a prompt and the tokens `written` after it in the slot `continued`, if there is room.
-        `layers` returns the keys and values of each layer, and is called only if there is room."""
+        """If there is room, stores a cache in the slot `continued`: that of a prompt and of the tokens `written` after
+        the prompt. `layers` returns the keys and values of each layer, and is called only if there is room."""
         continued.cache = None
         ids = np.concatenate([prompt.ids, written])
         if sum(len(one.cache.ids) for one in self._living if one.cache) + len(ids) <= self.most:

@@ -217,9 +217,9 @@ class HFEngine:
 
     def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[RowCache]
                  ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """Prefills left-padded prompts. `cached` has the cached beginning of each prompt, which the prompts then
-        follow; it is empty if no prompt has one. Returns the last logits [P, V], the cache, the attention mask [P,
-        L] and the next position [P]."""
+        """Prefills left-padded prompts. `cached`: for each prompt the KV cache of the tokens before it; empty if no
+        prompt has cached tokens before it. Returns the last logits [P, V], the cache, the attention mask [P, L] and
+        the next position [P]."""
         device, width = self.policy.device, max(map(len, prompts))
         ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
         positions = np.ones((len(prompts[0].positions), len(prompts), width), dtype=np.int64)

@@ -22,8 +22,8 @@ class EpisodeReward:
       (BALROG, arXiv 2411.13543).
     - `illegal`: 1 for an invalid action, else 0.
 
-    parts: names of the parts to compute. goal: an episode is a success if it ends with at least this return. If it is
-    None, the environment's `success` or `is_success` decides; if the environment reports neither, an episode is a
+    parts: names of the parts to compute. goal: an episode is a success if it ends with at least this return. If `goal`
+    is None, the environment's `success` or `is_success` decides; if the environment reports neither, an episode is a
     success if it ends with a positive reward."""
 
     def __init__(self, parts: Collection[str], goal: float | None):
@@ -36,8 +36,8 @@ class EpisodeReward:
 
     def step(self, reward: Any, ended: bool, info: Mapping[str, Any]) -> dict[str, float]:
         """The reward parts of a turn. Raises ProtocolError if a value of the environment is not a number. ended:
-        whether the environment ended the episode, as opposed to a time limit. info: may state the success and the
-        progress."""
+        whether the environment ended the episode, as opposed to a time limit. info: the environment's further
+        values, such as success and progress."""
         value = number(reward, "reward")
         self.total += value
         before, had = self.progress, self.succeeded

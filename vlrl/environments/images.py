@@ -59,7 +59,7 @@ def image_of_base64(data: Any, what: str) -> Image.Image:
         own = base64.b64decode(data, validate=True)
         return loader.load(Media(source=own), _LIMITS).frames[0]
     except DataError as error:
-        raise ProtocolError(f"its {what}: {error}") from None
+        raise ProtocolError(f"the environment's {what}: {error}") from None
     except (binascii.Error, ValueError) as error:
         raise ProtocolError(f"the environment's {what} is not base64: {error}") from None
 

@@ -61,7 +61,7 @@ class LiveEpisode:
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
         """Checks `observation`, the result of the reset. Returns False if the reset failed, else True. A failed reset,
-        or an observation other than the first one in the prompt, becomes the error of the episode."""
+        or an observation that differs from the one in the prompt, becomes the error of the episode."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
@@ -174,15 +174,15 @@ def action_of(episode: Completion, turn: int) -> Completion:
 
 def group_members(request: Request) -> list[tuple[int, Completion | None]]:
     """Returns (index in the group, recorded episode) for each episode of a request. The actions of the recorded episode
-    are replayed first; None if the episode starts anew."""
+    are replayed first; it is None if there are no actions to replay."""
     if request.begun:
         return [(b.index, b.written) for b in request.begun]
     return [(i, None) for i in range(request.n)]
 
 
 def never_begun(request: Request, index: int, error: str) -> Completion:
-    """Returns the completion of the episode `index` of a request whose environment could not be reset: without tokens,
-    and with the error of the reset."""
+    """Returns the completion of an episode whose environment could not be reset: no tokens, and the `error` of the
+    reset. `index`: index of the episode in the request."""
     return Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
                       text="", finish_reason="stop", episode_id=_episode_id(request, index), error=error)
 

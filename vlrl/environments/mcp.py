@@ -58,7 +58,7 @@ class McpTool(Tool):
         """Runs the tool and returns its result. Raises CallError if the server rejects the call, and ProtocolError for
         a malformed result."""
         if self._call is None:
-            raise CallError(f"{self.name} is only shown here")
+            raise CallError(f"{self.name} cannot be called here, because only its schema was requested")
         return self._call(self.name, arguments)
 
 
@@ -419,8 +419,8 @@ def checked_addresses(addresses: Sequence[str]) -> list[str]:
         except ValueError as error:
             raise ConfigError(f"the MCP server {address!r} is not a command: {error}") from None
     if len(checked) > 1 and not all(map(_is_url, checked)):
-        raise ConfigError(f"the MCP servers {', '.join(checked)}: several servers must all be given as URLs. Of a "
-                          "command, one is enough, because it is started for each episode")
+        raise ConfigError(f"the MCP servers {', '.join(checked)}: several servers must all be given as URLs. One "
+                          "command is enough, because it is started for each episode")
     return checked
 
 

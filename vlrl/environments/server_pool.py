@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
-"""Number of seconds for which a server that does not respond is not used: the first time, and at most. The pause
-doubles each time."""
+"""First and longest pause in seconds during which a server that did not respond is not used. The pause doubles each
+time."""
 _log = logging.getLogger(__name__)
 _pools: dict[tuple[str, ...], ServerPool] = {}
 

@@ -92,9 +92,9 @@ class Tool:
             names, fields = {}, {}
             for i, (name, given) in enumerate(inspect.signature(self.function).parameters.items()):
                 if given.kind not in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY):
-                    raise TypeError(f"its argument {name!r} cannot be passed by name")
+                    raise TypeError(f"the argument {name!r} cannot be passed by name")
                 if name not in hints:
-                    raise TypeError(f"its argument {name!r} has no type: write {name}: int, or another JSON type")
+                    raise TypeError(f"the argument {name!r} has no type: write {name}: int, or another JSON type")
                 default = ... if given.default is given.empty else given.default
                 names[name] = f"field{i}"
                 fields[names[name]] = (hints[name], Field(default, alias=name, description=descriptions.get(name)))

@@ -73,8 +73,8 @@ class DrawEncoder:
         self.task, self.engine = generator.task, generator.engine
         self.varies = generates and has_variants(self.task)
         self._opened: dict[Draw, Sample] = {}
-        """Samples of this step and the next, by draw. Cached, as making a sample may run code, and variants reuse it.
-        """
+        """Samples of this step and the next, by draw. They are cached, because variants need them too, and making a
+        sample may run code."""
 
     def encode(self, drawn: DrawBatch, step: int) -> None:
         """Encodes this process's share of the batch `drawn`. Adds usable draws to `drawn.accepted`, and for each

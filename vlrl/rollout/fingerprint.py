@@ -1,4 +1,4 @@
-"""A fingerprint of the rows of a training split, by which a resumed run detects changed rows. No torch.
+"""A fingerprint of the rows of a training split, by which a resumed run detects changed rows.
 
 It contains a CRC-32 of each row's id and fields, but not of media files. For rows that are read on demand (data.index)
 it contains the checksums of some evenly spaced rows. For samples generated on demand it only contains their number."""

@@ -117,8 +117,8 @@ class RolloutGenerator:
 
         tokens: maximum number of new tokens per completion (rollout.step_tokens). A group with an unfinished completion
         is returned as a PartialGroup. With rollout.score_ahead, complete groups are scored in a thread while others are
-        generated, unless log-probabilities are needed first. Variants are generated separately, because other sequences
-        of a batch affect the last bits of the logits, and other completions must not depend on variants."""
+        generated, unless log-probabilities are needed first. Variants are generated separately, because the sequences
+        of a batch affect the last bits of each other's logits, and other completions must not depend on variants."""
         self.step = step
         soon = self.config.rollout.score_ahead and self.likelihoods is None
         requests, others = self._requests(accepted)

@@ -44,8 +44,8 @@ class OverlappedWork(Generic[T]):
         self._begun[i] = self._thread.submit(self._timed, i, value)
 
     def results(self, values: Sequence[Any]) -> list[T]:
-        """Returns the result of `work` for each of all values, in order, including those passed to `begin`. Raises the
-        error of the first value whose work failed."""
+        """Returns the results of `work` for all `values`, in order. Values that were passed to `begin` are not
+        processed twice. Raises the error of the first value whose work failed."""
         with self._clock(self._phase):
             if not self._begun and self._threads == 1:
                 return [self._work(i, value) for i, value in enumerate(values)]

@@ -81,7 +81,7 @@ def key_of(variable: str | None, option: str) -> str:
                           "API key of the server")
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(f"{option} {variable}: the value of this environment variable is not a key: it must be "
-                          "printable ASCII without spaces. Export the key in it")
+                          "printable ASCII without spaces. Set it to the API key of the server")
     return key
 
 

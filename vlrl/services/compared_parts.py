@@ -138,7 +138,7 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     A judge writes principles for the question, criticizes all answers of the group by these principles, and grades the
     answers. This is repeated for up to `samples` random orders of the answers. Orders without a reply are ignored. If
     no order has a reply, the answers have no value. With services.judge.json_schema=false the judge can write text
-    first. reasoning: whether the judge sees whole completions instead of final answers."""
+    first. media: whether the judge sees images. reasoning: whether it sees whole completions."""
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
     right = prompts.reference(task, sample)
 

@@ -116,8 +116,8 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
                 if all(name in services for name in extra.offer.needs):
                     given = extra.function(self, sample, answers, services)
                     if len(given) != len(answers) or len(out) != len(answers):
-                        raise TaskError(f"task '{self.name}': a part of task.parts returned {len(given)} values, and "
-                                        f"score_group {len(out)}, for {len(answers)} answers")
+                        raise TaskError(f"task '{self.name}': for {len(answers)} answers, a part of task.parts "
+                                        f"returned {len(given)} values, and score_group returned {len(out)}")
                     out = [{**parts, **more} for parts, more in zip(out, given, strict=True)]
             return out
 

@@ -115,8 +115,8 @@ def _joined(*pieces: Any) -> str:
 
 
 MOST_PICTURES, MOST_PIXELS = 16, 2**20
-"""Maximum number of images shown for episodes, where a video counts as that many images, and maximum number of pixels
-of an image from an environment."""
+"""Maximum number of images that a judge sees for episodes (a video counts as MOST_PICTURES images), and maximum number
+of pixels of an image from an environment."""
 _LEAST = 60  # minimum number of characters that are shown of each text in a turn, for any number of turns
 _Entry = tuple[str, str, Sequence[Media]]  # one part of an episode: (label, text, media)
 

@@ -48,9 +48,9 @@ def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: 
 @part({"judge": 1.0}, needs=("judge",), replaces_outcome=True)
 def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
           criterion: str = "") -> list[Parts]:
-    """1 if the judge finds the final answer correct, else 0. The judge sees the question, the images, the reference
-    answer and the final answer (for an episode all turns), but not the reasoning. criterion: further instructions on
-    what counts as correct."""
+    """1 if the judge finds the final answer correct, else 0. The judge sees the question, the images (if `media`), the
+    reference answer and the final answer (for an episode all turns), but not the reasoning. criterion: further
+    instructions on what counts as correct."""
     verdicts = _right(task, sample, dict(enumerate(answers)), services, media, criterion)
     return [{"judge": verdicts[i]} for i in range(len(answers))]
 
@@ -59,7 +59,8 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
 def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
             media: bool = False) -> list[Parts]:
     """1 if the task's rule or the judge finds the answer correct, else 0 (TinyV, arXiv 2505.14625). The judge is only
-    asked about answers that the rule rejects. `recovered` is 1 if the judge accepted such an answer."""
+    asked about answers that the rule rejects. `recovered` is 1 if the judge accepted such an answer. media: whether
+    the judge sees images."""
     failed = {i: a for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
     verdicts = _right(task, sample, failed, services, media)
     return [{"cascade": verdicts.get(i, 1.0), "recovered": verdicts.get(i, 0.0)} for i in range(len(answers))]
@@ -98,8 +99,8 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     2509.21500).
 
     The judge is asked about one criterion at a time. criteria: strings or {criterion, weight}; if a row has the field
-    `rubric`, its criteria are used instead. reasoning: whether the judge sees the whole completion instead of the final
-    answer. `rubric_saturated` is 1 if every answer of the group meets all criteria."""
+    `rubric`, its criteria are used instead. media: whether the judge sees images. reasoning: whether it sees the whole
+    completion, not only the final answer. `rubric_saturated` is 1 if every answer of the group meets all criteria."""
     given = sample.get("rubric") or criteria
     wanted = [_criterion(one) for one in ([given] if isinstance(given, (str, Mapping)) else given)]
     total = sum(weight for _, weight in wanted)

@@ -94,8 +94,8 @@ class Likelihoods:
         except (TaskError, TrainingError):
             raise
         except Exception as error:
-            raise TaskError(f"task '{task.name}': readings() failed for sample '{sample.id}': {type(error).__name__}: "
-                            f"{error}") from error
+            raise TaskError(f"task '{task.name}': the method readings() failed for sample '{sample.id}': "
+                            f"{type(error).__name__}: {error}") from error
 
     def _row(self, i: int, key: Key, group: UnscoredGroup) -> _Row:
         place, text = key

@@ -4,8 +4,8 @@
     scorer("Is it a cat?", media, ["yes", "no"])    # per answer: (score of each model, ...), or why there is none
 
 A reward model is either a vision-language model with a scoring head (reward_head.safetensors, as `vlrl sft` writes it
-with algo.loss=bradley_terry), or a transformers sequence classifier with one label, which reads only text. Its files
-determine which. The scored text is the question followed by the answer, in the chat template of the reward model."""
+with algo.loss=bradley_terry), or a transformers sequence classifier with one label, which reads only text. Which it is
+depends on the model's files. A question and an answer, in the model's chat template, are scored together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from vlrl.task import Task
 from vlrl.task.services import ServiceContext
 from vlrl.types import Media, Sample
 
-_WAY = "name a run of vlrl sft with algo.loss=bradley_terry, or a sequence classifier with one label"
+_WAY = "set it to a run of vlrl sft with algo.loss=bradley_terry, or to a sequence classifier with one label"
 
 
 class _Scorer(Protocol):

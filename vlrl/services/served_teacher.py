@@ -35,7 +35,8 @@ _MOST = 64  # maximum number of outstanding requests; each is a separate forward
 
 def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temperature: float) -> ServedTeacher:
     """Connects to the server `settings.server`, which loads the teacher's weights from `folder`. A collective call.
-    Raises ConfigError for a server that cannot serve this teacher. vocabulary: the teacher's number of token ids."""
+    Raises ConfigError for a server that cannot serve this teacher. vocabulary: the teacher's number of token ids.
+    temperature: that of the log-probabilities. Ids that `policy` lacks or bans get probability 0."""
     banned = (*(i for i in policy.banned.tolist() if i < vocabulary), *range(policy.vocabulary, vocabulary))
     found = ServedTeacher(settings, folder, vocabulary, banned, temperature)
     found.ask(lambda pool: pool.admit_all())

@@ -117,7 +117,7 @@ class ServiceSet:
         return GroupServiceSet(self._services, place, self._turn)
 
     def standalone(self, split: str, step: int) -> GroupServiceSet:
-        """Returns the services for a group that is scored outside of a run. The weights that sampled the group count as
+        """Returns the services for a group that is scored outside of a run, as if the group had been sampled with the
         weights of `step`."""
         return self.at(ServiceContext(split, step, step))
 

@@ -1,4 +1,4 @@
-"""Builds a config's task without its model, for scoring, playing and checking. No torch, no network, no media file.
+"""Builds a config's task without its model, for scoring, playing and checking. Needs no torch, network or media file.
 
 Only the box convention depends on the model, and only for a task that converts boxes: it is read from the `config.json`
 of the model's folder or of the local hub cache."""

@@ -15,7 +15,7 @@ from vlrl.errors import RunError
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.checkpoint import NewestCheckpoint
 
-_WAY = "choose another run.dir, or start over with resume=never (the old run is kept in a folder beside it)."
+_WAY = "choose another run.dir, or start over with resume=never (the old run is moved to a folder next to run.dir)."
 
 
 def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:

@@ -161,8 +161,8 @@ class Generation:
         return whole
 
     def _advance(self, i: int) -> bool:
-        """Sends the next round of calls of request `i` to vLLM. Returns True if there is none, because the request is
-        complete."""
+        """Sends the next round of calls of request `i` to vLLM. Returns True if the request is complete, so that no
+        round remains."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -30,15 +30,15 @@ class EpisodeMismatch:
     where: str
     what: str
     gap: float = float("inf")
-    """Absolute difference of the log-probabilities; infinite if the difference is of another kind."""
+    """Absolute difference of the log-probabilities; infinite if the inputs differ."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
 
 
 def describe_position(turns: Sequence[Turn], token: int) -> str:
-    """Returns a text with the turn that contains a token, the token's position in the turn, and the media of the turn.
-    If the turn has no media, the text has those of the latest earlier turn with media."""
+    """Returns a text that names the turn that contains a token, the token's position in the turn, and the media of the
+    turn. If the turn has no media, the text names the media of the latest earlier turn with media."""
     number = turn_of(turns, token)
     turn = turns[number]
     media = next((t.media for t in reversed(turns[:number + 1]) if t.media), ())

@@ -76,8 +76,7 @@ class ServerGroup:
     key_file: Path | None = None  # the file with the servers' key; None if the key is not in a file
     silent_s: float = _SILENT_S
     back: str = "the trainer brings it the current weights"
-    """The end of the message "ADDRESS responds again; ..." about a restarted server: what happens to the server next.
-    """
+    """What happens to a restarted server that responds again; the end of the message about it."""
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait forever for its lock
     _signal: int = signal.SIGTERM
     _start_s: float = math.inf  # number of seconds within which a server must respond after a start or restart
@@ -272,7 +271,7 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
 
 def write_key(path: Path, given: str = "") -> Path:
     """Returns the path of the file with the servers' key: `given`, or else `path`. A missing file is created with a
-    random key. An existing key is kept, so that a run continues with restarted servers. Only the owner can read it."""
+    random key, readable only by the owner. An existing key is kept, so that a run continues with restarted servers."""
     target = Path(given or path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     if not given and target.exists() and target.stat().st_mode & 0o077:

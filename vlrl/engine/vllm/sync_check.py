@@ -43,9 +43,9 @@ class SyncCheck:
     """Compares the log-probabilities of a fixed answer (the probe) in trainer and engine.
 
     prompt: a prompt with an image. answer: token ids [T]. tolerance: largest allowed difference of a log-probability
-    (engine.proof); None = the default for the compute dtype (`dtype`, or else the policy's). text: the same question
-    without the image. If weights cannot be compared, this text shows whether the error is in the vision tower or in the
-    language model."""
+    (engine.proof); None = the default for the compute dtype (`dtype`, or else the policy's). text: the same prompt
+    without the image. If weights cannot be compared, the answer's log-probabilities after `text` show whether the error
+    is in the vision tower or in the language model."""
 
     def __init__(self, prompt: Prompt, answer: np.ndarray, tolerance: float | None = None, text: Prompt | None = None,
                  dtype: torch.dtype | None = None):
@@ -72,9 +72,10 @@ class SyncCheck:
         return TOLERANCE[self.dtype or policy.dtype] if self.tolerance is None else self.tolerance
 
     def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
-        """Returns the largest difference of a log-probability. A collective call under FSDP. `parameters()` yields the
-        weights of trainer and engine; without `parameters` the error cannot name a weight. Raises TrainingError if a
-        log-probability differs too much or, in the first checks, if any weight differs."""
+        """Compares the answer's log-probabilities in trainer and engine, and returns the largest difference.
+        `parameters()` yields the weights of trainer and engine; without `parameters` the error cannot name a weight.
+        Raises TrainingError if a log-probability differs too much or, in the first checks, if any weight differs. A
+        collective call under FSDP."""
         self.checks += 1
         difference = self._difference(policy, read, self.prompt)
         if not difference <= self.allowed(policy):  # nan too

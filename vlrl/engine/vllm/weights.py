@@ -90,8 +90,8 @@ class EngineWeights:
         return None, None
 
     def _read(self, path: str, module: Any, kind: str) -> torch.Tensor | None:
-        """Returns the parameter `kind` ("weight" or "bias") of a module as vLLM computes with it; None if there is
-        none. The last unpacked weight is cached, because a fused layer is read once for each of its parts."""
+        """Returns the parameter `kind` ("weight" or "bias") of a module as vLLM computes with it, or None if it does
+        not exist. The last unpacked weight is cached, because a fused layer is read once for each of its parts."""
         tensor = getattr(module, kind, None)
         if not isinstance(tensor, torch.Tensor):
             return None
