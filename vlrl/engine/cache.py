@@ -159,16 +159,16 @@ class SharedRows:
         """Keyword arguments of a forward pass that adds a token to every row. argument: from `cache_argument`."""
         return {argument: self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
-    def row(self, place: int, own: int) -> list[Pair]:
-        """Returns (keys, values) [1, H_kv, n, d] of each layer for the row with index `place`. They belong to the
-        prompt and the first `own` tokens after the prompt."""
+    def row(self, index: int, own: int) -> list[Pair]:
+        """Returns (keys, values) [1, H_kv, n, d] of row `index` for each layer. They belong to the prompt and the first
+        `own` tokens after the prompt."""
         prompts, answers = self._prompts, cast(list[Any], self._answers.layers)
-        at = prompts.owner[place:place + 1]
+        at = prompts.owner[index:index + 1]
         visible = slice(None) if prompts.bias is None else prompts.bias[at][0, 0, 0] == 0
         before = [(keys[at][:, :, visible], values[at][:, :, visible]) for keys, values in prompts.layers]
         if not own:
             return before
-        after = [(layer.keys[place:place + 1, :, :own], layer.values[place:place + 1, :, :own]) for layer in answers]
+        after = [(layer.keys[index:index + 1, :, :own], layer.values[index:index + 1, :, :own]) for layer in answers]
         return [(torch.cat([keys, more.to(keys.dtype)], 2), torch.cat([values, others.to(values.dtype)], 2))
                 for (keys, values), (more, others) in zip(before, after, strict=True)]
 

@@ -23,8 +23,8 @@ from vlrl.types import Completion, Group, Sample
 
 
 class Demonstrations:
-    """An Engine whose completions are demonstrations: a sample's reference answer, or in an episode the next of the
-    task's `oracle_actions`."""
+    """An Engine whose completions are demonstrations: a sample's reference answer or, in an episode, the next action of
+    the task's `oracle_actions`."""
 
     def __init__(self, task: Task, encode: Encoder):
         self.task, self.encode = task, encode

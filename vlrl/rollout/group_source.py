@@ -263,9 +263,9 @@ class GroupSource:
 
 
 def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """Separates the episodes whose environment could be reset from those whose environment could not, which have no
-    tokens. Returns (groups with the former, to train on; groups with the latter). Group ids are unchanged; empty
-    groups are left out."""
+    """Separates episodes by whether their environment could be reset; the others have no tokens. Returns (groups with
+    the episodes to train on, groups with the episodes that could not begin). Group ids are unchanged; empty groups
+    are left out."""
     begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) for g in groups]
     lost = [replace(g, rollouts=tuple(r for r in g.rollouts if not r.completion.begun), aside=()) for g in groups]
     return [g for g in begun if g.rollouts], [g for g in lost if g.rollouts]

@@ -49,10 +49,10 @@ class Clip:
 
     concurrency = 1
 
-    def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
+    def at(self, context: ServiceContext) -> Callable[..., np.ndarray]:
         """Returns the service for one group: a function with the signature of Clip, which counts the compared images
-        under split and step of `place`."""
-        return partial(self._counted, (place.split, place.step))
+        under split and step of `context`."""
+        return partial(self._counted, (context.split, context.step))
 
     def _counted(self, key: tuple[str, int], images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
         self._pictures[key] = self._pictures.get(key, 0) + len(images)
@@ -63,8 +63,8 @@ class Clip:
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
         """The number of images compared for a split since the last call, in steps up to `step`, over all processes."""
-        done = [place for place in self._pictures if place[0] == split and place[1] <= step]
-        return {"clip/images": float(comm.total(sum(self._pictures.pop(place) for place in done))[0])}
+        done = [key for key in self._pictures if key[0] == split and key[1] <= step]
+        return {"clip/images": float(comm.total(sum(self._pictures.pop(key) for key in done))[0])}
 
     def close(self) -> None:
         pass

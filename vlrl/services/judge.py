@@ -56,12 +56,12 @@ class GroupJudge:
     """The judge for one group of answers: a callable that returns for each question the reply, or None. `failures`
     collects the reasons for missing replies."""
 
-    def __init__(self, judge: Judge, place: ServiceContext):
-        self._judge, self._place = judge, place
+    def __init__(self, judge: Judge, context: ServiceContext):
+        self._judge, self._context = judge, context
         self.failures: list[str] = []
 
     def __call__(self, questions: Sequence[str | Question]) -> list[str | None]:
-        replies, failures = self._judge.ask(questions, self._place)
+        replies, failures = self._judge.ask(questions, self._context)
         self.failures += failures
         return replies
 
@@ -97,9 +97,9 @@ class Judge:
         self._client.close()
         self.replies.sync()
 
-    def at(self, place: ServiceContext) -> GroupJudge:
-        """Returns the judge for one group of answers. Its questions are counted under split and step of `place`."""
-        return GroupJudge(self, place)
+    def at(self, context: ServiceContext) -> GroupJudge:
+        """Returns the judge for one group of answers. Its questions are counted under split and step of `context`."""
+        return GroupJudge(self, context)
 
     def problem(self) -> str:
         """Why the judge seems unusable now; "" if the server responds and serves services.judge.model."""
@@ -116,8 +116,8 @@ class Judge:
         these counts. Called after the step is completed."""
         self.replies.settle(split, step)
         with self._lock:
-            done = [place for place in self._tallies if place[0] == split and place[1] <= step]
-            parts = [self._tallies.pop(place) for place in done]
+            done = [key for key in self._tallies if key[0] == split and key[1] <= step]
+            parts = [self._tallies.pop(key) for key in done]
         return JudgeCounts(sum((t.counts for t in parts), Counter()), [s for t in parts for s in t.seconds])
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
@@ -134,12 +134,12 @@ class Judge:
                     "time/judge_max_s": max(seconds, default=0.0)}
         return out
 
-    def ask(self, questions: Sequence[str | Question], place: ServiceContext) -> tuple[list[str | None], list[str]]:
+    def ask(self, questions: Sequence[str | Question], context: ServiceContext) -> tuple[list[str | None], list[str]]:
         """Returns (replies, reasons): the reply to each question, or None, and the reasons for missing replies. Raises
         TrainingError if the server rejects the key, path or model."""
         votes, failures = self.settings.votes, []
         prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
-        pending = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
+        pending = [one if isinstance(one, str) else [self._begun(*one, vote, context) for vote in range(votes)]
                    for one in prepared]
         out: list[str | None] = []
         for question, one in zip(questions, pending, strict=True):
@@ -166,15 +166,15 @@ class Judge:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), question, loaded
 
     def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
-               place: ServiceContext) -> Future[StoredReply]:
+               context: ServiceContext) -> Future[StoredReply]:
         """Returns a future of the reply to a question. No request is sent if the reply is cached or the same question
         is being asked. digest: hash from `_prepared`. vote: index of this repetition of the question
         (services.judge.votes)."""
         key = f"{digest}-{vote}"
         with self._lock:
-            tally = self._tallies.setdefault((place.split, place.step), JudgeCounts())
-            cached = self.replies.get(key, place)
-            if cached is not None and (cached.text is None or not self.replies.shared) and cached.of(place) and (
+            tally = self._tallies.setdefault((context.split, context.step), JudgeCounts())
+            cached = self.replies.get(key, context)
+            if cached is not None and (cached.text is None or not self.replies.shared) and cached.of(context) and (
                     key not in tally.counted):
                 tally.note(cached)  # the step is repeated
             elif cached is not None or key in self._pending:
@@ -184,13 +184,13 @@ class Judge:
                 future.set_result(cached)
                 return future
             if key not in self._pending:
-                self._pending[key] = self._pool.submit(self._reply, key, question, loaded, place, tally)
+                self._pending[key] = self._pool.submit(self._reply, key, question, loaded, context, tally)
             return self._pending[key]
 
-    def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: ServiceContext,
+    def _reply(self, key: str, question: Question, loaded: Sequence[Any], context: ServiceContext,
                tally: JudgeCounts) -> StoredReply:
         start = time.monotonic()
-        record = StoredReply(key=key, split=place.split, step=place.step, policy_step=place.policy_step)
+        record = StoredReply(key=key, split=context.split, step=context.step, policy_step=context.policy_step)
         try:
             reply = self._client.complete(self._body(key, question, loaded), self.settings.max_tokens,
                                           _reader(question), self._in_turn)

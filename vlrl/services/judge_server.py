@@ -32,28 +32,28 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
     The server's log is written to `folder`. further: additional vLLM arguments, NAME=VALUE or NAME. Raises ConfigError
     if no model is set, the model is an adapter, the port is in use or differs from the one in services.judge.url, that
     URL names another host, or other hosts could use the server without a key."""
-    place = _place(settings, host, port)
+    port = _port(settings, host, port)
     added = vllm_launch.further_arguments(further, (), _SET_BY)
     key = key_of(settings.key_env, "services.judge.key_env")
     if host not in _HERE and not key:
         raise ConfigError(f"--host {host} without a key would let anyone use the judge: set services.judge.key_env to "
                           "the environment variable that contains a key")
     model = _model(settings.model)
-    vllm_launch.check_free(host, place)
+    vllm_launch.check_free(host, port)
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", vllm_launch.PROGRAM, "--model", model, "--served-model-name", settings.model,
-               "--host", host, "--port", str(place), "--disable-uvicorn-access-log",
+               "--host", host, "--port", str(port), "--disable-uvicorn-access-log",
                "--worker-extension-cls", EXTENSION, *([] if torch.cuda.device_count() else ["--enforce-eager"]),
                *(word for name, value in added.items() for word in (name, value) if word)]
     environment = {k: v for k, v in os.environ.items() if k != "VLLM_API_KEY"} | {
         PARENT: str(os.getpid()), "VLLM_NO_USAGE_STATS": "1", **({"VLLM_API_KEY": key} if key else {}),
         "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}
-    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{place}"
-    server = ServerProcess(address, address, command, environment, folder / f"judge-{place}.log")
+    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
+    server = ServerProcess(address, address, command, environment, folder / f"judge-{port}.log")
     return ServerGroup([server], say, back="questions that wait for it are asked again")
 
 
-def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
+def _port(settings: JudgeSettings, host: str, port: int | None) -> int:
     if not settings.model:
         raise ConfigError("--judge needs services.judge.model. Set this to the hub name, folder or run of the model "
                           "that judges")

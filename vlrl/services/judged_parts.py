@@ -33,8 +33,9 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
 
 def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
-    """Returns {index of the answer: verdict of the judge on its final text}: 1, 0, or None without a reply. An empty
-    answer gets 0 without asking the judge. media: whether the judge sees images. criterion: further instructions."""
+    """Returns {index of the answer: the judge's verdict on its final text}. A verdict is 1, 0, or None without a reply.
+    An empty answer gets 0 without asking the judge. media: whether the judge sees images. criterion: further
+    instructions."""
     right, nonempty = prompts.reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []
     for answer in nonempty.values():
@@ -79,7 +80,8 @@ def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
 @part({"general_verdict": 1.0}, needs=("judge",), replaces_outcome=True)
 def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, penalty: float = 0.05,
                     most: int = 10, missing: float = -0.5, media: bool = False) -> list[Parts]:
-    """The judge's verdict with a length penalty (General-Reasoner, arXiv 2505.14652, which counts tokens):
+    """The judge's verdict with a length penalty (General-Reasoner, arXiv 2505.14652, which counts tokens). media:
+    whether the judge sees images. The value is
 
     - `missing` if the task cannot parse an answer,
     - 0 if the judge finds the answer wrong,

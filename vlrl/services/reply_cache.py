@@ -37,9 +37,9 @@ class StoredReply:
     tries: int = 1
     seconds: float = 0.0  # number of seconds from the first attempt to the reply
 
-    def of(self, place: ServiceContext) -> bool:
-        """Whether the reply was first requested in the split and step of `place`."""
-        return (self.split, self.step) == (place.split, place.step)
+    def of(self, context: ServiceContext) -> bool:
+        """Whether the reply was first requested in the split and step of `context`."""
+        return (self.split, self.step) == (context.split, context.step)
 
 
 _NAMES = {f.name for f in fields(StoredReply)}
@@ -52,19 +52,19 @@ class ReplyCache:
 
     def __init__(self, folder: Path, own: Path, name: str, rank: int):
         self.shared = folder.absolute() != own.absolute()
-        self._path, self._failed_path = (place / f"{name}{kind}-rank-{rank:05d}.jsonl"
-                                         for place, kind in ((folder, ""), (own, "-failed")))
+        self._path, self._failed_path = (parent / f"{name}{kind}-rank-{rank:05d}.jsonl"
+                                         for parent, kind in ((folder, ""), (own, "-failed")))
         self._lock, self._open, self._dirty = threading.Lock(), False, False
         self._replies = {reply.key: reply for reply in _read(folder, f"{name}-rank-*.jsonl", self._path)}
         self._failures = {(k.key, k.split, k.step): k
                           for k in _read(own, f"{name}-failed-rank-*.jsonl", self._failed_path)}
         self._unsettled: list[StoredReply] = []
 
-    def get(self, key: str, place: ServiceContext) -> StoredReply | None:
+    def get(self, key: str, context: ServiceContext) -> StoredReply | None:
         """Returns the stored reply to the question with this key, or the stored failure if the question failed in the
-        split and step of `place`. None if the question must be asked."""
+        split and step of `context`. None if the question must be asked."""
         with self._lock:
-            return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
+            return self._failures.get((key, context.split, context.step)) or self._replies.get(key)
 
     def add(self, reply: StoredReply) -> None:
         """Adds a reply. A reply with text is written to the file at once; a failure is written by `settle`. Raises

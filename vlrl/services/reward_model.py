@@ -47,8 +47,8 @@ class GroupRewardModel:
     """The reward model for one group: a callable that returns for each answer a tuple with the score of each model, or
     None. `failures` collects the reasons why answers have no score."""
 
-    def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: ServiceContext):
-        self._scorer, self.place = scorer, place
+    def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], context: ServiceContext):
+        self._scorer, self.context = scorer, context
         self.scored = 0  # number of answers so far, including answers without a score
         self.failures: list[str] = []
 
@@ -75,9 +75,9 @@ class RewardModel:
 
     concurrency = 1
 
-    def at(self, place: ServiceContext) -> GroupRewardModel:
-        """Returns the reward model for one group. Its answers are counted under split and step of `place`."""
-        self._asked.append(GroupRewardModel(self, place))
+    def at(self, context: ServiceContext) -> GroupRewardModel:
+        """Returns the reward model for one group. Its answers are counted under split and step of `context`."""
+        self._asked.append(GroupRewardModel(self, context))
         return self._asked[-1]
 
     def problem(self) -> str:
@@ -86,7 +86,7 @@ class RewardModel:
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
         """Numbers of scored and unscored answers of a split since the last call, in steps up to `step`, over all
         processes."""
-        done = [s for s in self._asked if s.place.split == split and s.place.step <= step]
+        done = [s for s in self._asked if s.context.split == split and s.context.step <= step]
         self._asked = [s for s in self._asked if s not in done]
         scored, failed = comm.total(sum(s.scored for s in done), sum(len(s.failures) for s in done))
         return {"reward_model/scored": scored, "reward_model/failed": failed}
@@ -107,9 +107,9 @@ class RewardModel:
 
 
 def _loaded(name: str, config: Config, device: torch.device) -> _Scorer:
-    place = Path(checkpoint.model_folder(name))
-    if (place / HEAD).is_file():
-        return HeadScorer(place, config, device)
+    folder = Path(checkpoint.model_folder(name))
+    if (folder / HEAD).is_file():
+        return HeadScorer(folder, config, device)
     return ClassifierScorer(name, config.services.reward_model, device)
 
 

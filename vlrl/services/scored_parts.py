@@ -32,8 +32,9 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
                  lam: Annotated[float, Field(ge=0)] | None = None, media: bool = True,
                  reasoning: bool = False) -> list[Parts]:
     """The score of each answer by services.reward_model. combine: how the scores of several models are combined
-    (rewards/ensembles.py). lam: factor of the spread; null = the value in the method's paper. reasoning: score the
-    whole completion instead of the final answer. `reward_spread` is the standard deviation over the models."""
+    (rewards/ensembles.py). lam: factor of the spread; null = the value in the method's paper. media: whether the
+    models get the images. reasoning: whether they get the whole completion instead of the final answer.
+    `reward_spread` is the standard deviation over the models."""
     texts = [a.text if reasoning else a.final for a in answers]
     replies = services.reward_model(question_text(task, sample), tuple(sample.media) if media else (), texts)
     return [{"reward_model": None, "reward_spread": None} if scores is None else
@@ -47,7 +48,8 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
 
     The scores of all steps are kept (types.StepValues). The score of a step is the score that services.reward_model
     gives to the text up to the end of the step; for several models, their mean. With `pairs`, it is the mean of two
-    scores: of the step alone, and of the step with the next step (hierarchical reward model, HRM, arXiv 2503.13551)."""
+    scores: of the step alone, and of the step with the next step (hierarchical reward model, HRM, arXiv 2503.13551).
+    media: whether the models get the images."""
     cuts = [step_spans(a.text) for a in answers]
     requested: list[list[str]] = []
     for answer, own in zip(answers, cuts, strict=True):

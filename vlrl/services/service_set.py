@@ -30,8 +30,8 @@ class Service(Protocol):
     concurrency: int
     """Number of groups that may use the service at once. It is 1 for a service that computes in this process."""
 
-    def at(self, place: ServiceContext) -> Callable[..., Any]:
-        """The service for one group, as a callable. Requests are counted under `place`, the split and step of the
+    def at(self, context: ServiceContext) -> Callable[..., Any]:
+        """The service for one group, as a callable. Requests are counted under `context`, the split and step of the
         group. If the callable has a list `failures`, it contains the reasons for missing replies."""
         ...
 
@@ -72,18 +72,18 @@ def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
 class GroupServiceSet:
     """The services that score one group of answers: `services` is {name: callable}."""
 
-    def __init__(self, services: Mapping[str, Service], place: ServiceContext, turn: threading.Lock):
+    def __init__(self, services: Mapping[str, Service], context: ServiceContext, turn: threading.Lock):
         self.turn = turn
         """A lock that is held while the task's code runs. It is released while the code waits for a server, so that
         groups can wait in parallel."""
-        self._asked = {name: service.at(place) for name, service in services.items()}
+        self._asked = {name: service.at(context) for name, service in services.items()}
         self.services = {name: _aside(self._asked[name], turn) if service.concurrency > 1 else self._asked[name]
                          for name, service in services.items()}
 
     @property
     def problem(self) -> str | None:
-        """Why the group's answers lack replies of a service: the first reason and the number of others. It becomes the
-        `error` of the group's rollouts. None if no reply is missing."""
+        """A text for the `error` of the group's rollouts if replies of a service are missing: the first reason, and the
+        number of further reasons. None if no reply is missing."""
         failures = [f"{name}: {reason}" for name, asked in self._asked.items()
                     for reason in getattr(asked, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
@@ -112,9 +112,9 @@ class ServiceSet:
         """Number of groups that may be scored in parallel."""
         return min(_MOST_THREADS, max(service.concurrency for service in self._services.values()))
 
-    def at(self, place: ServiceContext) -> GroupServiceSet:
-        """The services for one group. Requests are counted under `place`, the split and step of the group."""
-        return GroupServiceSet(self._services, place, self._turn)
+    def at(self, context: ServiceContext) -> GroupServiceSet:
+        """The services for one group. Requests are counted under `context`, the split and step of the group."""
+        return GroupServiceSet(self._services, context, self._turn)
 
     def standalone(self, split: str, step: int) -> GroupServiceSet:
         """Returns the services for a group that is scored outside of a run, as if the group had been sampled with the

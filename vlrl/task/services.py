@@ -190,14 +190,14 @@ class GroupServices(Protocol):
 
 class RunServices(Protocol):
     """The services (settings `services.*`) that the run has and the task needs. Each process of the run has its own
-    instance. See vlrl/services/provided.py."""
+    instance. See vlrl/services/service_set.py."""
 
     @property
     def threads(self) -> int:
         """Number of groups that are scored at the same time."""
         ...
 
-    def at(self, place: ServiceContext) -> GroupServices: ...
+    def at(self, context: ServiceContext) -> GroupServices: ...
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
         """Statistics of the requests that were made for a split since the last call, up to step `step`, summed over all

@@ -246,8 +246,8 @@ class RunCheckpoints:
                            ) from error
 
     def save(self, done: int) -> None:
-        """Saves a checkpoint of the `done` completed steps, unless there is one. First waits until the rollouts of
-        these steps are written."""
+        """Saves a checkpoint of the `done` completed steps, unless it exists. First waits until the rollouts of these
+        steps are written."""
         self.flush()
         parts, source = self.parts, self.parts.source
         with parts.clock("store"):

@@ -25,9 +25,9 @@ _CHUNK = 64
 
 
 def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
-    """Returns the metric `loss` of the split `name` with its 95 % interval. The loss of a sample is the mean -log p per
-    token of its answer in the data set; the metric is the mean over samples. {} if no sample has an answer. Called
-    on every rank."""
+    """Returns {"loss", "loss/ci95_low", "loss/ci95_high"}: the loss of the split `name` with its 95 % interval. The
+    loss of a sample is the mean -log p per token of its answer in the data set; `loss` is the mean over samples. {}
+    if no sample has an answer. Called on every rank."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     known: dict[str, float] = {}
     with torch.no_grad(), parts.policy.evaluating():

@@ -84,7 +84,7 @@ def unread_credit(run: Run) -> Iterator[Inert]:
 
 
 def functions(run: Run) -> Iterator[Inert]:
-    """Yields functions that declare themselves that they have no effect in this run (FunctionUse.idle)."""
+    """Yields functions that themselves report that they have no effect in this run (FunctionUse.idle)."""
     curriculum = run.config.curriculum
     uses = [use for name in TABLES for use in run.uses(name)]
     uses += [run.use("algo.entropy", run.config.algo.entropy, ENTROPIES),

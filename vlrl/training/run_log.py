@@ -27,8 +27,8 @@ _SHOWN = 20
 
 
 class RunLog:
-    """Writes and shows the metrics of steps and evaluations. Made on every rank, as each has trackers. `append`, `show`
-    and `check_evaluations` are called only on the main process."""
+    """Writes and shows the metrics of steps and evaluations. Made on every rank, because every rank has trackers.
+    `append`, `show` and `check_evaluations` are called only on the main process."""
 
     def __init__(self, parts: Parts, folder: RunFolder, accelerator: Accelerator, progress: Progress, start: int):
         self.parts, self.config, self.folder = parts, parts.config, folder

@@ -111,21 +111,21 @@ def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> d
     return options | {"logprob_token_ids": [token], "logprobs": None, "stop": [], "detokenize": False}
 
 
-def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
-    """Derives a seed from the run's seed and a request's `key`: for all completions of the request or, with `place`,
+def seed_of(seed: int, key: Sequence[int], index: int | None = None, start: int = 0) -> int:
+    """Derives a seed from the run's seed and a request's `key`: for all completions of the request or, with `index`,
     for the completion with this index. `start` is the number of tokens that the completion has already, so that a
     continuation does not reuse the random numbers of the first tokens."""
-    rest = (0, 0) if place is None else (place + 1, start + 1)
+    rest = (0, 0) if index is None else (index + 1, start + 1)
     state = np.random.SeedSequence([seed, *key, *rest]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(2))  # n is added to it, and it must stay a signed 64-bit number
 
 
 class Draft:
-    """A completion while it is generated. place: index of the completion in its group. begun: the prefix that the
+    """A completion while it is generated. index: index of the completion in its group. begun: the prefix that the
     completion continues, or None."""
 
-    def __init__(self, sampling: Sampling, rules: SamplingRules, place: int, begun: Completion | None = None):
-        self.sampling, self.rules, self.place = sampling, rules, place
+    def __init__(self, sampling: Sampling, rules: SamplingRules, index: int, begun: Completion | None = None):
+        self.sampling, self.rules, self.index = sampling, rules, index
         self._before = begun.turns if begun else ()
         self.tokens: list[int] = begun.tokens.tolist() if begun else []
         self.logprobs: list[float] = begun.logprobs.tolist() if begun else []
@@ -137,7 +137,7 @@ class Draft:
     def all_of(cls, request: Request, rules: SamplingRules) -> list[Draft]:
         """Creates the drafts of a request: one per prefix, or `request.n` empty drafts if there are no prefixes."""
         begun = [(b.index, b.written) for b in request.begun] or [(i, None) for i in range(request.n)]
-        return [cls(request.sampling, rules, place, written) for place, written in begun]
+        return [cls(request.sampling, rules, index, written) for index, written in begun]
 
     def room(self) -> int:
         """How many tokens to sample in the next call: up to the thinking budget, or else up to the length limit."""
@@ -219,7 +219,7 @@ def completion_steps(request: Request, rules: SamplingRules,
                 calls.append((tuple(draft.tokens[:position]), options))
                 owners.append((draft, position))
             if not draft.ended:
-                part_seed = seed_of(seed, request.key, draft.place, len(draft.tokens))
+                part_seed = seed_of(seed, request.key, draft.index, len(draft.tokens))
                 calls.append((tuple(draft.tokens), sampling_options(sampling, 1, part_seed, rules, draft.room())))
                 owners.append((draft, None))
         if not calls:

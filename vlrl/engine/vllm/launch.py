@@ -231,7 +231,7 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
 def further_arguments(given: Sequence[str], taken: Sequence[str],
                       set_by: Mapping[str, str] = _SET_BY) -> dict[str, str]:
     """Parses vLLM arguments, each NAME=VALUE or NAME, into {"--name": "value"}. Raises ConfigError for an argument that
-    vlrl itself sets: one in `taken`, or a key of `set_by`, whose value names the setting that determines it."""
+    vlrl sets itself: those in `taken`, and those in `set_by` ({argument: the setting or option that determines it})."""
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")

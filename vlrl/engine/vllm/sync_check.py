@@ -113,9 +113,9 @@ ADVICE = (f"The sync omitted a weight or transferred it incorrectly. Set engine.
 
 
 def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, float]]) -> str:
-    """Returns the second part of an error message about unequal log-probabilities: the weights that differ, or that all
-    `compared` weights are equal, and then the remedy. differences: (name, largest absolute difference, largest
-    absolute value) of each tensor that differs."""
+    """Returns the second part of an error message about unequal log-probabilities. It names the weights that differ, or
+    says that all `compared` weights are equal; the remedy follows. differences: (name, largest absolute difference,
+    largest absolute value) of each tensor that differs."""
     if differences:
         return f"{describe_differences(differences)}. {ADVICE}"
     return (f"All {compared} weights that could be compared are equal. So the engine computes differently with these "
