@@ -126,8 +126,7 @@ class EpisodePlayer(Engine, Protocol):
     """How many times an environment process was restarted."""
 
     def over(self, engine: Engine) -> Self:
-        """Returns a copy of this player that samples from `engine`. Copy and original share the environments, which the
-        original closes."""
+        """Returns a copy that samples from `engine` and has the same environments, which only the original closes."""
         ...
 
     def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:

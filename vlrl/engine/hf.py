@@ -63,8 +63,7 @@ class HFEngine:
         self._texts = TokenTexts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Uses the policy's weights without a copy. If the weights are sharded (FSDP), each process gathers all of
-        them."""
+        """Uses the policy's weights without a copy. Weights that are sharded (FSDP) are gathered on every process."""
         self.policy = policy
         self.turn_caches.clear()
         policy.gather()

@@ -56,8 +56,7 @@ class EpisodeEngine:
         self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
 
     def over(self, engine: Engine) -> EpisodeEngine:
-        """Returns a copy of this engine that samples from `engine`. Copy and original share the environments, which the
-        original closes."""
+        """Returns a copy that samples from `engine` and has the same environments, which only the original closes."""
         other = copy.copy(self)
         other.engine = engine
         return other

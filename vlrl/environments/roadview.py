@@ -84,8 +84,8 @@ def lanes(scenario: str, margin: float = 0.0) -> tuple[Edges, ...]:
 
 
 def to_pixels(width: int) -> list[list[float]]:
-    """The 3x3 matrix that converts [x, y, 1], in metres in the vehicle's coordinate system, to pixels of an image of
-    this width."""
+    """The 3x3 matrix that converts [x, y, 1] from metres in the vehicle's coordinates to pixels of an image of `width`.
+    """
     scale = width / (BEHIND + AHEAD)
     return [[scale, 0.0, scale * BEHIND], [0.0, -scale, round(scale * ASIDE * (1 - _BAR), 4)], [0.0, 0.0, 1.0]]
 

@@ -318,8 +318,7 @@ def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
 
 def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
                             completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
-    """Makes an unscored group without variants from each (number, sample, prompt) and the completions of this prompt.
-    """
+    """Makes an unscored group without variants from each (number, sample, prompt) and the prompt's completions."""
     return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 

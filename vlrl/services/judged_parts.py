@@ -33,8 +33,8 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
 
 def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
-    """Returns {index of the answer: the judge's verdict on its final text}. A verdict is 1, 0, or None without a reply.
-    An empty answer gets 0 without asking the judge. media: whether the judge sees images. criterion: further
+    """Returns {index of the answer: 1, 0 or None}: the judge's verdicts on the final texts, None without a reply. An
+    empty answer gets 0 without asking the judge. media: whether the judge sees images. criterion: further
     instructions."""
     right, nonempty = prompts.reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []

@@ -122,8 +122,7 @@ class Minibatch:
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
-        """Replaces micro-batch `b` and its token values by two halves. Returns the number of tokens of the larger half.
-        """
+        """Replaces micro-batch `b` and its token values by two halves. Returns the larger half's number of tokens."""
         whole, fresh, end = self.batches[b], [], 0
         for pieces in halves(whole.pieces):
             batch = self.pack(pieces)

@@ -154,8 +154,7 @@ def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float
 
 
 def describe_differences(differences: Sequence[tuple[str, float, float]]) -> str:
-    """Returns a text about the first tensors of `differences`, a result of `counted_differences`, for an error message.
-    """
+    """Returns a text for an error message about the first of `differences`, a result of `counted_differences`."""
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
                       for name, gap, size in differences[:3])
     more = len(differences) - 3

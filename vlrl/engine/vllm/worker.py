@@ -26,8 +26,7 @@ checkpoints, such as the means for normalizing pixels."""
 
 
 class Extension:
-    """Methods that vLLM's `collective_rpc` can call. Their names must differ from the names of the worker's own
-    methods."""
+    """Methods that vLLM's `collective_rpc` can call. Their names must not be names of the worker's own methods."""
 
     def vlrl_reload(self, path: str) -> list[str]:
         """Loads the safetensors in a folder. Returns the names of the modules whose packed copies were rebuilt. On CPUs
