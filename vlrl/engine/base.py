@@ -130,11 +130,12 @@ class EpisodePlayer(Engine, Protocol):
         ...
 
     def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
-        """Returns the sample with the first observation of its environment; see the function `reset_sample` below."""
+        """Resets the sample's environment with a seed derived from `key`. Returns the sample with the first
+        observation."""
         ...
 
     def reset_sample_again(self, sample: Sample) -> Sample:
-        """Returns the sample with a new first observation; see the function `reset_sample_again` below."""
+        """Resets the sample's environment with the same seed. Returns the sample with the new first observation."""
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:

@@ -72,7 +72,8 @@ class RoomyLayer(DynamicLayer):
 
 
 def roomy_cache(config: Any) -> DynamicCache:
-    """Creates an empty cache for a text config. Special layers, such as sliding windows, keep transformers' types."""
+    """Creates an empty cache for a language model with this config. Special layers, such as sliding windows, keep
+    transformers' types; all other layers are RoomyLayers."""
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
@@ -156,7 +157,8 @@ class SharedRows:
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # 4-D: used as given, no mask is built
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Keyword arguments of a forward pass that adds a token to every row. argument: from `cache_argument`."""
+        """Keyword arguments of a forward pass that adds a token to every row. argument: the name from `cache_argument`.
+        """
         return {argument: self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
     def row(self, index: int, own: int) -> list[Pair]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
-"""First and longest time in seconds before a server that did not respond is tried again. The time doubles."""
+"""First and longest time in seconds before a server that did not respond is tried again; each failure doubles it."""
 _log = logging.getLogger(__name__)
 _pools: dict[tuple[str, ...], ServerPool] = {}
 

@@ -257,7 +257,7 @@ def task_tools(task: Any, sample: Sample) -> list[Tool]:
 
 
 def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
-    """The schemas of a sample's tools for chat templates. Raises the same errors as `task_tools`."""
+    """The schemas of a sample's tools for chat templates. Raises TaskError as `task_tools` does."""
     return [tool.schema for tool in task_tools(task, sample)]
 
 

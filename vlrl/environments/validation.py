@@ -118,14 +118,14 @@ def same(a: Observation, b: Observation) -> bool:
 
 
 def checked_names(value: Any, what: str) -> tuple[str, ...]:
-    """Returns a list of names as strings. `what` is the argument's name for the message. Raises ConfigError if `value`
-    is a string (whose characters would become the names), or if an element is neither a string nor an integer, e.g.
-    because YAML reads `on` as true."""
+    """Returns the names in `value` as strings. `what` is the argument's name for the message. Raises ConfigError if
+    `value` is a string (whose characters would become the names), or if an element is neither a string nor an
+    integer, e.g. because YAML reads `on` as true."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
-        raise ConfigError(f"{what}={value!r} must be a list: {what}=[{value}]")
+        raise ConfigError(f"{what}={value!r} must be a list: write {what}=[{value}]")
     wrong = next((name for name in value if isinstance(name, bool) or not isinstance(name, (str, int))), None)
     if wrong is not None:
-        raise ConfigError(f"{what}: {wrong!r} is not a name; put it in quotes")
+        raise ConfigError(f"{what}: {wrong!r} is not a name: put it in quotes")
     return tuple(map(str, value))
 
 
@@ -135,7 +135,7 @@ def checked_variables(value: Any, what: str) -> tuple[str, ...]:
     variable_names = checked_names(value, what)
     missing = next((name for name in variable_names if name not in os.environ), None)
     if missing is not None:
-        raise ConfigError(f"{what} names {missing!r}, which is not set: export this variable, or remove its name")
+        raise ConfigError(f"{what} names {missing!r}, which is not set: export this variable, or remove it from {what}")
     return variable_names
 
 

@@ -119,8 +119,8 @@ def _record(group: Group) -> dict[str, Any]:
 
 
 def _metrics_by_task(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The mean of every metric over all samples with equal weight; for a mixture also `<label>/<metric>` and
-    `<label>/n` of each task."""
+    """The metrics of all samples with equal weight: means with 95 % bounds, and those of Task.summarize. For a mixture
+    also `<label>/<metric>` of each task, and its number of samples `<label>/n`."""
     out = _intervals(records)
     for label in task.labels:
         own = [r for r in records if r["task"] == label]

@@ -113,8 +113,8 @@ class Likelihoods:
         `whole` up to its last <answer> tag, followed by `text`. The range is (0, 0) if there is no such tag or no
         text. If `whole` is None, `text` follows the prompt without reasoning."""
         if whole is not None and whole.episode_id:
-            raise TaskError(f"sample '{group.sample.id}': a Reading that replaces the answer by a text is not "
-                            "possible for an episode")
+            raise TaskError(f"sample '{group.sample.id}': readings() returned a Reading with a text to replace the "
+                            "answer, which is not possible for an episode")
         tokens = np.zeros(0, np.int64) if whole is None else self._written(whole)
         before = completion_for(_OPEN, group.prompt.opened) if whole is None else self._decode(tokens)
         begin = before.rfind(_OPEN) + len(_OPEN)

@@ -84,7 +84,7 @@ def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     curriculum.keep=std_ema."""
     readings = _references(task, sample, answers, debias=debias)
     if not readings:
-        raise ValueError(f"row '{sample.id}' has no target, which the part 'likelihood' needs")
+        raise ValueError(f"row '{sample.id}' has no target, which the part 'likelihood' needs: add a target")
     logprobs = services.policy_logprobs(readings)
     return [{"likelihood": value} for value in debiased(logprobs[:len(answers)], logprobs[-1] if debias else None)]
 

@@ -102,8 +102,8 @@ def write_config(policy: Policy, folder: Path) -> None:
 
 def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch.dtype | None = None) -> list[Path]:
     """Writes the weights as safetensors files of at most SHARD bytes, with an index. Returns the paths of the files.
-    merge: see saved_tensors. dtype: dtype of floating-point weights; None = float32 for trainable weights, the
-    policy's dtype for frozen weights."""
+    merge: whether adapters are merged into the weights. dtype: dtype of floating-point weights; None = float32 for
+    trainable weights, the policy's dtype for frozen weights."""
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}

@@ -28,13 +28,13 @@ def unpack(data: bytes) -> Any:
 
 
 def parse(data: bytes) -> Any:
-    """Parses the JSON but leaves images and arrays encoded, so that a request can be checked before they are decoded.
-    Raises the same errors as `unpack`."""
+    """Parses a message as JSON but leaves images and arrays encoded, so that a request can be checked before they are
+    decoded. Raises ValueError as `unpack` does."""
     return _checked(json.loads, data)
 
 
 def restore_arrays(value: Any) -> Any:
-    """Decodes the images and arrays in the result of `parse`. Raises the same errors as `unpack`."""
+    """Decodes the images and arrays in the result of `parse`. Raises ValueError as `unpack` does."""
     return _checked(_restored, value)
 
 
