@@ -2,7 +2,7 @@
 
     host = Environments(make, settings)         # must be created before the model is loaded, like Scorer
     episode = host.open(sample, seed)
-    host.reset([episode])                       # [Observation], or [EnvironmentFailure] if it hangs, dies or is invalid
+    host.reset([episode])                       # [Observation], or [EnvironmentFailure] if the environment fails
     host.step([episode], ["left"])              # [Step], or [EnvironmentFailure]
     host.begin_step(episode, "left")            # a Future of the Step or EnvironmentFailure
 

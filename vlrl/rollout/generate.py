@@ -184,8 +184,8 @@ class RolloutGenerator:
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_count([v for v, *_ in a.variants]),
                             sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
                     for a, s in zip(accepted, sampling, strict=True)]
-        return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v), sample=sample,
-                                         max_turns=a.draw.max_turns))
+        return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_variant_key(a, v),
+                                         sample=sample, max_turns=a.draw.max_turns))
                           for i, a in enumerate(accepted) for v, sample, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
@@ -360,7 +360,7 @@ def _acted(completion: Completion) -> tuple[PastAction, ...]:
     return tuple(out)
 
 
-def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
+def _variant_key(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
     """Key of the random stream for the completions of a variant. It begins with 4, while keys of groups begin with 0
     and those of evaluations with 1."""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

@@ -108,7 +108,7 @@ class GroupSource:
         self.filters.observe(self.outcomes)
         self.horizon.observe(self.outcomes)
         self.tally.note(intake, chosen, [*probes.values()])
-        chosen_groups, lost = _begun([groups[number] for number in chosen if number in groups])
+        chosen_groups, lost = _by_reset([groups[number] for number in chosen if number in groups])
         self.wasted, self.dropped = len(wasted), [*wasted, *lost]
         for method in self.generator.methods:
             chosen_groups = method.chosen(chosen_groups)
@@ -262,7 +262,7 @@ class GroupSource:
                 method.load_state_dict(state[key])
 
 
-def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+def _by_reset(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
     """Separates episodes by whether their environment could be reset; the others have no tokens. Returns (groups with
     the episodes to train on, groups with the episodes that could not begin). Group ids are unchanged; empty groups
     are left out."""

@@ -116,18 +116,18 @@ def _ranks(count: int, scored: Any) -> list[float] | None:
         lost = [j if (history[i][-1], fmean(history[i]), -seed[i]) > (history[j][-1], fmean(history[j]), -seed[j])
                 else i for i, j in pairs]
         left = [i for i in left if i not in lost]
-        _place(lost, len(left), history, places)
+        _write_ranks(lost, len(left), history, places)
     return places
 
 
-def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], places: list[float]) -> None:
-    """Writes the ranks of the answers `lost`, which were eliminated in one round, into `places`, indexed by answer. The
+def _write_ranks(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], ranks: list[float]) -> None:
+    """Writes the ranks of the answers `lost`, which were eliminated in one round, into `ranks`, indexed by answer. The
     best of these answers gets the rank `first`. They are ordered by the mean of their scores in `history`; answers
     with equal means share the mean of their ranks."""
     for i in lost:
         better = sum(fmean(history[j]) > fmean(history[i]) for j in lost)
         equal = sum(fmean(history[j]) == fmean(history[i]) for j in lost)
-        places[i] = first + better + (equal - 1) / 2
+        ranks[i] = first + better + (equal - 1) / 2
 
 
 @part({"principles": 1.0}, needs=("judge",))

@@ -139,7 +139,7 @@ class Judge:
         TrainingError if the server rejects the key, path or model."""
         votes, failures = self.settings.votes, []
         prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
-        pending = [one if isinstance(one, str) else [self._begun(*one, vote, context) for vote in range(votes)]
+        pending = [one if isinstance(one, str) else [self._requested(*one, vote, context) for vote in range(votes)]
                    for one in prepared]
         out: list[str | None] = []
         for question, one in zip(questions, pending, strict=True):
@@ -165,8 +165,8 @@ class Judge:
         text = json.dumps(known, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), question, loaded
 
-    def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
-               context: ServiceContext) -> Future[StoredReply]:
+    def _requested(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
+                   context: ServiceContext) -> Future[StoredReply]:
         """Returns a future of the reply to a question. No request is sent if the reply is cached or the same question
         is being asked. digest: hash from `_prepared`. vote: index of this repetition of the question
         (services.judge.votes)."""

@@ -31,7 +31,7 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
     return [None if fields is None else fields["verdict"] == "yes" for fields in parsed]
 
 
-def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
+def _rated(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
     """Returns {index of the answer: 1, 0 or None}: the judge's verdicts on the final texts, None without a reply. An
     empty answer gets 0 without asking the judge. media: whether the judge sees images. criterion: further
@@ -52,7 +52,7 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
     """1 if the judge finds the final answer correct, else 0. The judge sees the question, the images (if `media`), the
     reference answer and the final answer (for an episode all turns), but not the reasoning. criterion: further
     instructions on what counts as correct."""
-    verdicts = _right(task, sample, dict(enumerate(answers)), services, media, criterion)
+    verdicts = _rated(task, sample, dict(enumerate(answers)), services, media, criterion)
     return [{"judge": verdicts[i]} for i in range(len(answers))]
 
 
@@ -63,7 +63,7 @@ def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
     asked about answers that the rule rejects. `recovered` is 1 if the judge accepted such an answer. media: whether
     the judge sees images."""
     failed = {i: a for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
-    verdicts = _right(task, sample, failed, services, media)
+    verdicts = _rated(task, sample, failed, services, media)
     return [{"cascade": verdicts.get(i, 1.0), "recovered": verdicts.get(i, 0.0)} for i in range(len(answers))]
 
 
@@ -88,7 +88,7 @@ def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], servi
     - 1 - penalty * min(most, d) if the judge finds it correct, where d is the difference in length between the answer
       and the reference answer, in words and punctuation marks."""
     said = {i: a for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
-    verdicts, length = _right(task, sample, said, services, media), len(_PIECE.findall(prompts.reference(task, sample)))
+    verdicts, length = _rated(task, sample, said, services, media), len(_PIECE.findall(prompts.reference(task, sample)))
     off = {i: min(most, abs(len(_PIECE.findall(a.final)) - length)) for i, a in said.items()}
     paid = {i: None if v is None else v * (1 - penalty * off[i]) for i, v in verdicts.items()}
     return [{"general_verdict": paid.get(i, missing)} for i in range(len(answers))]

@@ -33,7 +33,7 @@ def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
     with torch.no_grad(), parts.policy.evaluating():
         for start in range(0, len(samples), _CHUNK):
             mine = samples[start:start + _CHUNK][comm.rank()::comm.world()]
-            groups = comm.together(lambda mine=mine: _given(parts, name, mine, step))
+            groups = comm.together(lambda mine=mine: _answer_groups(parts, name, mine, step))
             known |= {id: value for part in comm.gather(_losses(parts, groups)) for id, value in part.items()}
     if not known:
         return {}
@@ -41,7 +41,7 @@ def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
     return {"loss": mean, "loss/ci95_low": low, "loss/ci95_high": high}
 
 
-def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
+def _answer_groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
     """Returns one group per sample, whose only completion is the sample's answer in the data set. Samples without an
     answer and samples with an unusable prompt are left out. name: the split."""
     accepted, stream = [], zlib.crc32(name.encode())
