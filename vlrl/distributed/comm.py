@@ -240,8 +240,7 @@ def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def together(call: Callable[[], Any]) -> Any:
-    """Runs `call` on every rank and returns its result. If it raises a VlrlError on any rank, all ranks raise this
-    error."""
+    """Runs `call` on every rank and returns its result. A VlrlError on any rank is raised on all ranks."""
     if world() == 1:
         return call()
     result, error = None, None

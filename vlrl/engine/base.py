@@ -139,9 +139,8 @@ class EpisodePlayer(Engine, Protocol):
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Replays the actions of recorded episodes in the episodes' environments. Returns the recorded completions of
-        each request; a completion gets an error if its environment responds differently than in the recorded
-        episode."""
+        """Replays the actions of recorded episodes in their environments, and returns the recorded completions of each
+        request. A completion gets an error if its environment responds differently than before."""
         ...
 
 

@@ -164,8 +164,8 @@ def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
 
 
 def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
-    """Splits prompts, in order, into chunks of at most `most` tokens, padding included. A longer prompt gets its own
-    chunk."""
+    """Splits prompts in order into chunks of at most `most` tokens with padding. A longer prompt is a chunk of its own.
+    """
     chunk: list[Prompt] = []
     for prompt in prompts:
         if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:

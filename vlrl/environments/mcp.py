@@ -46,8 +46,8 @@ _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """A tool of an MCP server, with the server's schema. call: the function that runs the tool; None if only the schema
-    is needed."""
+    """A tool of an MCP server, with its schema. call: function that runs the tool; None if only the schema is needed.
+    """
 
     def __init__(self, schema: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Observation] | None = None):
         function = schema["function"]

@@ -31,8 +31,8 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One row of the forward pass: a completion, and the range start..end of its tokens whose log-probabilities are
-    used."""
+    """A row of the forward pass: a completion, and the range start..end of the tokens whose log-probabilities are used.
+    """
 
     group: int
     key: Key
