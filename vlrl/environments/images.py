@@ -89,7 +89,9 @@ def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> O
             if shaped == name or not isinstance(fields.get(shaped), list):  # else the shape of an image
                 texts[str(name)] = value
     alone = len(texts) == 1 and isinstance(next(iter(texts.values())), str)
-    lines = texts.values() if alone else (f"{name}: {_written(value)}" for name, value in texts.items())
+    lines = texts.values() if alone else (
+        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in texts.items())
     return Observation(shorten("\n".join(lines)), media)
 
 
@@ -118,7 +120,3 @@ def _is_frame(value: Any) -> bool:
             return False
         wide, value = len(value), value[0]
     return wide in (3, 4) and isinstance(value, (int, float))
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
