@@ -252,8 +252,8 @@ class TurnCaches:
         return (rest, cached) if rest and cached else None
 
     def keep(self, continued: CacheSlot, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
-        """If there is room, stores a cache in the slot `continued`: that of a prompt and of the tokens `written` after
-        the prompt. `layers` returns the keys and values of each layer, and is called only if there is room."""
+        """If there is room, stores in the slot `continued` the cache of `prompt` followed by the tokens `written`.
+        `layers` returns the keys and values of each layer, and is called only if there is room."""
         continued.cache = None
         ids = np.concatenate([prompt.ids, written])
         if sum(len(one.cache.ids) for one in self._living if one.cache) + len(ids) <= self.most:

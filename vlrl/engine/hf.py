@@ -59,7 +59,7 @@ class HFEngine:
         room = automatic(policy)
         self.capacity = room if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
         self.turn_caches = TurnCaches(room.total / 2 // room.token)
-        """KV caches of running episodes. They may use one half of the memory, the batch uses the other half."""
+        """KV caches of running episodes. They may use one half of the memory, and the batch the other half."""
         self._texts = TokenTexts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:

@@ -42,7 +42,7 @@ _MOST_LOST = 3
 one succeeds. So a server that is down does not delay every episode by the full time limit."""
 _START_S = 60.0  # time limit in seconds for starting a process
 _NOTHING = pickle.dumps(("close", 0, None))
-"""A call that does nothing, sent to wait until a process has started: it closes episode 0, which never exists."""
+"""A call without effect (it closes episode 0, which never exists), sent to wait until a process has started."""
 _log = logging.getLogger(__name__)
 
 

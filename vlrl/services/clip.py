@@ -50,7 +50,7 @@ class Clip:
     concurrency = 1
 
     def at(self, context: ServiceContext) -> Callable[..., np.ndarray]:
-        """Returns the service for one group: a function with the signature of Clip, which counts the compared images
+        """Returns the service for one group: a function like `Clip.__call__`, which also counts the compared images
         under split and step of `context`."""
         return partial(self._counted, (context.split, context.step))
 
