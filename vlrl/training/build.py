@@ -261,13 +261,13 @@ _EPISODES = Table({
 """Classes for tasks with environments. host: runs environments in separate processes. engine: generates the actions of
 episodes."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
-"""Name of a measurement that a sampler may need -> class (policy, config, task, prefetch) whose instances measure
-prompts with the policy."""
+"""Name of a measurement that a sampler of prompts may need -> class (policy, config, task, prefetch) whose instances
+measure prompts with the policy."""
 
 
 def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Measure]:
-    """Returns the measurement that the sampler needs as {name: function}; {} if it needs none. `given`: arguments for
-    the class in _MEASURES. Called on every rank, although only the main process has the sampler."""
+    """Returns the measurement that the sampler of prompts needs as {name: function}; {} if it needs none. `given`:
+    arguments for the class in _MEASURES. Called on every rank, although only the main process has the sampler."""
     name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.MeasuringSampler) else "")
     return {name: _MEASURES[name](*given)} if name else {}
 
