@@ -33,10 +33,10 @@ class RejectionCount:
     fresh: list[str] = field(default_factory=list)  # why prompts were rejected since the last call of `take`
 
     def note(self, reasons: Sequence[str], drawn: int, accepted: bool, limit: float, samples: int) -> None:
-        """Counts `drawn` further draws. reasons: why prompts among these draws were rejected, one reason per rejected
-        prompt. accepted: whether at least one of these draws was accepted. samples: number of samples in the split.
-        Raises TrainingError if more than the share `limit` of all drawn prompts were rejected, or all of the last
-        `samples` prompts."""
+        """Counts `drawn` further drawn prompts. reasons: why some of these were rejected, one reason per rejected
+        prompt. accepted: whether at least one was accepted. samples: number of samples in the split. Raises
+        TrainingError if the rejected share of all drawn prompts exceeds `limit`, or if the last `samples` prompts
+        were all rejected."""
         self.drawn, self.count = self.drawn + drawn, self.count + len(reasons)
         self.in_a_row = 0 if accepted else self.in_a_row + drawn
         self.fresh += reasons
@@ -53,7 +53,7 @@ class RejectionCount:
 
 @dataclass(eq=False)
 class DrawBatch:
-    """Draws whose prompts are encoded together, and whose completions are generated together."""
+    """Drawn prompts that are encoded together, and whose completions are generated together."""
 
     draws: Mapping[int, Draw]  # draws of all processes by group number, including draws of carried-over groups
     fresh: int  # number of new draws
@@ -65,8 +65,8 @@ class DrawBatch:
 
 
 class DrawEncoder:
-    """Makes a sample and an encoded prompt from each draw. If the policy samples the completions (`generates`), the
-    task's variants of the sample are encoded too."""
+    """Makes a sample and an encoded prompt from each Draw (a drawn prompt). If the policy samples the completions
+    (`generates`), the task's variants of the sample are encoded too."""
 
     def __init__(self, generator: RolloutGenerator, samples: Sequence[Sample], prefetch: Prefetcher, generates: bool):
         self.generator, self.samples, self.prefetch = generator, samples, prefetch

@@ -55,7 +55,7 @@ Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Service
 
 @dataclass(frozen=True, eq=False)
 class AcceptedDraw:
-    """A draw whose prompt is encoded, so that completions can be generated."""
+    """A drawn prompt that is encoded, so that completions can be generated."""
 
     number: int  # number of the group, which also selects its random streams
     draw: Draw
@@ -108,7 +108,7 @@ class RolloutGenerator:
         return self.likelihoods is not None or any(method.collective for method in self.methods)
 
     def group_size(self, draw: Draw) -> int:
-        """Number of completions in the group of a draw, including completions of trained variants."""
+        """Number of completions in the group of a drawn prompt, including completions of trained variants."""
         return draw.group_size or self.config.rollout.group_size
 
     def groups(self, accepted: Sequence[AcceptedDraw], step: int,

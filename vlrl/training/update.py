@@ -45,7 +45,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 
     Makes rollout.updates passes over the groups, with rollout.minibatches optimizer steps each. `algorithm` should be
     the algorithm of the run; if None, an algorithm is made from the config, and its state between steps is lost.
-    `own_groups` are the groups of each method on this rank, by the section of the method.
+    `own_groups` are the groups of each method on this rank, by the method's section of the config.
 
     An optimizer step is skipped if its loss or gradient is NaN or infinite, or if gradients overflow in float16, which
     also halves the loss scale (metrics `skipped` and `loss_scale`). Raises NonFinite after more than
