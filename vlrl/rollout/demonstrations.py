@@ -70,9 +70,8 @@ def has_demonstration(task: Task, sample: Sample) -> bool:
 
 def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accepted: Sequence[AcceptedDraw], step: int,
                  split: str = "train") -> list[Group]:
-    """Returns a scored group of one demonstration for each accepted drawn prompt. `engine` is the run's engine, which
-    plays episodes. Raises DataError if a sample has no demonstration, or if an environment does not accept the
-    actions."""
+    """Returns a scored group of one demonstration for each accepted prompt. `engine` is the run's engine, which plays
+    episodes. Raises DataError if a sample has no demonstration, or if an environment does not accept the actions."""
     written: Any = Demonstrations(task, encode)
     if isinstance(engine, EpisodePlayer):
         written = engine.over(written)
