@@ -38,8 +38,7 @@ class PartialGroup:
 
     @property
     def unfinished(self) -> tuple[AnswerPrefix, ...]:
-        """The completions that have neither ended nor reached the token limit `most`, each with its index in the group.
-        """
+        """The completions that have neither ended nor reached `most` tokens, each with its index in the group."""
         return tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(self.answers)
                      if c.truncated and len(c.tokens) < self.most)
 

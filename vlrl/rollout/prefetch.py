@@ -33,8 +33,7 @@ class Prefetcher:
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, wanted: Mapping[Any, Callable[[], Sample]]) -> None:
-        """Starts encoding samples in order, skipping keys begun before. wanted: {key: function that makes the sample}.
-        """
+        """Starts encoding samples in order, skipping keys begun before. wanted: {key: function that makes a sample}."""
         for key, sample_of in wanted.items() if self.workers else ():
             if key not in self._begun:
                 self._begin(key, sample_of)

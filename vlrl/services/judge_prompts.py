@@ -71,7 +71,7 @@ def reasoning_prompt(reasoning: str, answer: str) -> str:
 
 
 def better_prompt(question: str, right: str, first: str, second: str) -> str:
-    """A prompt that asks which of two answers, `first` or `second`, is better (fields BETTER). right: reference answer.
+    """A prompt that asks which answer, `first` or `second`, is better (reply fields BETTER). right: reference answer.
     """
     return _pair("Decide which of two answers to a question is better. A tie is not permitted. Their order and length "
                  "mean nothing.", question, right, first, second, BETTER)

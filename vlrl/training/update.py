@@ -304,8 +304,7 @@ class _Meter:
         """Gradient norms before clipping, of the optimizer steps that were taken."""
         self.head_norm, self.passes = 0.0, 0
         self.skipped = self.nonfinite = 0
-        """Number of skipped optimizer steps. `nonfinite`: number of those that were skipped because of NaN or infinity.
-        """
+        """Number of skipped optimizer steps. `nonfinite`: number of those skipped because of NaN or infinity."""
         self.halved = 0
         """Number of micro-batches halved for lack of memory."""
         self.also = alternatives(k)
