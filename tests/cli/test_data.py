@@ -347,7 +347,7 @@ def test_copies_stay_together_and_one_group_with_nearly_everything_is_named(fold
     ("check", 2, "Missing argument 'FILE'"), ("check empty.jsonl", 1, "no rows"),
     ("convert good.jsonl -o out.csv", 1, r"out.csv: rows are written as \.jsonl"),
     ("convert good.jsonl -o img.jsonl --force", 1, "img.jsonl is a folder"),
-    ("convert good.jsonl -o good.jsonl/x.jsonl --root .", 1, "cannot write .*x.jsonl: .*Name another file"),
+    ("convert good.jsonl -o good.jsonl/x.jsonl --root .", 1, "cannot write .*x.jsonl: .*Give another path"),
     ("convert empty.jsonl -o out.jsonl", 1, "empty.jsonl has no usable row"),
     ("convert good.jsonl", 2, "Missing option '--output'"),
     ("convert bad.jsonl -o out.jsonl --keep-going", 1, "has no usable row; .*difficulty=2"),

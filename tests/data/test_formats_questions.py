@@ -246,7 +246,7 @@ test_what_is_wrong_is_named = refused(DataError, one, [*WRONG.values(), *{
     "equal responses": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same text"),
     "neither": ({"question": "q", "response_a": "a", "response_b": "b", "winner": "tie"}, "answer='tie' must say"),
     "equal ranks": ({"query": "q", "response": ["a", "b"], "human_ranking": [0, 0]}, "must be two different ranks"),
-    "no responses": ({"message": '[{"role": "user", "content": "x"}]', "answer": "1"}, "has no [Question], [Response"),
+    "no responses": ({"message": '[{"role": "user", "content": "x"}]', "answer": "1"}, "the headings [Question]"),
     "a place among nothing": ({**ASK, "answer_idx": 1}, "index 1 of the correct option, but no field"),
     "an id of an image": ({"image_id": {"x": 1}, "question": "q", "answer": "a"}, "a string or an integer: the id"),
     "two questions": ({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],

@@ -25,7 +25,7 @@ class Coordinates:
     convention = "original"
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Converts a box or point that the model wrote to pixels of the original image."""
+        """Converts a box or point from the model's convention to pixels of the original image."""
         return [float(v) for v in box]
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
@@ -44,7 +44,7 @@ class Convention(Coordinates):
         self.convention = convention
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Converts a box or point that the model wrote to pixels of the original image, without rounding."""
+        """Converts a box or point from the model's convention to pixels of the original image, without rounding."""
         used = self.used(sample)
         if used == "original":
             return [float(v) for v in box]
@@ -72,7 +72,7 @@ class Convention(Coordinates):
 
 
 def make(convention: str) -> Coordinates:
-    """Returns the converter for the convention with this name. Raises ConfigError for an unknown name."""
+    """Returns the converter for the convention named `convention`. Raises ConfigError for an unknown name."""
     if convention not in CONVENTIONS:
         raise ConfigError(f"task.coordinates={convention!r} is not a coordinate convention."
                           f"{did_you_mean(convention, CONVENTIONS)} Known: {', '.join(CONVENTIONS)}.")
@@ -87,8 +87,8 @@ def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
         sides = sample.get("processed_size")
         if not isinstance(sides, (list, tuple)) or len(sides) != 2:
             raise DataError(f"row '{sample.id}': processed_size={sides!r} must be [w, h], the image's size in pixels "
-                            "after the processor, because coordinates=processed needs this size. Add processed_size "
-                            "to the row, or set task.coordinates=original")
+                            "after the processor's resize, because coordinates=processed needs this size. Add "
+                            "processed_size to the row, or set task.coordinates=original")
         full = tuple(_size(sample, "processed_size", side) for side in sides)
     else:
         full = (_FULL_SCALE[convention],) * 2

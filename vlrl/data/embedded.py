@@ -1,5 +1,4 @@
-"""Images and videos embedded in rows: bytes in a table cell, base64 strings, lists of pixel values. Imports no torch.
-"""
+"""Images and videos embedded in rows: bytes in a table cell, base64 strings, or pixel values. Imports no torch."""
 
 from __future__ import annotations
 

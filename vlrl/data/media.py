@@ -53,8 +53,7 @@ class VideoSampling:
     max_frames: int = 64
     """Maximum number of sampled frames; an odd number is rounded down to an even number."""
     min_frames: int = 4
-    """Minimum number of sampled frames (fewer if the video has fewer); an odd number is rounded up to an even number.
-    """
+    """Minimum number of sampled frames (fewer if the video has fewer); an odd number is rounded up to an even one."""
 
 
 @dataclass(frozen=True)
@@ -281,19 +280,17 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
 
 
 def _greyscale(values: np.ndarray, name: str) -> Image.Image:
-    """Converts one number per pixel (floats from 0 to 1, or 8-bit or 16-bit integers) to a greyscale image with 8 bits.
-    """
+    """Converts one number per pixel (floats from 0 to 1, or 8-bit or 16-bit integers) to an 8-bit greyscale image."""
     low, high = values.min(), values.max()
     most = 1 if values.dtype.kind == "f" and high <= 1 else 255 if high <= 255 else 65535
     if not 0 <= low <= high <= most:  # also nan
         raise DataError(f"{name} has pixel values from {low:g} to {high:g}, and it is unknown which of them mean "
-                        "black and white: save it with 8 or 16 bits per pixel")
+                        "black and white: save the image with 8 or 16 bits per pixel")
     return Image.fromarray((values // 256 if most == 65535 else values * (255 / most)).astype(np.uint8))
 
 
 def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:
-    """Raises DataError for an empty image or one with more than limits.image_pixels pixels; `name` starts the message.
-    """
+    """Raises DataError for an image that is empty or above limits.image_pixels; `name` starts the message."""
     width, height = size
     if width < 1 or height < 1:
         raise DataError(f"{name} is {width}x{height} pixels: it is empty")

@@ -36,8 +36,7 @@ def unshown_columns(sample: Sample, canonical: Collection[str], media_fields: Co
 
 def unshown_problem(sample: Sample, canonical: Collection[str], media_fields: Collection[str],
                     root: Path | None = None) -> str:
-    """Returns an error message if a sample has no media although its row names some (see `unshown_columns`); else "".
-    """
+    """Returns an error message if a sample has no media but its row names some (see `unshown_columns`); else ""."""
     columns = [] if sample.media else unshown_columns(sample, canonical, media_fields, root)
     if not columns:
         return ""

@@ -42,8 +42,8 @@ FIELDS = frozenset(_FIELDS.split())
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: MediaAccess = ROOT_ONLY) -> Sample:
-    """Turns a canonical row into a sample. Its `image`, `images` and `video` become the sample's media without being
-    read.
+    """Turns a canonical row into a sample. The row's `image`, `images` and `video` become the sample's media without
+    being read.
 
     Media paths must lie under `root` or where `access` allows. Fields that are not canonical stay in the row and are
     copied into its `meta`. A weight of null becomes 1. In the sample's row, embedded media are replaced by their hash.
@@ -79,8 +79,8 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Me
 def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
     """Turns a row into a sample with `task.sample_from_row`; media files need not exist.
 
-    If `row` is a DataError, raises it. Raises DataError naming the row, and TaskError if the task does not return a
-    Sample."""
+    If `row` is a DataError, raises it. Raises DataError naming an invalid row, and TaskError if the task does not
+    return a Sample."""
     if isinstance(row, DataError):
         raise row
     try:
@@ -99,8 +99,8 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
 
 
 def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
-    """Turns a row into a sample, then checks that its media files exist and its boxes and points lie inside the image.
-    Raises DataError naming the row."""
+    """Turns a row into a sample, and checks that its media files exist and its boxes and points lie inside the image.
+    Raises DataError naming the row if the row is invalid or a check fails."""
     sample = make_sample(task, row, root)
     if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
         raise DataError(f"row '{sample.id}': {problem}")

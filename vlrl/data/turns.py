@@ -98,8 +98,7 @@ def are_tools(tools: Any) -> bool:
 def tools_of(tools: Any) -> list[dict[str, Any]]:
     """Returns the tools of a row in the form that chat templates take.
 
-    Also accepts bare function definitions (LLaMA-Factory) and JSON strings (TRL). Raises DataError for anything else.
-    """
+    Also accepts bare function definitions (LLaMA-Factory) and JSON strings (TRL). Raises DataError for other values."""
     if not are_tools(tools):
         raise DataError(f'tools={short(tools)} must be a list of {{"type": "function", "function": {{"name", ...}}}}')
     functions = [unpacked(tool) for tool in tools]

@@ -82,7 +82,7 @@ class Layout:
 
     @cached_property
     def ancestors(self) -> tuple[tuple[Run, ...], ...]:
-        """For each run, in the order of `row`, its ancestors, beginning with the prompt. A prompt has no ancestors."""
+        """For each run of the row, in order, its ancestors, beginning with the prompt. A prompt has no ancestors."""
         out: list[tuple[Run, ...]] = []
         open_: list[Run] = []
         for run in self.row:
@@ -376,7 +376,8 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
 
 def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: PromptCache, layer: int,
                 scale: float | None) -> torch.Tensor:
-    """Attention of a new token per completion to its prompt and own tokens: query [R, H, 1, d] -> [R, 1, H, d]."""
+    """Attention of each completion's new token to its prompt and its own tokens: query [R, H, 1, d] -> [R, 1, H, d].
+    `key` and `value`: of the completions' own tokens; those of the prompts are in `cache.layers[layer]`."""
     (rows, heads, _, d), kv_heads = query.shape, key.shape[1]
     keys, values = cache.layers[layer]
     q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads that share a key head become further queries

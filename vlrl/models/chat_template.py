@@ -56,8 +56,7 @@ _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistan
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Context manager that raises TimeoutError after `seconds`, because a template may not terminate. Main thread only.
-    """
+    """Context manager that raises TimeoutError after `seconds`: a template may not terminate. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -37,9 +37,9 @@ def bins(sizes: Sequence[int], costs: Sequence[float], limit: int) -> list[list[
     indices of each bin.
 
     Uses as few bins as first-fit by decreasing size. The most expensive item goes first, into the cheapest bin with
-    room for it (longest processing time first, Graham 1969). The bins of first-fit are used instead if an item does not
-    fit in this way, or if their most expensive bin costs less. An item above the limit gets a bin of its own. Equal
-    items keep their order."""
+    room for it (longest processing time first, Graham 1969). If an item does not fit in this way, or if the most
+    expensive bin of first-fit is cheaper, the bins of first-fit are returned. An item above the limit gets a bin of its
+    own. Equal items keep their order."""
     fitted = _first_fit(sizes, limit)
     evened = _cheapest_fit(sizes, costs, limit, len(fitted))
 

@@ -125,7 +125,7 @@ def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned:
                 more: Mapping[str, Statistic] | None = None, chunk_bytes: int = CHUNK_BYTES, *,
                 second: tuple[torch.Tensor, Head] | None = None) -> TokenStats:
     """TokenStats of completion tokens, from their hidden states [N, H] and ids `targets` [N]; `banned` ids get
-    probability 0.
+    probability 0. `more`: the requested statistics by name.
 
     `second` = (hidden states of the same tokens in a second model, that model's Head), for statistics that compare two
     models. Called under the model's autocast. Needs memory for [N, H] and a few times chunk_bytes. If the output layer
@@ -177,9 +177,8 @@ def _recomputed(hidden: torch.Tensor, *args: Any) -> Any:
 
 
 class _Directions(torch.autograd.Function):
-    """Does the same as `_chunk` if the output layer is frozen. The forward pass also computes d logprob / d hidden of
-    every token. The backward pass multiplies this direction by the incoming gradient. The output layer gets no
-    gradient."""
+    """Log-probabilities and entropies of a chunk of tokens for a frozen output layer. The forward pass also computes d
+    logprob / d hidden of every token. The backward pass multiplies this direction by the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:

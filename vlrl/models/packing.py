@@ -188,7 +188,7 @@ def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> lis
 
 
 def make_batch(part: Sequence[Piece], layout: str = "shared", attention: str = "auto") -> Batch:
-    """Makes the Batch of one micro-batch. `attention` names the implementation for shared rows
+    """Makes the Batch of one micro-batch from its pieces. `attention` names the implementation for shared rows
     (attention.IMPLEMENTATIONS)."""
     return _padded(part) if layout == "padded" else _shared(part, attention)
 

@@ -108,8 +108,8 @@ def _side(unit: Any) -> int:
 
 
 def _below_its_cap(unit: Any, high: int | None) -> None:
-    """Lowers the processor's lower limit to at most high / 1.05, because the processor raises the cap of a frame to
-    1.05 times the lower limit."""
+    """Lowers the processor's lower limit to at most high / 1.05, where `high` is the upper limit of a frame. The
+    processor raises its cap per frame to 1.05 times the lower limit, so the cap could otherwise exceed `high`."""
     size = dict(unit.size)
     if high is not None:
         unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}

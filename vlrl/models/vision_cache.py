@@ -62,8 +62,7 @@ class Features:
 
 
 class FeatureCache:
-    """A cache of at most `limit` bytes of features in host memory, which drops the least recently used features first.
-    """
+    """A cache of at most `limit` bytes of features in host memory. It drops the least recently used features first."""
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0

@@ -104,8 +104,7 @@ def _original_size(region: Record) -> tuple[float, float] | None:
 
 
 def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[float], str]:
-    """Returns (box or point in pixels, label) of a region; ([], label) for a region that is neither a box nor a point.
-    """
+    """Returns (box or point in pixels, label) of a region; ([], label) for a region that is neither of the two."""
     value = region["value"]
     label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
     if has(value, "rle"):
@@ -254,8 +253,7 @@ def _paired(record: Record) -> tuple[list[Any], Any] | None:
 
 
 def _listed(record: Record) -> list[tuple[str, list[Record]]]:
-    """Returns (field name, entries) for each field with a list of objects in which every object has a box and a label.
-    """
+    """Returns (field name, entries) of each field with a list of objects which all have a box and a label."""
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
     if isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels) and boxes:
         field = "boxes" if has(record, "boxes") else "bboxes"
@@ -321,7 +319,7 @@ _ASKED = ("question", "answer", "instruction", "problem", "solution", "expressio
 
 
 def is_labelled(record: Record) -> bool:
-    """Whether a record has an image and a class in a field with a common name, but no question. A record with `id`,
+    """Whether a record has an image and a class, in fields with usual names, but no question. A record with `id`,
     `image` and `label` is excluded: it is a canonical row."""
     own = {"id", "image", "label"} <= record.keys()
     return not own and has(record, *IMAGE) and has(record, *LABEL, *LABELS) and not has(record, *_ASKED, *VIDEO)

@@ -30,8 +30,8 @@ LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts"
 _REPLIES = {"prompt": "completion", "input": "output"}
 """Maps each field that holds only a prompt to the field with the reply."""
 _TURN_KEYS = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
-"""Maps fields that may also hold something other than turns to keys of turns. Such a field holds turns if each object
-in its list has one of these keys."""
+"""Fields that hold turns in some formats and something else in others. Maps each to keys of turns: the field holds
+turns if every entry of its list is an object with one of these keys."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
 """Every field from which a conversation may be read."""
@@ -91,8 +91,8 @@ def conversation_of(record: Record) -> Conversation | None:
 def conversation_fields(record: Record) -> list[str]:
     """Returns the names of the fields that hold a conversation as a list of turns.
 
-    If there are no such fields, returns the names of fields that hold a question and have a field with the answer
-    beside them (`query` and `response` of ms-swift, `instruction` and `output` of LLaMA-Factory)."""
+    If the record has no such field, returns the name of the field with the question, if its answer is in the field that
+    belongs to it: `query` with `response` (ms-swift) or `instruction` with `output` (LLaMA-Factory)."""
     lists = [name for name in LISTS if _list_under(record, name) is not None]
     return lists or [question for question, _ in _pairs(record)]
 
@@ -149,7 +149,7 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
     system = "\n\n".join(filter(None, (turn["content"] for turn in said[:heads])))
     if _MARK.search(system):
         raise DataError(f"its system prompt {short(system)} has a placeholder for media, but only a turn can show "
-                        "media: move it to the question")
+                        "media: move the placeholder to the question")
     said = said[heads:]
     for turn in said:
         if turn["role"] not in _FOLLOWS[before]:
@@ -174,8 +174,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
 
 
 def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Returns the media paths that `_turn` has collected in `named`, under the keys "image" and "video". Returns {} if
-    the content parts have no paths, because other fields of the record then name the media."""
+    """Returns the media paths that `_turn` has collected in `named`, under the keys "images" and "videos". Returns {}
+    if the content parts have no paths, because other fields of the record then name the media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
         raise DataError("some images or videos of its conversation have a path and some have none: give each "

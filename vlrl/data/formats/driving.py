@@ -35,9 +35,9 @@ _ANSWERS = ("solution", "answer", "meta_action", "action", "decision")
 def is_alphadrive(record: Record) -> bool:
     """Whether a record's answer consists of driving meta-actions and its question asks for a plan.
 
-    The question asks for a plan if it mentions planning, or if the answer is in capitals; a record without a question
-    is accepted too. Meta-actions also answer other questions about driving ("What could lead to a collision?",
-    DriveLM), which are excluded."""
+    A question is taken to ask for a plan if it mentions planning, or if the answer is in capitals. A record without a
+    question is accepted too. Other questions about driving that meta-actions answer are excluded ("What could lead to a
+    collision?", DriveLM)."""
     given, text = _answer(record), _question(record)
     words = _meta_actions(given)
     planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())

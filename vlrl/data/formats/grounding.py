@@ -59,8 +59,8 @@ _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 
 def is_vlm_r1(record: Record) -> bool:
-    """Whether a record is a conversation with an answer. A record with only the field `prompt` qualifies if another
-    field has the completion, or has an answer that consists of boxes for an image."""
+    """Whether a record is a conversation with an answer. A record whose only conversation is the field `prompt` needs a
+    field `completion`, or an image and an answer that consists of boxes."""
     if (fields := conversation_fields(record)) != ["prompt"]:
         return bool(fields)
     answer = pick(record, "solution", "answer", "ground_truth")
@@ -214,7 +214,7 @@ def refcoco(record: Record, source: RecordSource) -> list[Row]:
     bbox = raw.get("bbox") if isinstance(raw, Mapping) else record.get("bbox")
     if bbox is None:
         raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox, because files of "
-                        "refs do not contain boxes. Copy it from the annotation with this id in COCO's instances file")
+                        "refs do not contain boxes. Copy the bbox of this id from COCO's instances file")
     box = xywh(pixels(numbers(bbox, (4,), "bbox"), "bbox"))
     if isinstance(image, Mapping):
         record = {**{side: image[side] for side in ("width", "height") if has(image, side)}, **record}
@@ -341,8 +341,8 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:
-    """Returns the texts that describe an annotation; [] if there are none. An annotation without own texts may have
-    MDETR's `tokens_positive`: its text is then cut from the caption of the annotated image, which is one of
+    """Returns the texts that describe an annotation; [] if there are none. Without a text of its own, an annotation may
+    have MDETR's `tokens_positive`: its text is then cut from the caption of the annotated image, which is one of
     `images`."""
     given = pick(entry, *COCO_TEXTS)
     if given is not None:

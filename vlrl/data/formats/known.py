@@ -98,8 +98,8 @@ FORMATS: dict[str, Format] = {
 }
 """Formats by name, the most specific first.
 
-A record belongs to the first format that recognises it, else to `canonical`. With `auto`, the format of most records of
-a file is used for the whole file."""
+A record belongs to the first format that recognises it, else to `canonical`. With data.format=auto, a file is read in
+the format to which most of its records belong."""
 PROJECTS = {
     "canonical": "vlrl", "coco": "COCO, LVIS, Objects365", "label_studio": "Label Studio", "lisa": "LISA, ReasonSeg",
     "statement": "VSR, NLVR2", "hallusion": "HallusionBench", "natural_bench": "NaturalBench", "visual7w": "Visual7W",

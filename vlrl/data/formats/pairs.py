@@ -103,7 +103,7 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
 
 def one_or_two(rows: Placed) -> Placed:
     """Replaces all rows of a file by errors if any row has the answer 0. Such a file either counts responses from 0, or
-    says whether the first response is better. So its answers 1 are ambiguous too."""
+    says whether the first response is better, so the answer 1 in other rows is ambiguous too."""
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
         return rows
     return [(n, where, row if isinstance(row, DataError) else _FromZero(
@@ -150,7 +150,7 @@ def r1_reward(record: Record, source: RecordSource) -> list[Row]:
     prompt = "\n".join(str(part["text"]) for part in parts if isinstance(part.get("text"), str))
     compared = _compared(prompt) or _compared(str(record.get("question") or ""))
     if compared is None:
-        raise DataError("its message has no [Question], [Response 1] and [Response 2]")
+        raise DataError("its message lacks one of the headings [Question], [Response 1] and [Response 2]")
     pictures = [part["image"] for part in parts if isinstance(part.get("image"), str)]
     clips = [part["video"] for part in parts if isinstance(part.get("video"), str)]
     named_ = {**({"images": pictures} if pictures else {}), **({"video": clips[0]} if clips else {})}

@@ -83,8 +83,8 @@ def problem_text(record: Record, source: RecordSource) -> list[Row]:
 
 
 def is_mathvista(record: Record) -> bool:
-    """Whether a record has a `question_type`, a question, and an answer in a field of MathVista (`answer`, beside
-    `pid`) or OlympiadBench (`final_answer`)."""
+    """Whether a record has a `question_type`, a question, and an answer as in MathVista (in `answer`, with a field
+    `pid`) or OlympiadBench (in `final_answer`)."""
     known = has(record, "question_type") and has(record, "question")
     return known and (("pid" in record and has(record, "answer")) or has(record, "final_answer"))
 
@@ -100,11 +100,12 @@ def is_question_answer(record: Record) -> bool:
 
 
 def question_answer(record: Record, source: RecordSource) -> list[Row]:
-    r"""Converts a question in a field with a common name, its answer, its options and its media to a row.
+    r"""Converts a record with a question, an answer, and possibly options and media, to a row. Reads them from any of
+    the fields that many projects use.
 
-    The answer of a worked solution is the content of \boxed{} or the text after ####. Several answers are all accepted;
-    the most frequent comes first. verl's `reward_model.ground_truth` is read as the answer. Other fields are unchanged.
-    """
+    From a worked solution, the answer is the content of \boxed{} or the text after ####. Several answers are all
+    accepted; the most frequent comes first. verl's `reward_model.ground_truth` is read as the answer. Other fields are
+    copied to the row."""
     said = checked_conversation(record) or Conversation(pick(record, *QUESTION))
     record, question = with_media(record, said), said.question
     if not isinstance(question, str) or not without_marks(question):
@@ -263,7 +264,7 @@ def final_answer(answer: Any) -> str:
 
 _TABLE_TYPES = {"integer_number": "number", "decimal_number": "number", "boolean_text": "text",
                 "extractive_text": "text", "other_text": "text"}
-"""Maps ans_type to the row's answer_type."""
+"""Maps TabMWP's ans_type to the row's answer_type."""
 _TABLE_IMAGES = ("tables/{}.png", "{}.png")
 """Possible file names of a table's image; {} is the id of the record."""
 

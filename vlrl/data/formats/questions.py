@@ -84,9 +84,9 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
                     turns: Sequence[Record] = ()) -> dict[str, Any]:
     """Returns the fields `question`, `options` and `turns` of a row, with media placeholders that match `media`.
 
-    Placeholders at the beginning of a question without turns are removed, because media are shown first anyway. All
-    other placeholders become <image> or <video>, one per image or video. Media without a placeholder are shown before
-    the first turn.
+    If there are no turns, placeholders at the beginning of the question are removed, because media are shown first
+    anyway. All other placeholders become <image> or <video>, one per image or video. Media without a placeholder are
+    shown before the first turn.
 
     Numbered placeholders (MMMU's <image 2>) that do not name all images once and in order become words ("image 2").
     Raises DataError if placeholders and media do not match."""

@@ -67,7 +67,7 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
             label = _next(names, "ref")
     if boxes or names:
         raise DataError(f"{len(boxes)} boxes and {len(names)} names in its objects have no placeholder in a turn: "
-                        "add <bbox> or <ref-object>, or remove them from objects")
+                        "add <bbox> or <ref-object>, or remove these boxes and names from objects")
     images = pick(record, *IMAGE)
     if isinstance(images, list) and len(images) > 1 and said:
         raise DataError(f"its boxes belong to several of its {len(images)} images (objects.image_id), but a row can "
@@ -84,8 +84,9 @@ def points_in_pixels(marks: GroundingMarks, row: Record) -> dict[str, Any]:
 
 def _filled(record: Record, name: str, turns: list[Any], texts: list[str], boxes: list[Any], has_answer: bool
             ) -> Record:
-    """Returns the record with complete turns in its field `name`. The turns before the answer get the contents `texts`.
-    The answer becomes the JSON of `boxes` (boxes or points); without an answer in `turns`, it is added."""
+    """Returns the record with the placeholders filled in `turns`, the content of its field `name`. The turns before the
+    answer get the contents `texts`. The answer becomes the JSON of `boxes` (boxes or points). It is added if not
+    `has_answer`."""
     texts = [*texts, *([json.dumps(boxes)] if has_answer else [])]
     new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
            for turn, text in zip(turns, texts, strict=True)]

@@ -132,7 +132,7 @@ def is_time_r1(record: Record) -> bool:
 
 def time_r1(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of Time-R1 (2503.13377): `timestamp` is [start, end] in seconds from the start of the clip. The
-    row's `difficulty` is 1 minus the tIoU (overlap) of the base model, which the record has as percentage."""
+    row's `difficulty` is 1 minus the tIoU (overlap) of the base model, which the record states as a percentage."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
                     pick(record, *_MOMENTS))
@@ -179,8 +179,8 @@ def captions(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record of Charades-STA (1705.02101) or ActivityNet captions (1705.00754) with all sentences of a video
     to one row per sentence, with the sentence's span.
 
-    A file is `{video id: {"duration", "timestamps", "sentences"}}`. The video is the existing file with this id, else
-    `<id>.mp4`."""
+    A file is `{video id: {"duration", "timestamps", "sentences"}}`. A row's video is the existing file named after the
+    video id, or `<video id>.mp4` if there is none."""
     video = _video(record, source, *VIDEO) if has(record, *VIDEO) else source.video(source.id)
     times, said = record["timestamps"], unpacked(record["sentences"])
     if not isinstance(said, list):
@@ -242,7 +242,8 @@ def got10k(record: Record, source: RecordSource) -> list[Row]:
 
     In GOT-10k's own annotations, `boxes_xywh` has [x, y, width, height] in pixels for every frame of the sequence;
     evenly spread frames are selected. If the folder of frames exists, the row shows these frames; else the row's
-    `video` is the path of the folder. If no frame gives the image's size, boxes stay fractions of an image of 1 x 1."""
+    `video` is the path of the folder. If no frame gives the image's size, the row keeps the fractions and states the
+    size 1 x 1."""
     folder = source.path(text(record, "path", *VIDEO)).rstrip("/")
     frames, boxes = source.frames(folder), _boxes(record)
     several = len(frames) if frames else len(boxes)

@@ -1,5 +1,4 @@
-"""Converts VQA data sets with several questions per record, or with answers in a special notation, to canonical rows.
-"""
+"""Converts VQA data sets with several questions per record, or with answers in a special notation, to rows."""
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ def is_ocr_vqa(record: Record) -> bool:
 
 
 def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of OCR-VQA (ICDAR 2019) to one row per question; the image is <id>.jpg unless a field names it.
+    """Converts a record of OCR-VQA (ICDAR 2019) to one row per question. The image is <id>.jpg unless a field names it.
     """
     asks, says = _listed(record, "questions"), _listed(record, "answers")
     if len(asks) != len(says):

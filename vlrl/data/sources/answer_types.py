@@ -1,9 +1,9 @@
 """Determines the answer_type of rows of other projects: stated by a field, else guessed from answer and question,
 taking all answers of the file into account.
 
-If an answer could have several types, its characters alone never decide. Digits that are not a number are text. A
-formula is math if it contains LaTeX, or if the question or most answers of the file suggest it. A letter is an option
-if most answers are letters. `data.answer_type` overrides all of this."""
+If an answer could have several types, its characters alone never decide. Digits that name something, such as a phone
+number or a version, are text. A formula is math if it contains LaTeX, or if the question or most answers of the file
+suggest it. A letter is an option if most answers are letters. `data.answer_type` overrides all of this."""
 
 from __future__ import annotations
 
@@ -209,9 +209,9 @@ class TypeTable:
 def settle_type(row: Any, trend: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
     """Returns the row with its final answer_type, and counts this type in `table`.
 
-    If `setting` (data.answer_type) is set, it is the type; a row with options, spans or tracks gets it only if it is
-    "choice". Else the type is the one that a field of the record states, or the guess, corrected by the trend of the
-    file. Errors, and rows without question and answer, are returned unchanged."""
+    If `setting` (data.answer_type) is set, it is the type; for rows with options, spans or tracks only the setting
+    "choice" is used. Otherwise the type is the one that a field of the record states, or the guess, corrected by the
+    trend of the file. Errors, and rows without question and answer, are returned unchanged."""
     if isinstance(row, DataError) or "question" not in row or row.get("answer") is None:
         return row
     given, why = row.get("answer_type"), _BY_FIELD

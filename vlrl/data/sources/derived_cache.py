@@ -56,7 +56,7 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def check_room(source: Path, target: Path) -> None:
-    """Raises RunError if the disk of `target` is almost full."""
+    """Raises RunError if less than _SPARE is free on the disk of `target`, the unpacked copy of `source`."""
     if shutil.disk_usage(target.parent).free < _SPARE:
         raise RunError(f"unpacking {source} into {target.parent} would leave less than {_SPARE >> 20} MiB free there; "
                        "set data.cache to a folder on a larger disk, or unpack the file yourself")

@@ -40,8 +40,7 @@ _IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
 
 @dataclass(frozen=True)
 class RecordSource:
-    """The context of a record: the default id of its rows, the root folder of its media, and the format of its boxes.
-    """
+    """Context of a record: the default id of its rows, the root folder of its media, and the format of its boxes."""
 
     id: str = "row"
     root: Path | None = None

@@ -1,5 +1,5 @@
-"""Reads the records of a file, or of a folder: one folder of images per class, images with a metadata file, shards of
-`datasets`, GOT-10k.
+"""Reads the records of a file, or of a folder: one folder of images per class, images with a metadata file, shards
+written by the library `datasets`, GOT-10k.
 
 Media paths begin with the folder's name, so they are relative to its parent folder."""
 
@@ -23,8 +23,7 @@ from vlrl.store.files import cache_folder
 log = logging.getLogger(__name__)
 
 _SHARDS = (".parquet", ".arrow", ".tar", ".jsonl", ".ndjson")
-"""Suffixes of shards. In a folder with several of these suffixes, only files with the first one in this list are read.
-"""
+"""Suffixes of shards. In a folder with several of these suffixes, only files with the first of them are read."""
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _MOST = 5_000_000
 """Maximum number of files in a folder."""
@@ -64,7 +63,7 @@ def _files(path: Path) -> Iterator[str]:
         for name in names:
             count += 1
             if count > _MOST:
-                raise DataError(f"{path} holds more than {_MOST} files; name a subfolder")
+                raise DataError(f"{path} holds more than {_MOST} files; give the path of a subfolder")
             yield os.path.relpath(os.path.join(folder, name), path).replace(os.sep, "/")
 
 
@@ -79,8 +78,8 @@ def shards_of(path: Path) -> list[str]:
 def _shards(files: list[str]) -> list[str]:
     """Returns the row files with the first suffix in _SHARDS that occurs; [] if none occurs.
 
-    Files cache-*, in which `datasets` stores results of map and filter, repeat rows and are skipped. In a folder with
-    images, JSON lines do not count as shards."""
+    Files cache-*, in which the library `datasets` stores results of map and filter, repeat rows and are skipped. In a
+    folder with images, JSON lines do not count as shards."""
     pictured = any(file.lower().endswith(IMAGE_SUFFIXES) for file in files)
     for kind in _SHARDS[:3 if pictured else None]:
         if shards := [f for f in files if f.endswith(kind) and not os.path.basename(f).startswith("cache-")]:
@@ -89,8 +88,8 @@ def _shards(files: list[str]) -> list[str]:
 
 
 def split_files(path: Path, split: str) -> list[Path]:
-    """Returns the row files of a split of a folder, or only the subfolder of the split if `datasets` wrote the folder.
-    Raises ConfigError listing the existing splits if there is no such split."""
+    """Returns the row files of a split of a folder. If the library `datasets` wrote the folder, returns only the
+    split's subfolder. Raises ConfigError listing the existing splits if there is no such split."""
     if os.path.isfile(path / "dataset_dict.json") and os.path.isdir(path / split):
         return [path / split]
     try:

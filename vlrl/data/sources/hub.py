@@ -2,10 +2,10 @@
 
     files, root = fetch_split(parse_hub_name("org/name@train"), cache_folder())     # local files of one commit
 
-Only row and media files are downloaded, never code. The dataset card says which files belong to a split; without such a
-card, file names do. The revision is resolved to a commit, which a run stores (`pin`) so that a resumed run uses the
-same files. The network is used only for such names; HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as in
-`huggingface_hub`."""
+Only row and media files are downloaded, never code. The dataset card says which files belong to a split; if it does
+not, the names of the files do. The revision is resolved to a commit, which a run stores (`pin`) so that a resumed run
+uses the same files. Other names of files and folders never cause network access. HF_ENDPOINT, HF_TOKEN and
+HF_HUB_OFFLINE work as in `huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HubName:
 
     repo: str
     config: str
-    """"" = the only configuration, or the default configuration."""
+    """The configuration; "" = the only configuration, or the default configuration."""
     split: str
     revision: str
     """A branch, tag or commit; "" = main."""
@@ -87,8 +87,7 @@ def commit_of(name: HubName, cache: Path) -> str:
 
 
 def pin(names: Iterable[str], run: Path, cache: Path, resumed: bool) -> None:
-    """Stores the commit of each Hub name in the run folder. A `resumed` run keeps the commits that are already stored.
-    """
+    """Stores the commit of each Hub name in the run folder. A `resumed` run keeps the commits that are stored there."""
     before, commits = (read_json(run / PINS) or {}) if resumed else {}, {}
     for text in names:
         name = parse_hub_name(text)
@@ -237,7 +236,7 @@ class Selection:
 
 
 def is_data(file: str) -> bool:
-    """Whether a file may be downloaded: it holds rows or media, and its path is harmless."""
+    """Whether a file may be downloaded: it holds rows or media, and its path has no "..", hidden folder or the like."""
     parts = file.split("/")
     plain = file.isprintable() and "\\" not in file and not any(p in ("", ".", "..") or p[0] == "." for p in parts)
     return plain and len(file) < 1000 and file.lower().endswith((*_ROWS, *_MEDIA)) and parts[-1] not in _NO_ROWS

@@ -26,8 +26,8 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         write_text(path, text)
     except RunError as error:
         cause = error.__cause__
-        raise DataError(f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}. Name another file, or free "
-                        "space.") from None
+        raise DataError(f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}. Give another path, or "
+                        "free space on the disk.") from None
 
 
 def json_line(row: Mapping[str, Any]) -> str:

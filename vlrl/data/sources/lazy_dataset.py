@@ -31,7 +31,7 @@ size."""
 
 _LOOKED_AT = 64
 SPREAD = 256
-"""Number of rows, spread over a large file, that are compared when a run is resumed, in place of all its rows."""
+"""Number of rows of a large file, spread evenly, that are compared instead of all rows when a run is resumed."""
 
 
 class LazySamples(SampleSequence):

@@ -82,8 +82,8 @@ def format_named(name: str) -> Format:
 def formats() -> Mapping[str, Format]:
     """Returns all formats by name, the most specific first.
 
-    A record belongs to the first format that recognises it, else it is canonical. With `auto`, the format of most
-    records of a file is used for the whole file."""
+    A record belongs to the first format that recognises it, else it is canonical. With data.format=auto, a file is read
+    in the format to which most of its records belong."""
     return _TABLES["formats"]
 
 
@@ -159,8 +159,8 @@ def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
 
 def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSource, sure: bool = False
             ) -> Sequence[Row | DataError]:
-    """Converts a record to rows. `name` is the format of most records of the file. A record in another format gives a
-    DataError instead of rows; with `sure`, this record is also read in the format `name`."""
+    """Converts a record to rows. `name` is the format in which the file is read. If the record belongs to another
+    format, it is read in the format `name` with `sure`, and gives a DataError without `sure`."""
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical_rows(record, name, source)
     known, own = format_named(name), recognised_format(record)
@@ -210,8 +210,8 @@ def tools_and_environment(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields `tools` and `environment` of a row, from a record in any format; a field is left out if the
     record does not have it.
 
-    Values of another kind under these names (a list of words, a string) are ignored. Raises DataError for a tool
-    without a name."""
+    Fields with these names whose values have another type (a list of words, a string) are ignored. Raises DataError for
+    a tool without a name."""
     tools, settings = unpacked(record.get("tools")), unpacked(record.get("environment"))
     fields = {"tools": tools_of(tools)} if are_tools(tools) else {}
     extra = record.get("extra_info")

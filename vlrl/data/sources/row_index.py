@@ -7,10 +7,10 @@ A fast scan finds the byte offset of each line of a .jsonl file or of each row o
 and memory-mapped. Arrow files are memory-mapped. Parquet files are read by row group; a file with large row groups is
 unpacked once into an arrow file. Several files, and the shards of a folder, are concatenated.
 
-The library `datasets` (5.2) is not used. With a million rows, opening a file for the first time takes it 2 to 16 times
-the CPU time (1.7 s against 0.4 s for .jsonl, 68 s against 20 s for .tar) and up to 16 times the memory. One bad line
-makes the whole file unreadable without being named, and strings that look like dates become dates. Only random reads of
-parquet are faster."""
+The library `datasets` (5.2) is not used. To open a file of a million rows for the first time, it needs 2 to 16 times
+the CPU time (1.7 s against 0.4 s for .jsonl, 68 s against 20 s for .tar) and up to 16 times the memory. If one line is
+bad, it cannot read the file, and does not name the line. It converts strings that look like dates to dates. Only its
+random reads of parquet are faster."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _by_decord(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
     import decord
 
     if track.container not in _INDEXED:
-        raise ValueError(f"not used for {track.container}")
+        raise ValueError(f"it is not used for the container format {track.container}")
     decord.logging.set_level(decord.logging.QUIET)
     reader: Any = decord.VideoReader(str(track.path), num_threads=1)
     times = reader.get_frame_timestamp(range(len(reader)))[:, 0] if len(reader) else np.empty(0)

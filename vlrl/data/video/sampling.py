@@ -126,8 +126,7 @@ def clock(loaded: LoadedMedia) -> dict[str, Any]:
 
 
 _APART, _LATEST = 0.99e-6, 1e9
-"""Minimum seconds between two frames (a microsecond, less a tolerance for rounding), and the upper bound of timestamps.
-"""
+"""Minimum seconds between two frames (a microsecond, less a rounding tolerance), and the upper bound of timestamps."""
 _SAME_RATE = 0.01
 """Relative tolerance between a row's `fps` and the frame rate of its timestamps, since both are rounded."""
 

@@ -61,7 +61,8 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
         raise ConfigError(f"accelerate launch --use_fsdp --fsdp_version {version}: vlrl only supports FSDP2. Launch "
                           "with --fsdp_version 2, or without --use_fsdp and with train.sharding=fsdp2")
     if config.train.sharding == "none":
-        raise ConfigError("accelerate launch --use_fsdp, but train.sharding=none: remove one of the two")
+        raise ConfigError("accelerate launch --use_fsdp, but train.sharding=none: remove --use_fsdp, "
+                          "or set train.sharding=fsdp2")
     if on("FSDP_ACTIVATION_CHECKPOINTING") and not config.model.gradient_checkpointing:
         raise ConfigError("accelerate launch --fsdp_activation_checkpointing true, but "
                           "model.gradient_checkpointing=false: remove the flag, and set "
@@ -83,7 +84,7 @@ def _stage(config: Config, environ: Mapping[str, str]) -> str:
                               "train.cpu_offload=true")
     if own not in ("auto", sharding):
         raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage}, but train.sharding={own}: "
-                          "remove one of the two")
+                          f"remove the options of accelerate launch, or set train.sharding={sharding}")
     return sharding
 
 
@@ -113,7 +114,7 @@ def _check_model(config: Config, kind: str) -> None:
                           "cannot be sharded. Set model.lora.quantize=none, or train.sharding=none")
     if config.model.feature_cache_mib:
         raise ConfigError(f"train.sharding={kind}: with model.feature_cache_mib={config.model.feature_cache_mib} the "
-                          "vision tower is called outside of the model's forward, where its sharded weights are not "
+                          "vision tower is called outside of the model's forward, so its sharded weights are not "
                           "gathered. Set model.feature_cache_mib=0 or train.sharding=none")
 
 
