@@ -9,7 +9,7 @@
 - Times in rows, answers and prompts are seconds from the start of the clip (`video_start`). Processors of transformers
   get their timestamps from video.sampling.clock, so that these are correct for clips and variable frame rates too.
 - No image or video is decoded before its size is checked. Media are downloaded only from hosts that `data.urls` allows.
-- A bad row stops the run, or is left out under `data.quarantine`. Files larger than memory are read row by row (row_index)."""
+- A bad row stops the run, or is left out under `data.quarantine`. Files larger than memory are read row by row."""
 
 from typing import Any
 

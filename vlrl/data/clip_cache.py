@@ -42,8 +42,8 @@ class ClipCache:
         return digest
 
     def clip(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """Returns the clip that is cached under `key`. If there is none, decodes it with `read()` and caches it. If
-        another thread is decoding the same clip, waits for the result of that thread. Raises the errors of `read()`."""
+        """Returns the clip cached under `key`. If there is no such clip, `read()` decodes it, and it is cached. If
+        another thread is decoding the clip, waits for the result of that thread. Raises the errors of `read()`."""
         if not self._room:
             return read()
         with self._lock:

@@ -156,7 +156,8 @@ def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
         raise DataError(f"media path {path!r} is not a path: {error}") from None
     if not any(full.is_relative_to(folder) for folder in (base, *roots)):
         raise DataError(f"media path {path!r} lies outside {' and '.join(map(str, (base, *roots)))}: move the file "
-                        "there, set data.root to a folder that holds all media, or add its folder to data.media_roots")
+                        "there, set data.root to the folder that holds all media, or add the file's folder to "
+                        "data.media_roots")
     return full
 
 

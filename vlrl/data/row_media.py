@@ -52,7 +52,7 @@ def named_media(row: Mapping[str, Any], column: str) -> str:
 
 
 def unshown_advice(column: str, media_fields: Collection[str]) -> str:
-    """Returns the end of an error message about a media column that no prompt shows: how the user can correct it."""
+    """Returns the end of an error message about a media column that no prompt shows: what the user can do."""
     if column in media_fields:
         return "the task's sample_from_row drops it: pass it to the Sample as media"
     return (f"media are read only from {', '.join(media_fields)}. Rename the column, or move it into 'meta' if no "

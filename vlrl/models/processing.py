@@ -116,7 +116,7 @@ class Encoder:
         if not after.startswith(end):
             raise ConfigError(f"task with an environment: the chat template of model type '{self.family.model_type}' "
                               f"does not write {end!r} after a turn, so no observation can follow an action. Copy "
-                              "chat_template.jinja of the original instruction-tuned model into its folder")
+                              "chat_template.jinja of the original instruction-tuned model into the model's folder")
         return self._encoded(sample_id, after.removeprefix(end), loaded, special=False)
 
     @property
@@ -145,8 +145,8 @@ class Encoder:
         shown = self._shown(batch, ids, loaded)
         if shown != len(loaded):
             raise DataError(f"sample '{name}': the chat template of {self.config.model.name} shows {shown} of the "
-                            f"sample's {len(loaded)} images and videos, so the model would not see all. Copy the "
-                            "chat_template.jinja of the original model into its folder")
+                            f"sample's {len(loaded)} images and videos, so the model would not see all. Copy "
+                            "chat_template.jinja of the original model into the model's folder")
         tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and k not in _BESIDE}
         beside = {k: v[0].numpy() for k, v in tensors.items() if v.shape == ids.shape and k.endswith("type_ids")}
         mm = {k: v for k, v in tensors.items() if k not in beside}

@@ -107,8 +107,8 @@ def _options_by_key(keyed: Mapping[str, Any]) -> list[Any]:
     counted = all(key.isdecimal() for key in keys) and keys != [str(n) for n in range(len(keys))]
     lettered = all(len(key) == 1 and key.isalpha() for key in keys) and "".join(keys).upper() != _ALPHABET[:len(keys)]
     if keys and (counted or lettered):
-        raise DataError(f"its options have the keys {short(keys)}: name them A, B ... without a gap, and change "
-                        "the answer accordingly")
+        raise DataError(f"its options have the keys {short(keys)}: name the options A, B ... without a gap, and "
+                        "change the answer accordingly")
     return [keyed[key] for key in sorted(keyed)] if texts is None else texts
 
 
@@ -129,7 +129,7 @@ def _without_letters(options: Sequence[str]) -> list[str]:
     letters = "".join(m[1] for m in matches if m)
     if len(letters) == len(options) > 1 and (letters[:2] == "AB" or sorted(letters) == list(_ALPHABET[:len(letters)])):
         raise DataError(f"its options begin with {', '.join(letters)}, which do not match their positions: put "
-                        "them in order, without a gap, or remove the letters")
+                        "the options in order, without a gap, or remove the letters")
     return list(options)
 
 
@@ -151,7 +151,7 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
             return ", ".join(chr(ord("A") + n) for n in sorted(set(places)))
     if texts.count(bare) > 1 and not _is_ambiguous(said, options):
         raise DataError(f"answer={short(answer)} is the text of {texts.count(bare)} options: give the letter of the "
-                        "correct one, and remove the duplicates")
+                        "correct option, and remove the duplicates")
     with_text = _WITH_TEXT.fullmatch(said)
     single = _LETTER.fullmatch(said) or with_text
     place = ord(single[1].upper()) - ord("A") if single else number(answer)

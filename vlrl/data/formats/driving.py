@@ -47,8 +47,8 @@ def is_alphadrive(record: Record) -> bool:
 def alphadrive(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record to a row whose `plan` holds the meta-actions of the answer ("<answer>KEEP, STRAIGHT</answer>").
 
-    Several meta-actions for speed, or for direction, become a list. `speed_mps` and `navigation` come from fields with
-    these names, else from the text of the problem. That text is stored in `meta`."""
+    Several meta-actions for speed, or for direction, become a list. `speed_mps` and `navigation` come from fields of
+    the record, else from the text of the problem. That text is stored in `meta`."""
     words = _meta_actions(_answer(record))
     if unknown := _unknown(words):
         raise DataError(f"the answer {short(_answer(record))} has {unknown!r}, which is not a meta-action."

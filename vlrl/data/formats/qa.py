@@ -237,8 +237,8 @@ def _answers(record: Record) -> tuple[str, ...]:
 
 
 def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields of a row. If the value of a numeric field (`duration`, `difficulty` ...) is not valid for this
-    field (such as "short"), it is moved to `meta`."""
+    """Returns the fields of a row, with invalid values of numeric fields (`duration`, `difficulty` ...), such as
+    "short", moved to the field `meta`."""
     given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
     values = {k: number(v) for k, v in given.items()}
     sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]

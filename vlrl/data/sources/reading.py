@@ -47,8 +47,8 @@ class Format:
     refuse: Callable[[Mapping[str, Any]], None] | None = None
     """Function that raises DataError for a record that can be read in two ways; None for most formats.
 
-    Only formats for any question and answer have this function. They also accept records that a more specific format
-    would recognise."""
+    Only general formats for questions and answers have this function. They also accept records that a more specific
+    format would recognise."""
 
     @property
     def alone(self) -> bool:

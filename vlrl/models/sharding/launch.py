@@ -21,8 +21,8 @@ def resolved_by_launcher(config: Config, environ: MutableMapping[str, str]) -> C
 
     `--use_fsdp --fsdp_version 2` gives fsdp2, and `--use_deepspeed --zero_stage 2` or `3` gives zero2 or zero3. Without
     such options the result is train.sharding=none. Raises ConfigError if the launcher asks for something that is
-    unsupported or contradicts the settings. The launcher's environment variables are then removed, because with them
-    transformers would load weights only on rank 0."""
+    unsupported or contradicts the settings. The launcher's variables in `environ` are then set to false, because
+    otherwise transformers would load weights only on rank 0."""
     def on(name: str) -> bool:
         return environ.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")
 
