@@ -1,6 +1,6 @@
 """Conversion of boxes and points between pixels of the original image and the coordinate convention of a model.
 
-A task works in pixels of the original image; `make("norm1000")` returns the converter for a model. Conventions:
+A task works in pixels of the original image. `make("norm1000")` returns the converter for a convention. Conventions:
 
     original    pixels of the original image
     processed   pixels after the processor's resize; needs the row's `processed_size: [w, h]`

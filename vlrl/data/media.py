@@ -142,8 +142,7 @@ def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
 def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
     """Returns the absolute path of a file that a row names relative to `root`; the file need not exist.
 
-    Raises DataError for a URL, and for a path that leaves `root` and all of `roots` ("..", an absolute path, a symbolic
-    link)."""
+    Raises DataError for a URL, and for a path outside `root` and `roots` ("..", an absolute path, a symbolic link)."""
     if not isinstance(path, str):
         raise DataError(f"media path {path!r} must be a string")
     if not path.strip():

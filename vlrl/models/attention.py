@@ -174,8 +174,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
               prefix_layout: Layout | PromptCache | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
     """Attention function for transformers: query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d]. Causal
-    attention uses `prefix_layout`. The vision tower, which receives the layout too, and padded rows, which have none,
-    use transformers' sdpa attention."""
+    attention uses `prefix_layout`. The vision tower (which receives the layout too) and padded rows (which have
+    none) use transformers' sdpa attention."""
     if prefix_layout is None or not getattr(module, "is_causal", False):
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
                                             dropout=dropout, **kwargs)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # few runs train a head
     from vlrl.models import heads
 
 _CACHES = Table({"features": "vlrl.models.vision_cache:make_cache"})
-"""Creates the cache for features of a frozen vision tower (model.feature_cache_mib)."""
+"""Function that creates the cache for features of a frozen vision tower (model.feature_cache_mib)."""
 
 
 class Policy:

@@ -92,9 +92,9 @@ class _Grower:
 
 
 def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
-    """The number of leading tokens that two completions share, with equal positions and media. The first `n` ids of
-    both completions must be equal; at most `n` is returned. `a` and `b` are the completions' entries in
-    packing.Piece.shown; 0 if one of them is None."""
+    """The number of leading tokens, at most `n`, that two completions share, with equal positions and media. The first
+    `n` ids of both must be equal. `a` and `b` are the completions' entries in packing.Piece.shown; if one of them is
+    None, the result is 0."""
     if a is None or b is None or not (_rows_known(a) and _rows_known(b)):
         return 0
     n = _first_true((a.positions[:, :n] != b.positions[:, :n]).any(0))

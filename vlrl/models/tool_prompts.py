@@ -1,4 +1,4 @@
-"""Writes tools, tool calls and results in the format of Qwen's chat templates, for models whose template cannot."""
+"""Writes tools, tool calls and results in the format of Qwen's chat templates, for models whose template lacks them."""
 
 from __future__ import annotations
 

@@ -263,8 +263,8 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """Returns the objects of a list. An object of lists, as `datasets` writes it ({"bbox": [...], "category": [...]}),
-    is converted to a list of objects first. None for any other value."""
+    """Returns the objects of a list. An object of lists, as the library `datasets` writes it ({"bbox": [...],
+    "category": [...]}), is converted to a list of objects first. None for any other value."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, list) and value else None
     boxes, labels = pick(value, *BOX, "bboxes", "boxes"), pick(value, *LABEL, "labels", "categories", "classes")

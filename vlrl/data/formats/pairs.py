@@ -84,8 +84,8 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with two responses, and a field that says which response is better. The order of the responses
     stays the same.
 
-    The value of the field is 1 or 2, A or B, "Output1", or a list of two ranks, of which the better response has the
-    lower (VL-RewardBench on the Hub)."""
+    The value of the field is 1 or 2, A or B, "Output1", or a list of two ranks (VL-RewardBench on the Hub), where the
+    better response has the lower rank."""
     pair = [str(v).strip() for v in _pair(record)]
     rank = pick(record, "human_ranking", "ranking")
     if rank is not None:

@@ -84,9 +84,9 @@ def points_in_pixels(marks: GroundingMarks, row: Record) -> dict[str, Any]:
 
 def _filled(record: Record, name: str, turns: list[Any], texts: list[str], boxes: list[Any], has_answer: bool
             ) -> Record:
-    """Returns the record with the placeholders filled in `turns`, the content of its field `name`. The turns before the
-    answer get the contents `texts`. The answer becomes the JSON of `boxes` (boxes or points). It is added if not
-    `has_answer`."""
+    """Returns the record with filled placeholders. Its field `name` holds `turns`. The turns before the answer get the
+    contents `texts`, and the answer becomes the JSON of `boxes` (boxes or points). If not `has_answer`, a turn with
+    the answer is added."""
     texts = [*texts, *([json.dumps(boxes)] if has_answer else [])]
     new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
            for turn, text in zip(turns, texts, strict=True)]

@@ -1,7 +1,7 @@
 """Converts records of video data to canonical rows: Video-R1, SEED-Bench-R1, Time-R1, TVGBench, Charades-STA,
 ActivityNet captions, NExT-GQA, VideoChat-R1, GOT-10k, video classification.
 
-Times are seconds from the start of the displayed clip, which is `video_start`, else the beginning of the file."""
+Times are seconds from the start of the displayed clip: from `video_start`, or else from the beginning of the file."""
 
 from __future__ import annotations
 

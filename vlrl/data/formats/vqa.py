@@ -107,8 +107,7 @@ def is_ocr_vqa(record: Record) -> bool:
 
 
 def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record of OCR-VQA (ICDAR 2019) to one row per question. The image is <id>.jpg unless a field names it.
-    """
+    """Converts a record of OCR-VQA (ICDAR 2019) to one row per question. The image is <id>.jpg if no field names it."""
     asks, says = _listed(record, "questions"), _listed(record, "answers")
     if len(asks) != len(says):
         raise DataError(f"the record has {len(asks)} questions and {len(says)} answers: give one answer for each "

@@ -21,8 +21,8 @@ _THOUSAND = 1000.5
 _FAR = 800.0
 """If all coordinates are below this number, they are taken as pixels and not as coordinates from 0 to 1000."""
 _CHANCE = 0.05
-"""Coordinates of at most 1000 are suspected to be in the range 0 to 1000 if boxes in pixels would all stay below 1000
-by chance with less than this probability."""
+"""Coordinates of at most 1000 are suspected not to be pixels if the probability that boxes in pixels all stay below
+1000 by chance is less than this."""
 _COMMON = 0.3
 """Boxes larger than this fraction of the image side count as this large when the probability for _CHANCE is computed,
 because larger boxes are rare."""
@@ -32,7 +32,7 @@ _OUTSIDE = 0.1
 
 def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
     """Returns a canonical row whose boxes and points are converted to [x1, y1, x2, y2] or [x, y] in pixels. `form` is
-    their present format, a value of data.boxes.
+    the format of the boxes and points before, a value of data.boxes.
 
     If `form` is norm1 or xywh-norm1, boxes and points with a number above 1 are taken as pixels and not scaled. Raises
     DataError if the image size is unknown."""

@@ -243,8 +243,8 @@ def is_data(file: str) -> bool:
 
 
 def selected(files: Sequence[str], configs: Sequence[Any], config: str, split: str) -> Selection:
-    """Returns the files of a split. `files` are all files of the repository, and `configs` the configurations in its
-    dataset card. Raises NoSuchSplit listing the existing splits or configurations."""
+    """Returns the files of a split. `files` are all files of the repository, `configs` the configurations in its
+    dataset card, `config` the name of one or "". Raises NoSuchSplit listing the existing splits or configurations."""
     files = [file for file in files if is_data(file)]
     entries = {str(one["config_name"]): one for one in configs if isinstance(one, Mapping) and one.get("config_name")}
     folders = {file.split("/")[0] for file in files if "/" in file}
@@ -271,7 +271,7 @@ def _default(entries: Mapping[str, Any]) -> Any:
 
 
 def _one_configuration(files: Sequence[str]) -> None:
-    """Raises NoSuchSplit for a repository with several configurations in the layout of refs/convert/parquet.
+    """Raises NoSuchSplit for a repository with several configurations in the layout of the Hub's parquet branch.
 
     That layout is <configuration>/<split>/0000.parquet; the rows of different configurations must not be mixed."""
     folders = sorted({file.split("/")[0] for file in files if re.fullmatch(r"[^/]+/[^/]+/\d{4}\.parquet", file)})

@@ -66,7 +66,7 @@ def _is_canonical(record: Mapping[str, Any]) -> bool:
 
 
 CANONICAL = Format(_is_canonical, lambda record, source: [dict(record)])
-"""The format of vlrl's own rows, tried before all others."""
+"""The format of vlrl's own rows, tried before all others except MathVista's."""
 _TABLES = Table({
     "formats": "vlrl.data.formats.known:FORMATS",
     "rivals": "vlrl.data.formats.known:FIELD_COLUMNS",

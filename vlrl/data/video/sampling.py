@@ -1,7 +1,7 @@
 """Loads videos from files, embedded bytes and lists of frames: selects the frames to decode, and computes the
 timestamps that the model sees.
 
-All times are seconds from the start of the clip, which is `start` if given, else the first frame."""
+All times are seconds from the start of the clip: from `start` if given, else from the first frame."""
 
 from __future__ import annotations
 
