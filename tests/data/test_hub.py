@@ -135,7 +135,7 @@ def test_without_a_network_what_is_kept_is_used(here, tmp_path, monkeypatch, cap
         assert why in caplog.text and "are used" in caplog.text
         with pytest.raises(RunError, match="not cached in"):
             read(tmp_path, "org/geo@test")
-        with pytest.raises(RunError, match="download it once"):
+        with pytest.raises(RunError, match="download the data set once"):
             read(tmp_path, "org/other@train")
         caplog.clear()
     assert len(here.asked) == before

@@ -267,7 +267,7 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
         image.load()
     image = ImageOps.exif_transpose(image)  # also for a file that a task has opened itself
     if image.mode in ("P", "PA") and not image.getpalette() and np.asarray(image.getchannel(0)).any():
-        raise DataError(f"{name} is of mode {image.mode} without a palette, so its colours are unknown: give it a "
+        raise DataError(f"{name} is of mode {image.mode} without a palette, so its colours are unknown: add a "
                         "palette, or convert it to mode L or RGB")
     if image.mode == "La":
         image = image.convert("LA")  # La converts to no other mode
@@ -296,7 +296,7 @@ def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> No
         raise DataError(f"{name} is {width}x{height} pixels: it is empty")
     if width * height > limits.image_pixels:
         raise DataError(f"{name} is {width}x{height} = {width * height} pixels, more than limits.image_pixels="
-                        f"{limits.image_pixels}; scale it down, or raise the limit")
+                        f"{limits.image_pixels}; scale the image down, or raise the limit")
 
 
 _ORIENTATION = 0x0112

@@ -86,6 +86,6 @@ def scaled(values: Sequence[float], size: Sequence[float] | None, full: float, n
     if the size is unknown."""
     if size is None:
         raise DataError(f"{name}={short(list(values))} is relative to the image, whose size is unknown: the record has "
-                        "no width and height, and its file is missing or cannot be read. Add width and height, or give "
-                        "the folder of the images with --root (data.root in a config)")
+                        "no width and height, and the image cannot be read. Add width and height, or give the folder "
+                        "of the images with --root (data.root in a config)")
     return [tidy(v * size[i % 2] / full) for i, v in enumerate(values)]

@@ -73,7 +73,7 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
         problem = ChatTemplate(processor, family.template).problem("user")
     if problem:
         raise ConfigError(f"model.name={name!r}: it has no usable chat template: {problem.rstrip('.')}. Copy "
-                          "chat_template.jinja of the original instruction-tuned model into the folder.")
+                          "chat_template.jinja of the original instruction-tuned model into the model's folder.")
 
 
 def _check_template_options(processor: Any, settings: ModelSettings) -> None:

@@ -116,7 +116,7 @@ def _option(value: Any) -> str:
     if isinstance(value, Mapping):
         value = pick(value, "text", "content", "value", "answer", "option", "choice")
     if value is None or str(value).strip() == "":
-        raise DataError("one of the options is empty: fill it in, or remove it")
+        raise DataError("one of the options is empty: fill in or remove this option")
     return str(value).strip()
 
 
@@ -157,7 +157,7 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
     place = ord(single[1].upper()) - ord("A") if single else number(answer)
     if not isinstance(place, int) or not 0 <= place < len(options):
         raise DataError(f"answer={short(answer)} matches none of the {len(options)} options: it is not the letter, the "
-                        "text or the index (from 0) of any of them")
+                        "text or the index (from 0) of any option")
     words = " ".join(with_text[2].lower().rstrip(".").split()) if with_text else ""
     if words in texts and texts.index(words) != place:
         raise DataError(f"answer={short(answer)} has the letter of one option and the text of another: give "

@@ -275,7 +275,7 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
     regions: dict[str, dict[str, list[Row]]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
         if not isinstance(entry, Mapping):
-            raise DataError(f"{short(entry)} in annotations must be an annotation of COCO, which is an object")
+            raise DataError(f"{short(entry)} in annotations must be an object, an annotation in COCO's format")
         if str(entry.get("image_id")) not in regions:
             place = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
             raise DataError(f"{place} is not the id of an entry of 'images'")

@@ -202,8 +202,8 @@ def _correct_answer(record: Record, options: Sequence[str]) -> Any:
         given = letter_at(place, options)
     elif place is not None and not has(record, *_DIRECT):
         raise DataError(f"it has the index {short(place)} of the correct option, but no field holds the options. "
-                        f"Name the field one of: {', '.join(OPTIONS)}; or give each option its own field, named A, B "
-                        "... or option_0, option_1 ...")
+                        f"Put the options into a field named {' or '.join(OPTIONS)}, or each option into a field of "
+                        "its own, named A, B ... or option_0, option_1 ...")
     given = _stated_answer(record) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]

@@ -101,7 +101,8 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
     if not numbers and (shows := next((o for o in options if _MARK.search(o)), None)):
         raise DataError(f"its option {short(shows)} is an image, but options must be strings")
     if numbers and max(numbers) > len(kinds):
-        raise DataError(f"its text refers to image {max(numbers)}, but the record has only {len(kinds)}")
+        raise DataError(f"its text refers to image {max(numbers)}, but the record has only {len(kinds)} "
+                        "images and videos")
     in_order = numbers == list(range(1, len(kinds) + 1)) == list(range(1, len(marks) + 1))
     if numbers and (not in_order or _MARK.search("\n".join(options))):
         texts = [_in_words(text) for text in texts]

@@ -112,7 +112,7 @@ def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
 
 def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
     if split not in SPLITS:
-        raise ConfigError(f"split {split!r}: rows are read from files for {' and '.join(SPLITS)} only")
+        raise ConfigError(f"files can be read for the splits {' and '.join(SPLITS)}, not for {split!r}")
     data, name = task.data, getattr(task.data, split, "")
     if not name:
         raise ConfigError(f"data.{split} is not set: task '{task.name}' reads its rows from a file, e.g. "

@@ -128,8 +128,8 @@ def _listing(name: HubName, cache: Path) -> tuple[str, Mapping[str, Any]]:
             info = HfApi(library_name="vlrl").dataset_info(name.repo, revision=revision)
     except _NoNetwork as error:
         if not known or not listing:
-            raise RunError(f"{error} It is not cached in {folder}; download it once with network access, or use "
-                           "local files.") from None
+            raise RunError(f"{error} It is not cached in {folder}; download the data set once with network "
+                           "access, or use local files.") from None
         log.warning("%s Cached files of commit %s in %s are used.", error, known[:12], folder)
         return known, listing
     card = info.card_data.to_dict() if info.card_data else {}
@@ -162,8 +162,8 @@ def _fetch(name: HubName, commit: str, folder: Path, selection: Selection) -> No
         with ThreadPoolExecutor(_TOGETHER) as pool:
             list(pool.map(get, missing))
     except _NoNetwork as error:
-        raise RunError(f"{error} {len(missing)} of its files are not cached in {folder}; download it once with network "
-                       "access, or use local files.") from None
+        raise RunError(f"{error} {len(missing)} of its files are not cached in {folder}; download the data set "
+                       "once with network access, or use local files.") from None
 
 
 class _NoNetwork(Exception):

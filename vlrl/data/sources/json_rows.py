@@ -39,7 +39,7 @@ def json_line(row: Mapping[str, Any]) -> str:
         raise DataError(f"row {row.get('id')!r} cannot be written as JSON: {error}") from None
     if len(line) > MOST_LINE:
         raise DataError(f"row {row.get('id')!r} has {len(line)} characters, more than the {MOST_LINE} that are "
-                        "allowed: shorten it")
+                        "allowed: shorten the row")
     return line
 
 

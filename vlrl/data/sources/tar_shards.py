@@ -145,7 +145,7 @@ def _refuse(info: tarfile.TarInfo, name: str, where: str) -> None:
         raise DataError(f"{where} is not a regular file but a link, a device or the like (type {info.type!r}), which "
                         "is not read: rewrite the shard without it")
     if name.startswith("/") or "\0" in name or ".." in name.split("/") or "\\" in name or not _is_text(name):
-        raise DataError(f"{where} has a name that lies outside its folder, or is not text: rewrite the shard")
+        raise DataError(f"{where} has a name that leads outside the shard, or is not text: rewrite the shard")
 
 
 def _is_text(name: str) -> bool:

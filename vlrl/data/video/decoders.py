@@ -56,7 +56,7 @@ def read_track(path: Path) -> VideoTrack:
     """Reads and returns the timestamps and properties of a file's video stream. Raises DataError naming a file whose
     video is missing or truncated."""
     if not importlib.util.find_spec("av"):
-        raise DataError(f"{path}: reading videos needs a decoder: pip install av")
+        raise DataError(f"{path}: reading videos needs a decoder. Run: pip install av")
     try:
         return _track(path)
     except DataError:
