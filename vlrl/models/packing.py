@@ -153,7 +153,8 @@ def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: i
 
 
 def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[Batch]:
-    """Packs the pieces into micro-batches of at most `limit` tokens. A larger piece gets its own micro-batch."""
+    """Packs the pieces into micro-batches of at most `limit` tokens and similar `cost`, in the layout "shared" or
+    "padded". A larger piece gets its own micro-batch."""
     return [make_batch(part, layout) for part in plan(pieces, limit, layout, cost)]
 
 

@@ -192,7 +192,7 @@ def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
     if role is None:
         raise DataError(f"its conversation has a turn with the role {short(who)}; known roles: "
                         f"{', '.join(dict.fromkeys(_ROLES))}")
-    content = _words(turn, named).strip()
+    content = _text_of(turn, named).strip()
     if unfilled := _SWIFT.search(content):
         raise DataError(f"the turn {short(content)} holds {unfilled[0]}, which ms-swift fills in from `objects`: write "
                         "the name, or the box in pixels, instead")
@@ -212,7 +212,7 @@ def _call(call: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
-def _words(turn: Record, named: dict[str, list[Any]]) -> str:
+def _text_of(turn: Record, named: dict[str, list[Any]]) -> str:
     """Returns the text of a turn, with a placeholder for each image or video in its content; appends their paths to the
     lists in `named`."""
     words = turn.get("value") if turn.get("value") is not None else turn.get("content")

@@ -33,7 +33,7 @@ def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path
     state = f"{_VERSION} {status.st_size} {status.st_mtime_ns} ".encode() + ends
     target = cache / "index" / f"{whose}-{hashlib.sha256(state).hexdigest()[:24]}-{name}"
     if not target.is_file():
-        with _turn(target.parent / f".{whose}.lock"):
+        with _file_lock(target.parent / f".{whose}.lock"):
             if not target.is_file():
                 with replacing(target, sync=False) as temporary:
                     write(path, temporary)
@@ -44,7 +44,7 @@ def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path
 
 
 @contextlib.contextmanager
-def _turn(path: Path) -> Iterator[None]:
+def _file_lock(path: Path) -> Iterator[None]:
     """Context manager that holds a file lock, so that only one process creates a cached file at a time. If the file
     system has no locks, the block runs without one."""
     with contextlib.ExitStack() as stack:
