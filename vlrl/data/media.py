@@ -290,7 +290,7 @@ def _greyscale(values: np.ndarray, name: str) -> Image.Image:
 
 
 def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:
-    """Raises DataError for an image that is empty or above limits.image_pixels; `name` starts the message."""
+    """Raises DataError for an image that is empty or has over limits.image_pixels pixels; `name` starts the message."""
     width, height = size
     if width < 1 or height < 1:
         raise DataError(f"{name} is {width}x{height} pixels: it is empty")

@@ -43,8 +43,8 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the inputs with features in place of videos that come with their number of frames, and of images in the
-    same batch. In transformers 5.19 the forward of such a model loses the numbers of frames."""
+    """Returns the inputs in which features replace the videos that come with their number of frames, and the images in
+    the same batch. In transformers 5.19 the forward of such a model loses the numbers of frames."""
     if "num_frames_per_video" not in inputs:
         return inputs
     reading = model if hasattr(model, "get_video_features") else model.model

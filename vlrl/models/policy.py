@@ -182,7 +182,7 @@ class Policy:
         return hidden if batch.select is None else hidden.index_select(0, batch.select), head
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Runs the backward pass of a loss, multiplied by the loss scale of `scaler`, and accumulates the gradients."""
+        """Runs the backward pass of a loss, scaled by the gradient scaler, and accumulates the gradients."""
         if engine := shards.engine_of(self.shards):
             engine.backward(loss)
         else:

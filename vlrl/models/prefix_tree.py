@@ -109,7 +109,8 @@ def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
 
 
 def slice_prompt(shown: Prompt, start: int, stop: int) -> Prompt:
-    """Tokens start..stop of `shown`, with the media of the observations among them. No observation may be cut."""
+    """Tokens start..stop of the completion `shown`, with the media of the observations among them. No observation may
+    be cut."""
     if start == 0 and stop == len(shown):
         return shown
     inside = [part for part in shown.inserted if start <= part.start and part.stop <= stop]
@@ -122,7 +123,7 @@ def slice_prompt(shown: Prompt, start: int, stop: int) -> Prompt:
 
 
 def media_of(shown: Prompt, start: int, stop: int) -> Mapping[str, torch.Tensor]:
-    """The media tensors of the observations in tokens start..stop of `shown`."""
+    """The media tensors of the observations in tokens start..stop of the completion `shown`."""
     out = {}
     for name, tensor in shown.mm.items():
         first = sum(part.rows.get(name, 0) for part in shown.inserted if part.stop <= start)

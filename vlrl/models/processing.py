@@ -62,7 +62,7 @@ class Encoder:
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
         """The Prompt of a sample. The text `guidance`, if any, follows the question. Raises DataError for unreadable
-        media, and PromptTooLong above limits.prompt_tokens."""
+        media, and PromptTooLong for more than limits.prompt_tokens tokens."""
         messages = task_messages(task, sample)
         return self.prompt(sample, with_guidance(messages, guidance) if guidance else messages,
                            tool_schemas(task, sample))

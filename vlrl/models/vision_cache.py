@@ -32,7 +32,7 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 class VisualInput:
     """Input of one pass of the vision tower: one image or video, or all images or all videos of a prompt if they cannot
-    be separated. This is not a dataclass, so that `packing.to_device` does not move its tensors, most of which are
+    be separated. This is not a dataclass, so that `packing.to_device` does not move its tensors: most of them are
     never needed."""
 
     __slots__ = ("inputs", "key", "kind")

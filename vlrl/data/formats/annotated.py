@@ -104,7 +104,7 @@ def _original_size(region: Record) -> tuple[float, float] | None:
 
 
 def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[float], str]:
-    """Returns (box or point in pixels, label) of a region; ([], label) for a region that is neither of the two."""
+    """Returns (box or point in pixels, label) of a region; ([], label) if the region has another shape."""
     value = region["value"]
     label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
     if has(value, "rle"):

@@ -30,8 +30,8 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
 
 def _question_rows(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any
                    ) -> list[Row]:
-    """Converts several questions about the same image to one row each. `of_all` are the fields that all questions
-    share. A question without an id gets the record's id followed by a number."""
+    """Converts several questions about the same image to one row each. `of_all` are the fields that every question
+    gets. A question without an id gets the record's id followed by a number."""
     id = record_id(record, source)
     return [row for n, asks in enumerate(questions, 1)
             for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]
