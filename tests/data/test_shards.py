@@ -80,8 +80,8 @@ GOOD = [("0.json", asked(0))]
     ([*GOOD, (info("1.json", type=tarfile.SYMTYPE, linkname="/etc/passwd"), b"")], r"'1.json' is not a regular file"),
     ([*GOOD, (info("1.json", type=tarfile.LNKTYPE, linkname="0.json"), b"")], r"'1.json' is not a regular file"),
     ([*GOOD, (info("1.json", type=tarfile.CHRTYPE), b"")], r"'1.json' is not a regular file"),
-    ([*GOOD, ("../1.json", asked(1))], "lies outside"), ([*GOOD, ("/tmp/1.json", asked(1))], "lies outside"),
-    ([*GOOD, ("a/../../1.json", asked(1))], "lies outside")])
+    ([*GOOD, ("../1.json", asked(1))], "leads outside"), ([*GOOD, ("/tmp/1.json", asked(1))], "leads outside"),
+    ([*GOOD, ("a/../../1.json", asked(1))], "leads outside")])
 @each("index", ["memory", "lazy"])
 def test_hostile_members_name_shard_and_member(tmp_path, members, words, index):
     with pytest.raises(DataError, match=rf"rows\.tar: the member .*{words}"):
