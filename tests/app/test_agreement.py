@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from tests.app import made_runs
-from tests.app.markup import words
+from tests.app.views import words
 from vlrl.app import AppError, controls, filters, flagging, notes
 from vlrl.app.index import Index, Query
 from vlrl.app.library import Library

@@ -1,18 +1,25 @@
 """The inspector behind a real reverse proxy and in a frame, in a real browser."""
 
 import contextlib
+import html
 import re
 import shutil
 import socket
 import subprocess
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import expect
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from tests.app.conftest import UPLOADING, WAIT_MS, listening, opened, serving
-from tests.app.proxy import framing, proxy
 from vlrl.app.guard import parsed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -128,3 +135,45 @@ def test_behind_nginx_with_tls_as_the_page_in_docs_says(chromium, runs, tmp_path
         expect(page.locator("#v-list .v-count")).to_contain_text("16 groups")
         assert page.context.cookies()[0]["secure"] and page.context.cookies()[0]["path"] == "/vlrl/"
         look_around(page, address)
+
+
+METHODS = ["GET", "POST", "HEAD", "OPTIONS"]
+_OF_THE_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "content-length"}
+
+
+def proxy(target: str, prefix: str = "", cut: bool = True, names_host: str = "") -> Starlette:
+    """Returns an ASGI app that serves `target` below `prefix`, and nothing elsewhere.
+
+    `cut` takes the prefix off, as nginx does with a "/" at the end of proxy_pass; else it is passed on. With
+    `names_host` it asks under its own name, the target's, and says the browser's in that header."""
+    @asynccontextmanager
+    async def living(app: Starlette) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(base_url=target, timeout=None, trust_env=False) as app.state.client:
+            yield
+
+    async def passed_on(request: Request) -> Response:
+        headers = [(k, v) for k, v in request.headers.raw if k.decode() not in _OF_THE_HOP]
+        if names_host:
+            headers = [(k, v) for k, v in headers if k != b"host"]
+            headers += [(names_host.encode(), request.headers["host"].encode())]
+        path = request.url.path[len(prefix) if cut else 0:] or "/"
+        asked = request.app.state.client.build_request(
+            request.method, f"{path}?{request.url.query}" if request.url.query else path, headers=headers,
+            content=await request.body() if request.method == "POST" else None)
+        answer = await request.app.state.client.send(asked, stream=True)
+        passed = StreamingResponse(answer.aiter_raw(), answer.status_code)
+        passed.raw_headers = [(k.lower(), v) for k, v in answer.headers.raw if k.decode().lower() not in _OF_THE_HOP]
+        return passed
+
+    paths = [f"{prefix}/{{path:path}}", *([prefix] if prefix else [])]
+    return Starlette(routes=[Route(path, passed_on, methods=METHODS) for path in paths], lifespan=living)
+
+
+def framing() -> Starlette:
+    """Returns an ASGI app whose only page holds the address in its query in a frame."""
+    async def page(request: Request) -> Response:
+        return HTMLResponse('<!doctype html><link rel="icon" href="data:,">'
+                            f'<iframe src="{html.escape(request.query_params["at"])}" width="1200" height="800">'
+                            '</iframe>')
+
+    return Starlette(routes=[Route("/", page)])

@@ -7,9 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.app.made_runs import made_group
-from tests.app.markup import Markup
 from tests.app.test_prose import TEXTS
-from tests.app.views import Plain, clip, group, image, mark, rollout
+from tests.app.views import Markup, Plain, clip, group, image, mark, rollout
 from tests.tables import each
 from vlrl.app import cards, draw, forms, in_memory, marks
 from vlrl.app.marks import COLORS, TARGET, at_frame, shapes, track_iou

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.app import made_runs
-from tests.app.markup import words
+from tests.app.views import words
 from tests.tables import each
 from vlrl import store
 from vlrl.app import AppError, controls, filters, plots

@@ -8,8 +8,7 @@ import gradio as gr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.app.markup import Markup
-from tests.app.views import Plain, clip, group, image, rollout
+from tests.app.views import Markup, Plain, clip, group, image, rollout
 from tests.tables import each
 from vlrl.app import cards, diffs, html, prose
 from vlrl.app.html import Html, as_json, el, esc, folded, join, link, number, table, visible

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.app import made_runs
-from tests.app.markup import Markup
+from tests.app.views import Markup
 from vlrl.app import curves, details, notable, report
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore

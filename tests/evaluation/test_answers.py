@@ -1,5 +1,6 @@
-"""tools/evaluation/answers.py with a scripted engine: what is asked, kept and asked again."""
+"""tools/evaluation: which combinations are drawn; what a scripted engine is asked, what is kept and asked again."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +16,8 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task.interface import first_samples
 from vlrl.tools.evaluation import answers as module
 from vlrl.tools.evaluation.answers import EvalRuntime, draw_answers
-from vlrl.tools.evaluation.rows import RowFile
-from vlrl.tools.evaluation.settings import Grid
+from vlrl.tools.evaluation.rows import RowFile, cluster_hash, content_hash, prompt_hash, read_rows
+from vlrl.tools.evaluation.settings import Grid, seeds_of
 from vlrl.tools.evaluation.summary import summarise
 from vlrl.types import Turn
 
@@ -174,3 +175,112 @@ def test_answers_that_a_server_did_not_give_count_as_nothing_and_are_asked_again
     engine.asked, engine.failing = [], ()
     file, *_ = asked(r, tmp_path / "a.jsonl", Grid(answers=2))
     assert len(engine.asked) == 2 and not any(row.get("unanswered") for row in file.rows()) and len(file.rows()) == 20
+
+
+CONFIG = validate({"task": "x", "model": {"name": "x"}, "seed": 3})
+
+
+def names(**asked):
+    return [(d.name, d.seeds, d.answers) for d in Grid(**asked).settings(CONFIG)]
+
+
+def test_combinations_and_seeds():
+    assert names() == [("greedy", (3,), 1)]
+    assert names(answers=4) == [("temperature 1", (3,), 4)]
+    assert names(seeds=(1, 2)) == [("temperature 1", (1, 2), 1)]
+    assert names(answers=4, temperatures=(0.0, 0.5), top_ps=(0.9, 1.0), max_new_tokens=(8,)) == [
+        ("greedy, 8 tokens", (3,), 1), ("temperature 0.5, top_p 0.9, 8 tokens", (3,), 4),
+        ("temperature 0.5, top_p 1, 8 tokens", (3,), 4)]
+    assert names(wordings=2) == [("greedy, wording 1", (3,), 1), ("greedy, wording 2", (3,), 1)]
+    assert names(temperatures=(0.0,), seeds=(1, 2), repeats_differ=True) == [("greedy", (1, 2), 1)]
+    probed = Grid(probes=("reworded",), max_new_tokens=(8, 9)).settings(CONFIG)
+    assert [(d.name, d.probe, d.plain) for d in probed] == [
+        ("greedy, 8 tokens", "", ""), ("greedy, 8 tokens, reworded", "reworded", "greedy, 8 tokens"),
+        ("greedy, 9 tokens", "", ""), ("greedy, 9 tokens, reworded", "reworded", "greedy, 9 tokens")]
+    warm = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"temperature": 0.4})})
+    assert Grid(answers=2).settings(warm)[0].temperature == 0.4
+    sampling = Grid(temperatures=(0.7,), top_ps=(0.9,), max_new_tokens=(5,)).settings(CONFIG)[0].sampling(CONFIG)
+    assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0.7, 0.9, 5)
+    for asked, said in (
+            ({"answers": 4, "temperatures": (0.0,)}, "--answers 4 with --temperature 0"),
+            ({"seeds": (1, 2), "temperatures": (0.0,)}, "--seeds 1,2 with --temperature 0"),
+            ({"top_ps": (0.9,), "temperatures": (0.0,)}, "--top-p 0.9 with --temperature 0"),
+            ({"temperatures": (1.0, 1.0)}, "--temperature: 1.0 is given twice"),
+            ({"seeds": (1, 1)}, "--seeds: 1 is given twice"),
+            ({"probes": ("blank",)}, "--probe 'blank' is not known. Did you mean 'blank_media'"),
+            ({"probes": ("reworded", "reworded")}, "--probe: reworded is given twice")):
+        with pytest.raises(ConfigError, match=said):
+            names(**asked)
+    assert seeds_of(None, 4) == () and seeds_of("3", 4) == (4, 5, 6) and seeds_of("9,2", 4) == (9, 2)
+    assert seeds_of("9,", 4) == (9,)
+    for wrong in ("x", "0", "1.5", "-1,2", ",", "9999"):
+        with pytest.raises(ConfigError, match="--seeds"):
+            seeds_of(wrong, 4)
+
+
+FACTS = {"model": {"name": "a"}, "samples": 2}
+
+
+def row(number, index=0, seed=0, **more):
+    return {"split": "heldout", "setting": "greedy", "seed": seed, "number": number, "index": index, "answer": "x",
+            **more}
+
+
+def test_the_same_item_under_another_id_and_path():
+    base = {"id": "a", "question": "How many?", "answer": "3", "image": "x.png", "weight": 2.0, "width": 9}
+    same = {"id": "b", "question": "How many?", "answer": "3", "image": "other/y.png", "difficulty": 0.3, "kind": "it"}
+    assert content_hash(base, "3", ["p"]) == content_hash(same, "3", ["p"])
+    for other in (content_hash(base, "3", ["q"]), content_hash(base, "4", ["p"]), content_hash(base, "3", []),
+                  content_hash({**base, "question": "How many cats?"}, "3", ["p"])):
+        assert other != content_hash(base, "3", ["p"])
+    assert content_hash({"n": 1}, None, []) != content_hash({"n": 2}, None, [])  # of a task's own rows: every field
+    assert prompt_hash("a", ["p"]) != prompt_hash("b", ["p"]) and cluster_hash([], "c") == "c"
+    assert cluster_hash(["p"], "c") == cluster_hash(["p"], "d") != cluster_hash(["q"], "c")
+    assert len(content_hash({"question": "\ud800"}, float("nan"), ["p"])) == 64
+
+
+def test_a_file_goes_on_after_a_kill(tmp_path):
+    path = tmp_path / "new" / "answers.jsonl"
+    file = RowFile(path, FACTS)
+    file.add([row(0), row(0, 1), row(1)])
+    with open(path, "a") as half:
+        half.write('{"split": "heldout", "setting": "gre')
+    again = RowFile(path, FACTS)
+    assert again.answered(2) == {("heldout", "greedy", 0, 0)} and len(again.rows()) == 3
+    again.add([row(1, answer="later"), row(1, 1)])
+    again.add([{**row(2), "left_out": "too long"}])
+    again.add([{**row(3), "unanswered": True}, row(3, 1)])
+    assert again.answered(2) == {("heldout", "greedy", 0, n) for n in (0, 1, 2)}
+    again.close()
+    rows = read_rows(path)
+    assert [(r["number"], r["index"]) for r in rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]
+    assert rows[2]["answer"] == "later" and json.loads(path.read_text().splitlines()[0]) == {"facts": FACTS}
+    path = tmp_path / "answers.jsonl"
+    file = RowFile(path, {"word": "\ud800"})  # a lone surrogate, as JSON may contain and UTF-8 may not
+    file.add([row(0, answer="\ud83d half", sample="\udc00")])
+    file.close()
+    assert RowFile(path, {"word": "\ud800"}).rows() == read_rows(path) == [
+        row(0, answer="\ud83d half", sample="\udc00")]
+    path.write_bytes(b'[1]\n"x"\n\xff\n' + b"[" * 100_000 + b'\n{"split": {}, "setting": [], "seed": 0, "number": 0}\n'
+                     + json.dumps(row(0)).encode())
+    assert read_rows(path) == [row(0)]
+
+
+def test_what_replaces_an_answer_and_which_file_is_refused(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    file = RowFile(path, FACTS)
+    file.add([row(0), {**row(0), "unanswered": True}, {**row(1), "unanswered": True}])
+    with open(path, "a") as later:  # another process, or an older file that was appended
+        later.write(json.dumps({**row(0), "unanswered": True, "answer": "late"}) + "\n")
+    again = RowFile(path, FACTS)
+    assert again.answered(1) == {("heldout", "greedy", 0, 0)} and again.rows()[0] == row(0)
+    again.add([row(1, answer="now")])
+    assert again.rows()[1] == row(1, answer="now") and len(again.rows()) == 2
+    with pytest.raises(ConfigError, match=r"samples was 2, is 3\nRestore these settings"):
+        RowFile(path, {**FACTS, "samples": 3})
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": 1}\n')
+    with pytest.raises(ConfigError, match="is not a file of an evaluation"):
+        RowFile(other, FACTS)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_rows(tmp_path / "none")
