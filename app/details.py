@@ -187,9 +187,10 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
 
 
 def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupView:
-    """Adds marks to those answers of a group that have no stored marks, by running the group's task. If the task cannot
-    be loaded, only a note on the reason is added. Tasks that are not built-in are run only with `trust`, since this
-    executes code that config.yaml names by path or module."""
+    """Adds marks (what an answer states, such as its boxes, to be drawn on the image) to those answers of a group that
+    have none stored, by running the group's task. If the task cannot be loaded, only a note on the reason is added.
+    Tasks that are not built-in are run only with `trust`, since this executes code that config.yaml names by path or
+    module."""
     if all(rollout.marks is not None for rollout in view.rollouts):
         return view
     name = _of_task(library.settings(view.key.run), view.task, "name")

@@ -274,8 +274,8 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 def _bars(task: Any, step: int) -> tuple[float, float, float, tuple[float, float]]:
     """The thresholds of Vision-R1 at a training step, as (low, high, least, (lowest, highest)). For the part
-    `precision`, the quality of a box counts as 0 below `low` and as 1 above `high`. For the part `recall`, boxes
-    count from the quality `least`; a recall below `lowest` counts as 0, and above `highest` as 1."""
+    `precision`, the quality of a box counts as 0 below `low` and as 1 above `high`. For the part `recall`, only boxes
+    of at least the quality `least` count; a recall below `lowest` counts as 0, and above `highest` as 1."""
     if not task.progressive:
         return 0.0, 1.0, 0.5, (0.0, 1.0)
     return (0.5, 0.75, 0.5, (0.5, 0.75)) if step < task.switch_step else (0.75, 0.9, 0.75, (0.5, 0.75))

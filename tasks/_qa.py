@@ -27,7 +27,7 @@ _STRUCTURE = "".join(f"<{stage}>I look at the picture.</{stage}>" for stage in _
 
 @dataclass(frozen=True, kw_only=True)
 class QaRecipe(Recipe):
-    """A recipe whose answers state one final answer, in a format that the recipe defines."""
+    """A recipe whose completions state one final answer, in a format that the recipe defines."""
 
     form: Callable[[str], float]
     """Returns 1 for a text in the right format, else 0."""

@@ -65,7 +65,7 @@ def test_every_task_shows_the_system_the_turns_and_the_media(name):
 
 test_a_row_that_cannot_be_meant_is_refused = refused(DataError, lambda change: sample_from_row({**ROW, **change}), [
     ({"turns": "hi"}, "turns='hi' must be a list"), ({"turns": ["hi"]}, "the turn 'hi' must be"),
-    ({"turns": BEFORE[1:]}, "must be {\"role\": user, "), ({"turns": BEFORE[:1]}, "its last turn must be the ass"),
+    ({"turns": BEFORE[1:]}, "must be {\"role\": user, "), ({"turns": BEFORE[:1]}, "the last of `turns` must be"),
     ({"turns": [BEFORE[0], {"role": "critic", "content": "x"}]}, "the turn .*critic"),
     ({"turns": [BEFORE[0], {"role": "assistant", "content": " "}]}, "is empty"),
     ({"turns": [BEFORE[0], {"role": "assistant", "content": ["x"]}]}, "a string"),

@@ -51,7 +51,7 @@ def check_turns(row: Record, kinds: Sequence[str]) -> None:
             raise DataError(f"the turn {short(turn)} is empty")
         before = "call" if turn.get("tool_calls") else role
     if before not in (None, "assistant"):
-        raise DataError("its last turn must be the assistant's; the question that follows belongs in `question`")
+        raise DataError("the last of `turns` must be the assistant's; the question that follows belongs in `question`")
     _check_marks(row, kinds, [kind for turn in turns for kind in MARK.findall(turn["content"])])
 
 

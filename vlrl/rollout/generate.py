@@ -1,4 +1,5 @@
-"""From prompts to scored groups: generates the completions of prompts and their variants, and meanwhile scores groups.
+"""From prompts to scored groups: generates completions of prompts and of variants of these prompts, and scores
+finished groups in the meantime.
 """
 
 from __future__ import annotations

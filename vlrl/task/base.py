@@ -113,9 +113,9 @@ class Task:
         return []
 
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
-        """Returns the texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes for
-        a group before the group is scored. An Answer in the result stands for the answer's own final text; a
-        services.Reading replaces this final text by another text."""
+        """Returns the texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes
+        before a group is scored. By default these are the final texts of its answers; a services.Reading in the result
+        stands for another text in place of an answer's final text."""
         return answers
 
     def oracle(self, sample: Sample) -> str | None:

@@ -79,7 +79,7 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
     record = with_media(record, said)
     question = without_marks(said.question)
     if not question:
-        raise DataError("its conversation has no question: no turn of a human or user contains text")
+        raise DataError("the conversation has no question: no turn of a human or user contains text")
     options = options_of(record)
     answer, worked = reference_answer(said, record, options, question)
     answer = json.dumps(answer) if isinstance(answer, list) and answer and not isinstance(answer[0], str) else answer

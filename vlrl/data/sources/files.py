@@ -62,7 +62,7 @@ def file_records(path: Path, is_record: IsRecord) -> Iterable[FileRecord]:
     packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
     read = _lines if packed else READERS.get(path.suffix.lower())
     if read is None:
-        raise DataError(f"{path}: rows must be in {_ROW_SUFFIXES}")
+        raise DataError(f"{path}: unknown kind of file. The name of a file of rows ends with {_ROW_SUFFIXES}")
     return _document(path, is_record) if read is _document else read(path)
 
 

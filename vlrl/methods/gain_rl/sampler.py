@@ -1,5 +1,5 @@
-"""GAIN-RL: prompts are ordered by angle and drawn with weights from a Gaussian window that moves along the order as the
-policy learns."""
+"""GAIN-RL: prompts are ordered by the angles between the hidden states of their tokens, and drawn with weights from a
+Gaussian window that moves along the order as the policy learns."""
 
 from __future__ import annotations
 
