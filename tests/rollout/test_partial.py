@@ -217,6 +217,8 @@ def test_what_is_held_over_is_in_the_checkpoint(tmp_path):
                         assert x.dtype == y.dtype and x.tolist() == y.tolist()
     draw = Draw(3, 1, 5, 99, 4, 0.5, (("size", 0.5), ("hue", 2.0)), (("told", True), ("words", "few")))
     assert partial.PartialGroup.of(partial.PartialGroup(7, draw, (), (), 9).state_dict()).draw == draw
+    masked = dataclasses.replace(r.completion, loss_mask=np.arange(len(r.completion.tokens)) % 2 > 0)
+    assert partial.completion_of(**partial.completion_state(masked)).loss_mask.tolist() == masked.loss_mask.tolist()
 
 
 def test_a_sample_that_is_gone_leaves_its_group_out():

@@ -115,6 +115,9 @@ def test_which_checkpoints_are_kept(tmp_path):
     for step in (10, 20, 30, 40):
         checkpoint.save(tmp_path, step, model, {"step": step}, keep=2)
     assert names(tmp_path) == ["step-000030", "step-000040"]
+    checkpoint.mark_best(tmp_path, 30, {"mean": 1.0}, keep=1)
+    assert names(tmp_path) == ["best.json", "step-000030", "step-000040"]
+    (tmp_path / "best.json").unlink()
     checkpoint.save(tmp_path, 35, model, {"step": 35}, keep=2)  # the run went back; step 40 is of a past that is gone
     assert names(tmp_path) == ["step-000030", "step-000035"]
     (tmp_path / "step-000035/model.safetensors").write_bytes(b"")  # a damaged one takes no place of a whole one

@@ -134,9 +134,12 @@ def test_per_token_arrays_that_do_not_fit_are_refused_and_advantages_averaged(tm
     assert not list(tmp_path.rglob("*.parquet"))
     one = rollout(0, 4, reward=None, advantage=np.array([1.0, 2.0, 3.0, 100.0]))
     one.completion.loss_mask[3] = False
+    turns = (Turn(start=0, end=1), Turn(start=1, end=4))
+    two = replace(one, index=1, completion=replace(one.completion, turns=turns, episode_id="e"))
     run = RunFolder(tmp_path)
-    run.write_rollouts(0, 0, [group(one)])
-    row = run.rollouts().to_pylist()[0]
+    run.write_rollouts(0, 0, [group(one, two)])
+    row, episode = run.rollouts().to_pylist()
+    assert row["turn_advantages"] is None and episode["turn_advantages"] == [1.0, 2.5]
     assert row["reward"] is None and row["advantage"] == 2.0 and row["loss_mask"] == [True, True, True, False]
 
 
@@ -260,6 +263,7 @@ def test_video_of_frames_is_stored_lossless(tmp_path):
         for i, frame in enumerate(frames):
             stored.seek(i)
             assert np.array_equal(np.asarray(stored.convert("RGB")), np.asarray(frame))
+            assert stored.info["duration"] == (500, 1500, 1500)[i]  # milliseconds
 
 
 def test_config_environment_tokenizer_and_heartbeat(tmp_path):
