@@ -14,10 +14,9 @@ OPTIONS = ["A. a cat", "B. a dog", "C. vitamin D", "D. A"]
 @each("text letter", [
     ("B", "B"), ("b", "B"), (" B.", "B"), ("(B)", "B"), ("[b]", "B"), ("B)", "B"), ("**B**", "B"),
     ("**B.** a dog", "B"), ("B: a dog", "B"), ("B a dog", "B"), ("a dog", "B"), ("A Dog.", "B"),
-    ("B. because it barks", "B"), ("B \nbecause it barks", "B"), ("C. vitamin D", "C"),
-    ("B. a cat", None), ("B: a cat, I think", None), ("A. a cattle", "A"), ("\uff22", "B"), ("\uff08B\uff09", "B"),
-    ("(B) is wrong", None), ("B: this is not correct.", None),
-    ("Both", None), ("A cat sat", None), ("B because", None), ("A, B", None),
+    ("B. because it barks", "B"), ("B \nbecause it barks", "B"), ("C. vitamin D", "C"), ("B. a cat", None),
+    ("B: a cat, I think", None), ("A. a cattle", "A"), ("\uff22", "B"), ("\uff08B\uff09", "B"), ("(B) is wrong", None),
+    ("B: this is not correct.", None), ("Both", None), ("A cat sat", None), ("B because", None), ("A, B", None),
     ("A or B", None), ("A. B. C. D.", None), ("ABCD", None), ("E", None), ("the answer is B", None), ("", None),
     ("B's", None), ("\u0392", None), ("\U0001f642", None), ("B" * 100_000, None), ("A " * 100_000, None),
     ("(" * 100_000, None)])
@@ -55,9 +54,8 @@ def test_numbers_and_texts():
         ("9" * 100_000, "9", 0), ("+4", "4", 1), (".5", "0.5", 1)])
     table(answers.near_number, [
         ("3 cars", "3", 1), ("about 2.5 m.", "2.5", 1), ("3, yes 3", "3", 1), ("3 or 4", "3", 0),
-        ("0123456789", "3", 0), ("1 2 3 4", "3", 0), ("13", "3", 0), ("x3", "3", 0), ("three", "3", 0),
-        ("-3", "3", 0), ("3.0", "3", 1), ("not 3", "3", 0), ("It is not 3", "3", 0),
-        ("9" * 100_000, "9", 0), ("3 " * 100_000, "3", 1)])
+        ("0123456789", "3", 0), ("1 2 3 4", "3", 0), ("13", "3", 0), ("x3", "3", 0), ("three", "3", 0), ("-3", "3", 0),
+        ("3.0", "3", 1), ("not 3", "3", 0), ("It is not 3", "3", 0), ("9" * 100_000, "9", 0), ("3 " * 100_000, "3", 1)])
     assert [answers.near_number(text, "10", 0.5) for text in ("10.5", "9.5", "10.51")] == [1, 1, 0]
     table(answers.closeness, [("5", "5", 1), ("4", "5", 0.8), ("6", "5", 0.8), ("10", "5", 0), ("-5", "5", 0),
                               ("0", "0", 1), ("0.1", "0", 0), ("5 m", "5", 0), ("1e999", "5", 0), ("", "5", 0),

@@ -1,13 +1,17 @@
-"""Confidence by hand: what is read, what it costs, and how far a model is off."""
+"""What several values make together, by hand: confidence and outcome, ensembles, constraints, steps of a reasoning."""
 
 import math
+import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tables import by_hand, each
+from tests.tables import by_hand
 from vlrl.rewards.confidence import brier, calibration_error, confidence_format, read_confidence
+from vlrl.rewards.constraints import gained, levels
+from vlrl.rewards.ensembles import ENSEMBLES, combined, spread
+from vlrl.rewards.process import step_spans, with_pair_scores
 
 ANSWER = "<think>so</think><answer>cat</answer>"
 
@@ -40,24 +44,71 @@ def test_brier_and_calibration_by_hand():
     assert calibration_error([1, 0.05], [0.5, 0.55]) == pytest.approx(0.5)  # 1 is in the last bin
 
 
-@each("share", [0.0, 0.3, 0.5, 0.8, 1.0])
-def test_the_true_share_earns_the_most(share):
-    """A proper score: of answers that are right with probability p, saying p is expected to earn the most."""
-    def expected(q):
-        return share * (1 - brier(q, 1)) + (1 - share) * (0 - brier(q, 0))
-    assert max(range(101), key=lambda q: expected(q / 100)) == round(share * 100)
+SCORES = (1.0, 2.0, 6.0)  # mean 3, variance (4 + 1 + 9) / 3
 
 
-@settings(max_examples=50)
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<confidence>", "</confidence>", "0.5",
-                                 "<analysis>", "</analysis>", "9" * 400, "a", " ", "\ud800"])).map("".join) | st.text())
-def test_any_text_is_read(text):
-    q = read_confidence(text)
-    assert (q is None or 0 <= q <= 1) and confidence_format(text) in (0, 1)
-    assert 0 <= brier(q, 1) <= 1
+test_each_by_hand = by_hand(lambda name, lam: ENSEMBLES[name](SCORES, lam), [
+    ("mean", 0.5, 3), ("min", 0.5, 1), ("less_variance", 0.5, 3 - 7 / 3), ("less_variance", 0.0, 3),
+    ("less_deviation", 1.0, 3 - math.sqrt(14 / 3))], abs=1e-9)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1))))
-def test_calibration_error_is_bounded(pairs):
-    value = calibration_error([q for q, _ in pairs], [a for _, a in pairs])
-    assert -1e-9 <= value <= 1 + 1e-9 and not math.isnan(value)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.floats(0, 10), st.integers(1, 5))
+def test_caution_never_pays_more_and_equal_members_change_nothing(scores, lam, count):
+    assert all(ENSEMBLES[name](scores, lam) <= ENSEMBLES["mean"](scores, lam) + 1e-6 for name in ENSEMBLES)
+    same = [scores[0]] * count
+    assert all(function(same, lam) == pytest.approx(scores[0], rel=1e-9, abs=1e-6) for function in ENSEMBLES.values())
+
+
+def test_without_lam_each_has_that_of_its_paper():
+    assert spread(SCORES) == pytest.approx(math.sqrt(14 / 3), abs=1e-9)
+    assert combined("less_deviation", SCORES) == pytest.approx(3 - math.sqrt(14 / 3))
+    assert combined("less_variance", SCORES) == pytest.approx(3 - 0.1 * 14 / 3)
+    assert combined("less_deviation", SCORES, 0.5) == pytest.approx(3 - 0.5 * math.sqrt(14 / 3))
+
+
+def test_constraints_by_hand():
+    assert levels({"common": [True, False, True, True], "hard": [True, True]}) == {
+        "common_micro": 0.75, "common_macro": 0.0, "hard_micro": 1.0, "hard_macro": 1.0, "pass": 0.0}
+    assert levels({"hard": [True], "soft": []}) == {
+        "hard_micro": 1.0, "hard_macro": 1.0, "soft_micro": 1.0, "soft_macro": 1.0, "pass": 1.0}
+    assert levels({}) == {"pass": 1.0}
+    assert gained({"a": 0.5, "b": 1.0}, {"a": 0.75, "b": 0.0}) == {"a": 0.25, "b": -1.0}
+
+
+def test_turns_add_up_to_the_last_as_written_down_again():
+    draw = random.Random(0)
+    for _ in range(200):
+        kinds = {name: draw.randint(0, 4) for name in ("x", "y", "z")[:draw.randint(1, 3)]}
+        before, total = {}, dict.fromkeys(levels({k: [] for k in kinds}), 0.0)
+        for _turn in range(draw.randint(1, 5)):
+            held = {name: [draw.random() < 0.6 for _ in range(n)] for name, n in kinds.items()}
+            now = levels(held)
+            total = {name: total[name] + value for name, value in gained(before, now).items()}
+            before = now
+        wanted = {"pass": 1.0}
+        for name, kept in held.items():
+            wrong = kept.count(False)
+            wanted[f"{name}_micro"] = 1 - wrong / max(len(kept), 1)
+            wanted[f"{name}_macro"] = 0.0 if wrong else 1.0
+            wanted["pass"] = min(wanted["pass"], wanted[f"{name}_macro"])
+        assert total == pytest.approx(wanted, abs=1e-6)
+
+
+test_steps_are_paragraphs = by_hand(lambda text: [text[a:b].strip("\n") for a, b in step_spans(text)], [
+    ("", []), (" \n\n ", []), ("one", ["one"]), ("one\ntwo\n \n\nthree", ["one\ntwo", "three"]),
+    ("\n\n a\n\n\nb\n", [" a", "b"])])
+
+
+@given(st.lists(st.sampled_from(["a", "b ", "\n", "\n\n", " ", "\t", "\u2028"]), max_size=30).map("".join))
+def test_steps_of_any_text(text):
+    """They rise, hold all that is written, and no empty line."""
+    spans = step_spans(text)
+    places = [place for span in spans for place in span]
+    assert places == sorted(places) and all(text[a:b].strip() for a, b in spans)
+    assert sum(len("".join(text[a:b].split())) for a, b in spans) == len("".join(text.split()))
+    assert all("\n\n" not in text[a:b].strip("\n") for a, b in spans)
+
+
+def test_pairs_by_hand():
+    assert with_pair_scores([1.0, 2.0, 3.0], [5.0, 0.0]) == [3.0, 1.0, 3.0]
+    assert with_pair_scores([4.0], []) == [4.0] and with_pair_scores([], []) == []

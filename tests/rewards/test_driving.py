@@ -1,4 +1,4 @@
-"""Plans and trajectories by hand."""
+"""Plans, trajectories, driving in closed loop and contrast rewards: by hand and against their definitions."""
 
 import itertools
 import math
@@ -9,7 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.tables import by_hand, each
+from vlrl.rewards import closed_loop as rules
 from vlrl.rewards import driving
+from vlrl.rewards.contrast import contrast_goal, goal_baseline, linear_falloff, speed_term, vlm_rl_reward
 
 SETS = st.lists(st.sets(st.sampled_from(list(driving.HEADS["speed"])), max_size=2), min_size=1, max_size=9)
 AHEAD = [[5, 0, 0.5], [10, 0, 1.0]]
@@ -116,10 +118,9 @@ test_way_points = by_hand(driving.read_trajectory, [
     ("[[1, 2, 0.5], [3.5, -4, 1]]", [[1, 2, 0.5], [3.5, -4, 1]]), ("way: [(1, 2, 0.5)] done", [[1, 2, 0.5]]),
     ("```json\n[[1, 2, 3]]\n```", [[1, 2, 3]]), ("[[1, 2, 1], [3, 4, 1]]", None), ("[[1, 2, 0]]", None), ("[]", None),
     ("[[1, 2]]", None), ("[1, 2, 3]", None), ("[[[1, 2, 3]]]", None), ("[[1, 2, NaN]]", None),
-    ("[[1e999, 2, 1]]", None),
-    ("[[1001, 0, 1]]", None), ("[[1, 2, 61]]", None), ("[[true, 2, 1]]", None), ('[["1", 2, 1]]', None), ("", None),
-    (f"[{', '.join(f'[0, 0, {i}]' for i in range(1, 103))}]", None), ("[[1, 2, 1]] [[3, 4, 1]]", None),
-    ("[[1, 2, 1]", None), ("{}", None), ("[" * 100_000, None)])
+    ("[[1e999, 2, 1]]", None), ("[[1001, 0, 1]]", None), ("[[1, 2, 61]]", None), ("[[true, 2, 1]]", None),
+    ('[["1", 2, 1]]', None), ("", None), (f"[{', '.join(f'[0, 0, {i}]' for i in range(1, 103))}]", None),
+    ("[[1, 2, 1]] [[3, 4, 1]]", None), ("[[1, 2, 1]", None), ("{}", None), ("[" * 100_000, None)])
 test_leaving_the_road_by_hand = by_hand(
     lambda drivable: driving.leaves(driving.footprints(AHEAD, CAR, driving.sample_times(1.0)), drivable), [
     ([[[-3, -2], [13, -2], [13, 2], [-3, 2]]], False), ([[[-3, -2], [11, -2], [11, 2], [-3, 2]]], True),
@@ -157,3 +158,72 @@ def test_any_shapes_can_be_compared(points, polygons):
     vehicle = driving.footprints(way, CAR, times)
     driving.leaves(vehicle, polygons)
     driving.collides(vehicle, [{"polygon": p, "velocity": [1e6, -1e6]} for p in polygons], times)
+
+
+shares = st.floats(0, 1)
+anything = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(shares, min_size=1, max_size=20), st.data())
+def test_an_episode_earns_at_most_its_completion(places, data):
+    """With factors of 1 just that; and no order of infractions earns more."""
+    way = sorted(places)
+    factors = [data.draw(st.lists(shares, max_size=3)) for _ in way]
+    free = sum(rules.carl(a, b, ()) for a, b in zip([0.0, *way], way, strict=False))
+    paid = sum(rules.carl(a, b, f) for a, b, f in zip([0.0, *way], way, factors, strict=False))
+    assert free == pytest.approx(way[-1]) and 0 <= paid <= free + 1e-12
+
+
+def test_the_factors_that_are_one_or_a_half():
+    assert [rules.gap_factor(t) for t in (0.0, 0.94, 0.95, math.inf)] == [0.5, 0.5, 1.0, 1.0]
+    assert [rules.comfort_factor(*a) for a in (((), ()), ((-4.05, 2.4), (4.89, -4.89)), ((-4.06,), ()), ((2.41,), ()),
+                                               ((0.0,), (-4.9,)))] == [1.0, 1.0, 0.5, 0.5, 0.5]
+
+
+test_completion_gained_times_soft_penalties = by_hand(rules.carl, [
+    (0.2, 0.35, [], 0.15), (0.2, 0.35, [1, 0.5], 0.075), (0.2, 0.35, [0.5, 0.5, 0.8], 0.03), (0.0, 1.0, [0], 0.0),
+    (0.5, 0.4, [1], 0.0)], abs=1e-09)
+test_the_factor_of_speeding = by_hand(rules.speed_factor, [
+    (0, 10, 1.0), (10, 10, 1.0), (11, 10, 1.0), (13, 10, 0.5), (12, 10, 0.75), (15, 10, 0.0), (99, 10, 0.0)], abs=1e-09)
+test_time_to_a_collision = by_hand(rules.time_to_collision, [
+    (20, 5, 4.0), (20, 0, math.inf), (20, -3, math.inf), (-1, 2, 0.0), (0, 2, 0.0)])
+test_the_wanted_speed_falls_with_the_gap = by_hand(lambda gap: rules.target_speed(12, gap), [
+    (60, 12.0), (24, 12.0), (14, 6.0), (9, 3.0), (4, 0.0), (-2, 0.0)], abs=1e-09)
+test_the_shaped_sum = by_hand(lambda state: rules.shaped(*state), [
+    ((10, 10, 10, 0, 0, False), 1.0), ((6, 10, 10, 0, 0, False), 0.6), ((6, 10, 10, -0.4, 0.1, False), 0.3),
+    ((0, 10, 10, 9, 0, False), -0.5), ((10, 10, 10, 0, -7, False), 0.0), ((5, 10, 10, 0, 0, True), -1.5)], abs=1e-09)
+
+
+UNIT = st.lists(st.floats(-1, 1), min_size=4, max_size=4).map(np.array).filter(
+    lambda v: np.linalg.norm(v) > 0.1).map(lambda v: v / np.linalg.norm(v))
+
+
+def test_spans_and_synthesis_by_hand():
+    assert contrast_goal(0.3, 0.2, span=0.4) == pytest.approx(0.75)
+    assert speed_term(10, 1, 20) == 0.5 and speed_term(10, 0.5, 20) == 1 and speed_term(0, 0, 20) == 1
+    assert speed_term(60, 0, 20) == -2
+    assert [linear_falloff(v, 2) for v in (0, -0.5, 2, 5)] == [1, 0.75, 0, 0]
+    assert vlm_rl_reward(0.3, 10, 1, 20, 0.5, 0.8, 1) == pytest.approx(0.2)
+    assert vlm_rl_reward(-10, 10, 1, 20, 0.5) == -10 and vlm_rl_reward(0, 10, 0.5, 20) == 1
+
+
+test_contrasting_goal = by_hand(contrast_goal, [
+    (0.20, 0.20, 1), (0.20, 0.25, 1), (0.215, 0.20, 0.5), (0.23, 0.20, 0), (0.30, 0.10, 0), (-0.1, -0.13, 0),
+    (0.206, 0.20, 0.8), (1, -1, 0), (-1, 1, 1)])
+test_goal_and_baseline = by_hand(goal_baseline, [
+    (0.3, 0.9, 0.5, 0, 0.3),  # the cosine alone
+    (1, 0, 0, 1, 1),  # at the goal
+    (0, 1, 0, 1, 0), (0, 1, 0, 0.5, 0),  # at the baseline: the whole distance lies on the line
+    (0, 0, 0, 1, 0.75),  # beside the line, between the two
+    (0, 0, 0, 0.5, 1 - (0.5 + 0.25 * 1.5) / 2), (0.6, 0.6, 1, 1, 1), (0.6, 0.6, 1, 0, 0.6)])
+
+
+@settings(max_examples=50)
+@given(UNIT, UNIT, UNIT, st.floats(0, 1))
+def test_goal_and_baseline_is_its_definition(state, goal, baseline, alpha):
+    line = goal - baseline
+    if line @ line < 1e-3:
+        return
+    on_line = baseline + (state - baseline) @ line / (line @ line) * line
+    expected = 1 - np.sum((alpha * on_line + (1 - alpha) * state - goal) ** 2) / 2
+    assert goal_baseline(state @ goal, state @ baseline, goal @ baseline, alpha) == pytest.approx(expected, abs=1e-6)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tables import each
+from tests.tasks.scaffold import assert_ok
 from vlrl import config as configs
-from vlrl import testing
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import closed_loop as rules
 from vlrl.rewards.text import parse_answer
@@ -271,10 +271,10 @@ def test_it_says_what_is_missing(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("actions", "each", "least"), [("meta", 2, 16), ("waypoints", 1, 13)])
+@pytest.mark.parametrize(("actions", "each", "least"), [("meta", 2, 9), ("waypoints", 1, 7)])
 def test_the_expert_arrives_in_most_scenes(actions, each, least):
     task = drive(seconds=10, actions=actions)
-    samples = task.samples("train")[:20]
+    samples = task.samples("train")[:12]
     arrived = Counter(s["scenario"] for s in samples if task.oracle_actions(s) is not None)
     assert all(arrived[scenario] >= each for scenario in SCENARIOS) and arrived.total() >= least
 
@@ -282,4 +282,4 @@ def test_the_expert_arrives_in_most_scenes(actions, each, least):
 @pytest.mark.slow
 @pytest.mark.parametrize("actions", ["meta", "waypoints"])
 def test_the_contract_in_traffic(actions):
-    testing.assert_ok(drive(actions=actions), samples=8, processes=0)
+    assert_ok(drive(actions=actions), samples=4)

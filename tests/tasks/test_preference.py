@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tables import each, refused
-from tests.tasks.scaffold import scores, think
-from vlrl import testing
+from tests.tasks.scaffold import assert_ok, scores, think
 from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
@@ -175,4 +174,4 @@ def test_cheats_do_not_pay(recipe):
 @pytest.mark.parametrize("recipe", TABLES)
 def test_the_contract(recipe, order, data):
     task, _ = samples(data, recipe=recipe, order=order)
-    testing.assert_ok(task, samples=6, processes=0)
+    assert_ok(task, samples=6)

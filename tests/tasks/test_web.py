@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tables import by_hand, each, refused
@@ -60,6 +60,7 @@ ACTIONS = st.one_of(
 
 
 @each("form", actions.FORMS)
+@settings(max_examples=40)
 @given(ACTIONS)
 def test_what_is_written_is_read_again(form, action):
     """To a thousandth of the page, in every form; a written action is the form and nothing else."""
@@ -78,7 +79,8 @@ PIECES = ["click", "type", "(", ")", "[", "]", "{", "}", "'", '"', "\\", "Action
           ":", "start_box=", "point", ",", "1", "1e400", "NaN", "-", "\0", "\ud800"]
 
 
-@pytest.mark.parametrize("form", actions.FORMS)
+@each("form", actions.FORMS)
+@settings(max_examples=40)
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_no_text_raises(form, text):
     task = load("web", {"form": form})

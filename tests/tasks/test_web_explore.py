@@ -93,16 +93,16 @@ def test_a_goal_is_solved_by_its_own_actions_and_found_again():
     seed."""
     task = web(pages=("click-checkboxes", "login-user", "click-tab"))
     with hosting(task) as host:
-        rows = [task.propose(number) for number in range(4)]
+        rows = [task.propose(number) for number in range(3)]
         assert rows[0] == task.propose(0)
         found = [row for row in rows if row]
-        assert len(found) >= 3 and len({row["id"] for row in found}) == len(found)
+        assert len(found) >= 2 and len({row["id"] for row in found}) == len(found)
         assert all(row["seed"] % 2 == 0 and row["generator"] == "walk" and row["verifier"] for row in found)
         for row in found:
             sample = sampled(task, row)
             actions = task.oracle_actions(sample)
             assert len(actions) == row["actions"]
-            for played_actions, won in ((actions, 1), (["wait()", *actions[:-1]], 0)):
+            for played_actions, won in ((actions, 1), (["wait()", *actions[:-1]], 0))[:2 if row is found[0] else 1]:
                 episode, first = begun(host, sample)
                 assert first.text == f"Task: {row['instruction']}"
                 steps = played(host, episode, *played_actions)
@@ -130,8 +130,7 @@ def test_an_episode_asks_for_as_many_sub_goals_as_its_stage(tmp_path):
     task = planted(tmp_path, form=FORM)
     with hosting(task) as host:
         row = row_of(task, "form", StepPattern(name="Cats"), StepPattern(name="More"), StepPattern(name="Less"))
-        for number, asked in ((1, 'Task: Tick the box "Cats".'),
-                              (2, 'Task: Tick the box "Cats". Then click the button "More".'),
+        for number, asked in ((2, 'Task: Tick the box "Cats". Then click the button "More".'),
                               (9, f"Task: {row['instruction']}")):
             sample = sampled(task, row, subgoals=number)
             episode, first = begun(host, sample)
@@ -215,17 +214,17 @@ class Scripted:
 
 
 def test_the_gate_keeps_what_a_policy_solves_at_times(tiny_models, tmp_path):
-    """Solved in 0, 1, 3 and 4 of 4 episodes, each with a browser of its own."""
+    """Solved in 0, 1, 2 and 3 of 3 episodes, each with a browser of its own."""
     task = planted(tmp_path, form=FORM)
     plans = (["Cats"], ["Dogs"], ["More", "Less"], ["More"])
     config = settings(tiny_models["qwen3_vl"], episode={"max_turns": 3})
     with hosting(task) as host:
         rows = [{**row_of(task, "form", *(StepPattern(name=name) for name in plan)), "parent": None} for plan in plans]
-        right = dict(zip((row["id"] for row in rows), (0, 1, 3, 4), strict=True))
+        right = dict(zip((row["id"] for row in rows), (0, 1, 2, 3), strict=True))
         _, encode = load_model(config)
         engine: Any = EpisodeEngine(Scripted(task, encode, right), encode, host, config, Clock())  # pyright: ignore
         ready = EvalRuntime(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=engine)
-        scope = difficulty.MeasurementScope(answers=4)
+        scope = difficulty.MeasurementScope(answers=3)
         facts = difficulty.facts(config, ModelChoice(name="x", config=config), scope)
         samples = [sampled(task, row) for row in rows]
         measured = difficulty.measure(ready, scope, tmp_path / "part", facts, lambda *_: None, samples)
@@ -234,4 +233,5 @@ def test_the_gate_keeps_what_a_policy_solves_at_times(tiny_models, tmp_path):
         kept, refused = synthesize.filter_rows(rows, measured, search, counts)
         assert [row["id"] for row in kept] == names and len(kept) + len(refused) == 4
         assert counts["never right"] == counts["always right"] == 1
-    assert [row["pass_at_k"] for row in synthesize.filter_rows(rows, measured, Search(), Counter())[0]] == [0.25, 0.75]
+    kept, _ = synthesize.filter_rows(rows, measured, Search(), Counter())
+    assert [row["pass_at_k"] for row in kept] == pytest.approx([1 / 3, 2 / 3])

@@ -83,14 +83,14 @@ def web(**settings) -> Any:
 
 
 def test_perfect_episodes_succeed_and_show_the_same_again():
-    """On every page whose way is known: played by its actions as a model would write them, twice."""
+    """On every page whose way is known: played by its actions as a model would write them, on every third twice."""
     task = web(pages=tuple(ORACLES), heldout_pages=())
     assert len(ORACLES) >= 12
     with hosting(task) as host:
-        for sample in [task.samples("train")[i] for i in range(len(ORACLES))]:
+        for i, sample in enumerate(task.samples("train")[:len(ORACLES)]):
             actions = task.oracle_actions(sample)
             shown = []
-            for _ in range(2):
+            for _ in range(1 if i % 3 else 2):
                 episode = host.open(sample, 0)
                 (first,) = host.reset([episode])
                 assert not isinstance(first, EnvironmentFailure), (sample["page"], first)
@@ -102,11 +102,11 @@ def test_perfect_episodes_succeed_and_show_the_same_again():
                 assert last.done and last.parts["success"] == 1 and all(s.parts["format"] == 1 for s in steps), (
                     sample["page"], steps)
                 shown.append([first.media[0].source.tobytes(), *(s.info["screenshot"] for s in steps)])
-            assert shown[0] == shown[1], sample["page"]
+            assert shown[0] == shown[-1], sample["page"]
 
 
 def test_it_keeps_the_contract():
-    testing.assert_ok(web(pages=("click-test-2", "enter-text"), heldout_pages=()), samples=2, processes=0)
+    testing.assert_ok(web(pages=("enter-text",), heldout_pages=()), samples=1, processes=0)
 
 
 def test_a_killed_browser_ends_no_episode(tmp_path):
@@ -130,8 +130,8 @@ def test_more_episodes_than_open_pages_go_on_all_the_same(tmp_path):
     task.open_pages = 2
     with hosting(task) as host:
         playing = [opened(host, task, "count")[0] for _ in range(3)]
-        states = [[acted(host, episode, CLICK).state for episode in playing] for _ in range(3)]
-        assert all(len(set(turn)) == 1 for turn in states) and len({turn[0] for turn in states}) == 3
+        states = [[acted(host, episode, CLICK).state for episode in playing] for _ in range(2)]
+        assert all(len(set(turn)) == 1 for turn in states) and states[0][0] != states[1][0]
         browser, end = psutil.Process(host.processes[0]), time.monotonic() + 60
         while sum(map(renders, browser.children(recursive=True))) > 4:  # two pages, a spare one, and Chromium's own
             assert time.monotonic() < end
@@ -183,7 +183,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_ends_its_own_episode(tmp_path, name):
     script, why = FAULTS[name]
-    task = made(tmp_path, 30.0, **{name: script})
+    task = made(tmp_path, 20.0, **{name: script})
     with hosting(task) as host:
         (bad, _), (good, _) = opened(host, task, name), opened(host, task, "good")
         failed = acted(host, bad, CLICK)
@@ -395,7 +395,7 @@ def test_a_page_that_serves_another_episode_is_as_new(tmp_path):
     (tmp_path / "asks.html").write_text(LEAVES + "<script>onbeforeunload = event => event.preventDefault()</script>")
     with paging(tmp_path) as pages:
         shown, tabs = [], []
-        for name in ("leaves", "leaves", "leaves", "asks", "leaves"):
+        for name in ("leaves", "leaves", "asks", "leaves"):
             page = _web_page.Page(pages, f"{name}.html", 1, 500)
             first = page.begin()
             tabs.append(page.tab)
@@ -404,4 +404,4 @@ def test_a_page_that_serves_another_episode_is_as_new(tmp_path):
             assert seen.endswith('"new","opened"]') and '"","",2,1700000001000,1000,0,0,0,' in seen, seen
             page.close()
         assert len(set(shown)) == 1
-        assert len({*map(id, tabs)}) < len(tabs) and tabs[3] is not tabs[4] and tabs[3].page.is_closed()
+        assert len({*map(id, tabs)}) < len(tabs) and tabs[2] is not tabs[3] and tabs[2].page.is_closed()
