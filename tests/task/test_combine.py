@@ -38,9 +38,8 @@ def least(parts, weights):
 
 # weights at step 0: rule 1, judge .5, format .2; at step 5 format .1; at step 10 format 0
 @each("combine text step reward", [
-    ("sum", "1 1 1", 0, 1.7), ("sum", "1 -1 1", 5, 0.6), ("auto", "0 1 1", 10, 0.5),
-    ("product", "1 1 1", 0, 0.1), ("product", "2 1 0", 0, 0), ("product", "2 1 0", 10, 1.0),
-    ("product", "1 1 1", 5, 0.05),
+    ("sum", "1 1 1", 0, 1.7), ("sum", "1 -1 1", 5, 0.6), ("auto", "0 1 1", 10, 0.5), ("product", "1 1 1", 0, 0.1),
+    ("product", "2 1 0", 0, 0), ("product", "2 1 0", 10, 1.0), ("product", "1 1 1", 5, 0.05),
     ("gate:format", "1 1 1", 0, 1.7), ("gate:format", "1 1 0", 0, 0), ("gate:format", "1 1 -1", 0, -0.2),
     ("gate:format", "1 1 0", 10, 0), ("gate:format", "1 1 .5", 10, 1.5), ("gate:rule", "0 1 1", 0, 0),
     ("gate:rule>=0.5", ".5 1 1", 0, 1.2), ("gate:rule>=0.5", ".4 1 1", 0, 0.4), ("gate: rule >= -1", "-1 1 1", 0, -0.3),

@@ -334,9 +334,8 @@ def test_training_metrics_by_task():
     found = group_metrics(groups, s.task.labels)
     assert {k: found[k] for k in found if k.startswith(("number", "letter"))} == pytest.approx({
         "number/reward/mean": (4 * 0.5 + right) / 8, "number/reward/right": right / 8, "number/reward/short": 0.5,
-        "number/groups/zero_variance_frac": 0.0, "number/share": 2 / 3,
-        "letter/reward/mean": 1.0, "letter/reward/letter": 0.5, "letter/groups/zero_variance_frac": 0.0,
-        "letter/share": 1 / 3})
+        "number/groups/zero_variance_frac": 0.0, "number/share": 2 / 3, "letter/reward/mean": 1.0,
+        "letter/reward/letter": 0.5, "letter/groups/zero_variance_frac": 0.0, "letter/share": 1 / 3})
     assert found["reward/mean"] == pytest.approx((4 * 0.5 + right + 4) / 12) and len(by) == 6
     only = group_metrics([g for g in groups if g.task == "number"], s.task.labels)
     assert only["letter/share"] == 0.0 and only["number/share"] == 1.0 and "letter/reward/mean" not in only

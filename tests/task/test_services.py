@@ -1,16 +1,24 @@
-"""Services of score_group: answers of variants, and what is not available."""
+"""Services of score_group: answers of variants, what is not available, and how likely an answer is."""
 
+import math
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.e2e.runs import write_config
 from tests.rollout.test_group_source import Number
 from tests.rollout.test_group_source import source as scripted
+from tests.services.test_parts import ROW, task_of
 from tests.tables import each
 from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
+from vlrl.rewards.likelihood import debiased, mean_probability
+from vlrl.rewards.text import parse_answer
 from vlrl.services.missing import unserved_parts, without_parts
 from vlrl.task.scoring import score_group
-from vlrl.task.services import AbsentService, Services, without_absent_parts
+from vlrl.task.services import AbsentService, Reading, Services, precomputed_logprobs, reading_key, without_absent_parts
 from vlrl.training.loop import train
 from vlrl.types import Answer, Sample
 
@@ -87,3 +95,75 @@ def test_a_run_leaves_out_what_weighs_nothing_and_refuses_the_rest():
     assert group.weights == {"right": 1.0, "order": 0.25} and group.rewards == [1.0, 1.25, 1.5]
     with pytest.raises(ConfigError, match=r"'jugde', which is not known\. Did you mean 'judge'"):
         unserved_parts(Misspelt(), (), names)
+
+
+def test_likelihoods_and_their_readings():
+    assert mean_probability([math.log(0.5), math.log(0.25), 0.0]) == pytest.approx(1.75 / 3, abs=1e-9)
+    assert mean_probability([]) == 0 and mean_probability([-800.0]) == 0
+    # .9, .5 and .2 of one token each, less .3 without reasoning.
+    reasoned = [[math.log(p)] for p in (0.9, 0.5, 0.2)] + [[]]
+    assert debiased(reasoned, [math.log(0.2), math.log(0.4)]) == pytest.approx([0.6, 0.2, 0, 0], abs=1e-9)
+    assert debiased(reasoned, None) == pytest.approx([0.9, 0.5, 0.2, 0], abs=1e-9)
+    task = task_of("likelihood", rewards={"accuracy": 0, "format": 0})
+    sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
+    task.target = lambda sample: None
+    assert task.readings("policy_logprobs", sample, answers) == []
+    (found,) = score_group(task, sample, answers, 0, likely(task, sample, answers, "policy_logprobs", None))
+    assert found.reward is None and "has no target" in (found.error or "")
+    task = task_of("likelihood", "consistency", rewards={"accuracy": 1, "format": 0})
+    sample, answers = task.sample_from_row(ROW), [parse_answer("<answer>4</answer>")]
+    assert [type(r) for r in task.readings("policy_logprobs", sample, answers)] == [Reading, Reading]
+    assert task.readings("reference_logprobs", sample, answers) == answers
+    with pytest.raises(ConfigError, match=r"task\.parts\.0\.debias='x'"):
+        task_of({"name": "likelihood", "debias": "x"})
+
+
+@given(st.lists(st.lists(st.floats(-50, 0), max_size=5), max_size=5), st.lists(st.floats(-50, 0), max_size=5))
+def test_any_likelihoods_pay_within_bounds(reasoned, alone):
+    paid = debiased(reasoned, alone)
+    assert all(0 <= value <= 1 for value in paid)
+    assert all(more >= less for more, less in zip(debiased(reasoned, None), paid, strict=True))
+
+
+def likely(task, sample, answers, service, value_of):
+    """The service, knowing what the task's readings ask for: `value_of(asked)` -> probabilities of its tokens."""
+    asked = task.readings(service, sample, answers)
+    known = {reading_key(one, answers): np.log(np.asarray(value_of(one), np.float64)) for one in asked}
+    return Services(given={service: precomputed_logprobs(service, answers, known)})
+
+
+def test_the_reference_answer_in_place_of_one_s_own():
+    """Without reasoning .3; behind the reasonings .5 and .8 (mean of .6 and 1), none without a tag."""
+    task = task_of("likelihood", rewards={"accuracy": 0, "format": 0})
+    assert task.needs == {"policy_logprobs": ("likelihood",)}
+    sample = task.sample_from_row(ROW)
+    texts = ("<think>a</think><answer>5</answer>", "<think>b</think><answer>4</answer>", "4")
+    answers = [parse_answer(text) for text in texts]
+    values = {"a": [0.5], "b": [0.6, 1.0], "": []}
+
+    def value_of(one):
+        assert isinstance(one, Reading) and one.text == "4"
+        return [0.3] if one.answer is None else values[one.answer.reasoning]
+    found = score_group(task, sample, answers, 0, likely(task, sample, answers, "policy_logprobs", value_of))
+    assert [s.reward for s in found] == pytest.approx([0.2, 0.5, 0], abs=1e-9)
+    plain = task_of({"name": "likelihood", "debias": False}, rewards={"accuracy": 0, "format": 0})
+    assert [r.answer for r in plain.readings("policy_logprobs", sample, answers)] == answers
+    found = score_group(plain, sample, answers, 0, likely(plain, sample, answers, "policy_logprobs", value_of))
+    assert [s.reward for s in found] == pytest.approx([0.5, 0.8, 0], abs=1e-9)
+
+
+def test_correct_answers_that_the_reference_finds_likely():
+    """Of three correct ones .9, .7 and .86 the mean is .82; less .01 the second is below. A wrong one earns nothing."""
+    task = task_of("consistency", rewards={"accuracy": 1, "format": 0})
+    assert task.weights["consistency"] == 0.5 and task.needs == {"reference_logprobs": ("consistency",)}
+    sample = task.sample_from_row(ROW)
+    answers = [parse_answer(f"<think>{i}</think><answer>{a}</answer>") for i, a in enumerate((4, 4, 4, 5))]
+    values = {"0": [0.9], "1": [0.4, 1.0], "2": [0.86], "3": [0.99]}
+
+    def services(one):
+        return likely(one, sample, answers, "reference_logprobs", lambda a: values[a.reasoning])
+    found = score_group(task, sample, answers, 0, services(task))
+    assert [s.parts["consistency"] for s in found] == [1, 0, 1, 0]
+    assert [s.reward for s in found] == [1.5, 1, 1.5, 0]
+    wide = task_of({"name": "consistency", "margin": 0.13}, rewards={"accuracy": 1, "format": 0})
+    assert [s.parts["consistency"] for s in score_group(wide, sample, answers, 0, services(wide))] == [1, 1, 1, 0]

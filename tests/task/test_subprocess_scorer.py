@@ -1,4 +1,4 @@
-"""Scoring in a process of its own: the same scores, and answers that hang it, end it or cannot be sent."""
+"""Scoring in a process of its own, and the process that starts it: the same scores, answers that hang, end or stay."""
 
 import os
 import re
@@ -17,12 +17,15 @@ from tests.conftest import SAMPLES
 from tests.e2e.runs import ROOT
 from vlrl.errors import TaskError
 from vlrl.monitoring.signals import STOPS
+from vlrl.task import fork_server
 from vlrl.task.base import Task
+from vlrl.task.fork_server import ForkServer, ForkServerLost
 from vlrl.task.scoring import score_all
 from vlrl.task.services import Services
 from vlrl.task.subprocess_scorer import SubprocessScorer
 from vlrl.types import Answer
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process is forked on Linux alone")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process is forked on Linux alone")
 SAMPLE = SAMPLES["image"]
 
@@ -150,9 +153,8 @@ def test_what_hangs_or_was_started_ends(scorer, tmp_path):
     assert all(s.reward is None and "TimeoutError" in s.error for s, _ in found)
     sample = replace(SAMPLE, row={"q": "?", "pid": str(tmp_path / "pid")})
     scored(scorer, "child", sample=sample)
-    pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + 60
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.02)
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not alive(pid))
     assert not alive(pid)
 
 
@@ -174,31 +176,6 @@ def test_what_is_asked_of_this_process(scorer, caplog):
     task = Odd()
     scorer(task, SAMPLE, answers("one"), [], 3, Services({}, {"judge": lambda questions: questions}))
     assert task.asked == 1
-
-
-ENDING = """
-import sys, time
-from tests.task.test_subprocess_scorer import Odd, SAMPLE, answers
-from vlrl.task.subprocess_scorer import SubprocessScorer
-from vlrl.task.services import Services
-scorer = SubprocessScorer(lambda convention: Odd(), 1000)
-scorer(Odd(), SAMPLE, answers("one"), [], 3, Services())
-print(scorer.fork_server.process, scorer.worker.process, flush=True)
-scorer(Odd(), SAMPLE, answers("loop"), [], 3, Services())
-"""
-
-
-@pytest.mark.slow
-def test_killed_with_the_training_process():
-    process = subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2 and all(map(alive, pids))
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    end = time.monotonic() + 60
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not any(map(alive, pids))
 
 
 @pytest.mark.parametrize("number", STOPS)
@@ -224,9 +201,74 @@ def wait_for(there):
 
 def test_closed(scorer):
     both(scorer, "one")
-    fork_server, worker, end = scorer.fork_server.process, scorer.worker.process, time.monotonic() + 60
+    fork_server, worker = scorer.fork_server.process, scorer.worker.process
     scorer.close()
-    while alive(worker) and time.monotonic() < end:
-        time.sleep(0.02)
+    wait_for(lambda: not alive(worker))
     assert not alive(fork_server) and not alive(worker)
     scorer.close()
+
+
+
+
+def sleeper(connection, text):
+    """Starts one in a session of its own, whose parent is gone."""
+    started = subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"], capture_output=True)
+    connection.send_bytes(started.stdout.strip())
+    time.sleep(1000)
+
+
+def test_what_is_in_a_session_of_its_own_ends_with_it():
+    server = ForkServer(sleeper)
+    connection, worker = server.start("")
+    stray = int(connection.recv_bytes())
+    assert alive(worker) and alive(stray)
+    wait_for(lambda: os.getsid(stray) != os.getsid(worker))
+    server.close()
+    assert not alive(worker) and not alive(stray)
+
+
+ENDING = """
+from tests.task.test_subprocess_scorer import Odd, SAMPLE, answers, sleeper
+from vlrl.task.fork_server import ForkServer
+from vlrl.task.services import Services
+from vlrl.task.subprocess_scorer import SubprocessScorer
+server, scorer = ForkServer(sleeper), SubprocessScorer(lambda convention: Odd(), 1000)
+scorer(Odd(), SAMPLE, answers("one"), [], 3, Services())
+stray = int(server.start("")[0].recv_bytes())
+print(stray, server.process, scorer.fork_server.process, scorer.worker.process, flush=True)
+scorer(Odd(), SAMPLE, answers("loop"), [], 3, Services())
+"""
+
+
+@pytest.mark.slow
+def test_all_end_with_a_run_that_is_killed():
+    process = subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    pids = [*map(int, process.stdout.readline().split())]
+    assert len(pids) == 4 and all(map(alive, pids))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not any(map(alive, pids)))
+    assert not any(map(alive, pids))
+
+
+def test_one_that_was_killed_is_named():
+    server = ForkServer(sleeper)
+    os.kill(server.process, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(ForkServerLost, match=f"pid {server.process}.* was killed from outside"):
+            server.start("")
+    server.close()
+
+
+def test_prints_are_bounded(capfd, monkeypatch):
+    def chatty(connection, text):
+        for _ in range(50):
+            print("x" * 99)
+        print("y", file=sys.stderr)
+        connection.send_bytes(b"done")
+    monkeypatch.setattr(fork_server, "MOST_PRINTED", 1000)
+    server = ForkServer(chatty)
+    assert server.start("")[0].recv_bytes() == b"done"
+    server.close()
+    out, err = capfd.readouterr()
+    assert out.count("x") == 990 and "has printed 1000 characters" in out and err == "y\n"

@@ -50,8 +50,7 @@ TIME_R1 = [  # span, format
     (SPAN, think("10 to 20") + " done", 1, 0), (SPAN, "<answer>10 to 20</answer>", 1, 0),
     (SPAN, "<think>10 to 20</think><answer>30 to 31</answer>", 0, 1),
     (SPAN, "<think><answer>10 to 20</answer></think><answer>30 to 31</answer>", 0, 0), (SPAN, "<think>10 to 20", 0, 0),
-    (SPAN, "10 to 20", 0, 0), (SPAN, think(LONG), 0, 1),
-    (SPAN, "", 0, 0)]
+    (SPAN, "10 to 20", 0, 0), (SPAN, think(LONG), 0, 1), (SPAN, "", 0, 0)]
 VIDEOCHAT_SPAN = [(SPAN, think("12 to 20"), 0.8, 1), (SPAN, think("0 to 40"), 0.25, 1), (SPAN, think("20 to 10"), 0, 1),
                   (SPAN, think("10 and 20") + ".", 1, 0), (SPAN, think("soon"), 0, 1), (SPAN, "", 0, 0)]
 PLAIN = [  # iou, format
@@ -72,8 +71,8 @@ VIDEOCHAT_GQA = [  # accuracy, iou, format
     (GQA, glue("(B) to eat", "[(5.0,10.0),(7, 10),(20, 25),]"), 1, 1, 1),
     (GQA, glue("The best answer is B", "[(5, 10)]"), 1, 0.5, 1), (GQA, glue("A", "[(5, 10), (30, 35)]"), 0, 1 / 3, 1),
     (GQA, glue("b", "[(0, 40)]"), 1, 0.25, 1),  # the whole clip
-    (GQA, glue("Because", "[]"), 0, 0, 1),
-    (GQA, glue("A and B", "[]"), 0, 0, 1), (GQA, glue("B, not A", "[]"), 1, 0, 1),  # the first letter
+    (GQA, glue("Because", "[]"), 0, 0, 1), (GQA, glue("A and B", "[]"), 0, 0, 1),
+    (GQA, glue("B, not A", "[]"), 1, 0, 1),  # the first letter
     (GQA, glue("Because of B", "[]"), 1, 0, 1), (GQA, glue("D, so B", "[]"), 1, 0, 1),  # there are A to C
     (GQA, glue("B", "[(10, 5), (20, 25)]"), 1, 0, 0),  # one from end to start
     (GQA, glue("B", "[[5, 10], [20, 25]]"), 1, 0, 0), (GQA, glue("B", "[(5, 5)]"), 1, 0, 1),
@@ -82,8 +81,7 @@ VIDEOCHAT_GQA = [  # accuracy, iou, format
     (GQA, "<think><glue>[(5, 10), (20, 25)]</glue></think><answer>B</answer><glue>[]</glue>", 1, 0, 0),
     (GQA, glue("B", "[]") + "<glue>[(5, 10), (20, 25)]</glue>", 1, 0, 0),  # the first <glue>
     (GQA, glue("B", "[(5, 10), (20, 25)]") + " done", 1, 1, 0), (NO_EVIDENCE, glue("B", "[]"), 1, 1, 1),
-    (NO_EVIDENCE, glue("B", "[(5, 5)]"), 1, 0, 1), (GQA, glue("B", LONG), 1, 0, 0),
-    (GQA, "", 0, 0, 0)]
+    (NO_EVIDENCE, glue("B", "[(5, 5)]"), 1, 0, 1), (GQA, glue("B", LONG), 1, 0, 0), (GQA, "", 0, 0, 0)]
 
 
 def start_end(start, end):
