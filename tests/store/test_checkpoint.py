@@ -130,6 +130,13 @@ def test_which_checkpoints_are_kept(tmp_path):
     assert [checkpoint.step_of(path) for path in checkpoint.complete_checkpoints(tmp_path)] == [999_999, 1_000_000]
 
 
+def test_a_folder_of_weights_alone_is_a_checkpoint(tmp_path):
+    with pytest.raises(RunError, match="is neither a run folder nor a checkpoint"):
+        checkpoint.find(tmp_path)
+    model(tmp_path)
+    assert checkpoint.find(tmp_path).path == tmp_path
+
+
 def test_a_checkpoint_that_stepped_aside_still_counts(tmp_path):
     checkpoint.save(tmp_path, 10, model, {"value": 1}, keep=1)
     os.rename(tmp_path / "step-000010", tmp_path / ".old-step-000010")  # killed between the two renames
