@@ -18,7 +18,7 @@ from tests.training.test_loop import start
 from vlrl.config.schema import SaveSettings
 from vlrl.errors import RunError
 from vlrl.monitoring import trackers
-from vlrl.store import checkpoint
+from vlrl.store import RunFolder, checkpoint
 from vlrl.training import loop, session
 from vlrl.training.checkpointing import RunCheckpoints, Saver, estimate, fits_in_memory
 from vlrl.training.update import make_optimizer
@@ -108,6 +108,21 @@ def test_an_error_in_the_background_ends_the_run_at_the_next_step(tiny_models, t
         start(tmp_path, tiny_models["qwen3_vl"], *QUIET, "save.every=1", "steps=9")
     assert len(metrics(tmp_path / "run")) <= 2
     assert not [t for t in threading.enumerate() if t.name == "saver"]
+
+
+def test_rollouts_are_written_before_the_checkpoint_of_their_step(tiny_models, tmp_path, monkeypatch):
+    """However slow the disk is: a resumed run never lacks the rollouts of a completed step."""
+    save, write, seen = checkpoint.save, RunFolder.write_rollouts, {}
+    def after(folder, step, *more):
+        seen[step] = sorted({row["step"] for row in RunFolder(tmp_path / "run").rollouts().to_pylist()})
+        return save(folder, step, *more)
+    def slowly(*args, **more):
+        time.sleep(0.3)
+        return write(*args, **more)
+    monkeypatch.setattr(checkpoint, "save", after)
+    monkeypatch.setattr(RunFolder, "write_rollouts", slowly)
+    start(tmp_path, tiny_models["qwen3_vl"], *QUIET, "save.every=1", "steps=2", "save.background=false")
+    assert seen == {1: [0], 2: [0, 1]}
 
 
 def test_the_best_is_kept_beside_the_newest(tmp_path):
