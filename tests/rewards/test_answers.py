@@ -1,6 +1,5 @@
 """Typed answers and rewards beside a group, by hand; ROUGE and its stemmer as rouge_score 0.1.2 and NLTK give them."""
 
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -116,24 +115,6 @@ def test_lengths_and_consistency_without_a_margin():
 def test_consistency_bonus(right, likely, paid):
     assert groups.consistency_bonus(right, likely) == pytest.approx(paid)
     assert groups.consistency_bonus(right[::-1], likely[::-1]) == pytest.approx(paid[::-1])
-
-
-PIECES = st.sampled_from(["A", "B.", "(C)", " ", ",", "3", "-2.5", "1e9", "1,200", "nan", "red car", "running", "y",
-                          "\0", "\ud800", "9" * 400, "\n", "**", "'", "\u0663"])
-TEXT = st.lists(PIECES, max_size=12).map("".join) | st.text(max_size=40)
-
-
-@settings(max_examples=60)
-@given(TEXT, TEXT)
-def test_scores_are_bounded_and_never_raise(text, truth):
-    scorers = (*answers.STRICT.values(), answers.edit_similarity, answers.near_number,
-               *(answers.tolerant(kind, OPTIONS, ["red car"]) for kind in answers.STRICT))
-    for scorer in scorers:
-        assert 0 <= scorer(text, truth) <= 1
-    assert answers.word_error_rate(text, truth) >= 0
-    number = answers.one_number(text)
-    assert number is None or math.isfinite(number)
-    assert answers.rouge(text, truth) == pytest.approx(answers.rouge(truth, text))
 
 
 @settings(max_examples=50)

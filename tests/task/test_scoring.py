@@ -77,22 +77,18 @@ def test_samples_and_group_parts_that_fail():
         task_samples(Given(lambda: load("grounding", {"drawn": True}).samples("x")), "x")
 
 
-@each("given says", [
-    (None, "task '': score returned NoneType, expected {part: number}"), (1.0, "score returned float"),
-    ([("a", 1.0)], "score returned list"), ("a", "score returned str"),
-    ({"a": 1.0, 3: 1.0}, "part name 3 (int)"), ({None: 1.0}, "part name None (NoneType)")])
-def test_a_score_of_another_shape_stops(given, says):
-    with pytest.raises(TaskError, match=re.escape(says)):
-        scored(task(lambda x: given), "x")
+def shaped(given, of_group):
+    scored(task(lambda x: {"a": 1.0, "b": 0.0}, lambda answers: given) if of_group else task(lambda x: given), "x")
 
 
-@each("given says", [
-    ([None], "score_group returned NoneType, expected {part: number}"), (None, "score_group returned NoneType"),
-    ({"b": 1.0}, "score_group returned dict, expected a list"), ([[1.0]], "score_group returned list"),
-    ([{0: 1.0}], "part name 0 (int)"), (3, "score_group returned int"), ("x", "score_group returned str")])
-def test_group_scores_of_another_shape_stop(given, says):
-    with pytest.raises(TaskError, match=re.escape(says)):
-        scored(task(lambda x: {"a": 1.0, "b": 0.0}, lambda answers: given), "x")
+test_scores_of_another_shape_stop = refused(TaskError, shaped, [
+    (None, False, "task '': score returned NoneType, expected {part: number}"), (1.0, False, "score returned float"),
+    ([("a", 1.0)], False, "score returned list"), ("a", False, "score returned str"),
+    ({"a": 1.0, 3: 1.0}, False, "part name 3 (int)"), ({None: 1.0}, False, "part name None (NoneType)"),
+    ([None], True, "score_group returned NoneType, expected {part: number}"),
+    (None, True, "score_group returned NoneType"), ({"b": 1.0}, True, "score_group returned dict, expected a list"),
+    ([[1.0]], True, "score_group returned list"), ([{0: 1.0}], True, "part name 0 (int)"),
+    (3, True, "score_group returned int"), ("x", True, "score_group returned str")], plain=True)
 
 
 @each("given", ["x", "1.0", b"1", [1.0], {}, 1j, 10**400, 10**5000, np.ones(1), object(),
@@ -316,24 +312,15 @@ def name_of(name):
 
 
 @each("split", ["train", "heldout"])
-def test_a_file_that_no_one_reads_is_refused(split, rows):
+def test_a_file_beside_own_samples_is_refused_or_put_in_their_place(split, rows):
     with pytest.raises(ConfigError, match=rf"data\.{split}='.*rows.jsonl' is not read: task .* makes its own samples"
                                           r".*data\.own_samples=false"):
         ids(split, **{split: rows})
     other = {"train": "heldout", "heldout": "train"}[split]
     assert ids(other, **{split: rows}) == [f"{other}-{n}" for n in range(3)]
-
-
-@each("split", ["train", "heldout"])
-def test_own_samples_false_puts_the_rows_in_their_place(split, rows):
-    assert ids(split, own_samples=False, **{split: rows}) == ["a"]
-
-
-@each("split", ["train", "heldout"])
-def test_rows_stay_in_their_place_however_often_they_are_asked_for(split, rows):
     data = {"own_samples": False, split: rows}
     task = make_task(validate({"task": name_of("Made"), "model": {"name": "x"}, "data": data}))
-    assert [[s.id for s in task_samples(task, split)] for _ in range(3)] == [["a"]] * 3
+    assert [[s.id for s in task_samples(task, split)] for _ in range(3)] == [["a"]] * 3  # however often they are asked
 
 
 def test_rows_beside_own_samples_by_task(rows):

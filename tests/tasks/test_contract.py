@@ -89,7 +89,7 @@ def test_the_contract(case, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
 def test_the_contract_over_more_samples_and_another_process(case, tmp_path_factory):
-    testing.assert_ok(built(*case, str(tmp_path_factory.getbasetemp())), samples=16, processes=1)
+    testing.assert_ok(built(*case, str(tmp_path_factory.getbasetemp())), samples=8, processes=1)
 
 
 @pytest.mark.parametrize("name", builtin_names())

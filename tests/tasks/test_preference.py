@@ -1,7 +1,6 @@
 """The preference task: recipes by hand, both orders, what an evaluation tells, cheats, bounds."""
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -158,15 +157,6 @@ def test_who_always_says_one_shows_it(data, said, bias, agreement):
     assert (summary["position_bias"], summary["pairs/agreement"]) == (bias, agreement)
     silent = task.summarize([{"sample": s.row, "parsed": None, "parts": {"accuracy": 0.0}} for s in found])
     assert silent["pairs/agreement"] == 0 and "position_bias" not in silent
-
-
-@each("recipe", TABLES)
-def test_cheats_do_not_pay(recipe):
-    task = built(recipe=recipe)
-    sample = task.sample_from_row(ROW)
-    for row in (sample, task.swapped(sample), replace(sample, row={**sample.row, "answer": 1})):
-        assert len(task.cheats(row)) > 8
-        assert all(task.score(row, parse_answer(text))["accuracy"] == 0 for text in task.cheats(row).values())
 
 
 @pytest.mark.slow

@@ -209,21 +209,6 @@ def test_prompts_and_summaries():
     assert task.metrics(task.sample_from_row(CHOICE), parse_answer("B"), {}) == {}
 
 
-LISTED = ("A, B, C", "A B C D", "ABCD", "a cat, a dog, a hen", "0123456789", "1 2 3 4 5", "yes, no", "", " ", LONG, "?")
-
-
-@each("recipe", TABLES)
-def test_no_cheat_pays(recipe):
-    for row in ROWS[recipe]:
-        task = built(recipe)
-        right = parse_answer(task.oracle(task.sample_from_row(row))).final
-        texts = [wrapped for text in LISTED for wrapped in (text, think(text))]
-        texts += [f"<think>{right}</think><answer>Z</answer>", f"<think><answer>{right}</answer></think>Z",
-                  f"<think>{right}", asked(recipe, row)]
-        best = max(parts["accuracy"] for parts in scored(recipe, row, *texts))
-        assert best < 0.5, (row, best)
-
-
 SPANS = [[[10, 20]], [[0, 5]], [[25, 38]], [[12, 14]], [[30, 33]]]
 CORNERS = [[0, 0], [60, 10], [100, 50], [20, 30]]
 CONTRACT = {

@@ -284,17 +284,6 @@ def test_a_page_reaches_no_address_but_its_folder(tmp_path):
         tcp.shutdown(socket.SHUT_RDWR)
 
 
-def test_nothing_of_a_page_is_seen_in_another(tmp_path):
-    task = made(tmp_path, keeps="note(localStorage.x = document.cookie = (localStorage.x || '') + 'y=1')")
-    with hosting(task) as host:
-        states = []
-        for _ in range(2):
-            episode, _ = opened(host, task, "keeps")
-            states.append(acted(host, episode, CLICK).state)
-            host.close_episodes([episode])
-        assert states[0] == states[1]
-
-
 def test_an_action_that_cannot_be_read_is_told_and_counted(tmp_path):
     task = made(tmp_path)
     with hosting(task) as host:

@@ -11,13 +11,14 @@ import pytest
 from PIL import Image
 
 from tests.tables import each
+from tests.tasks.scaffold import SHORTER
 from vlrl import Environment, Media, Observation, Sample, Step, Task, testing
 from vlrl.checks.finding import Finding, shorten
 from vlrl.data import Drawn, coordinates
 from vlrl.errors import ConfigError
 from vlrl.rewards.boxes import format_box, iou, parse_box
 from vlrl.rewards.text import extract_tag
-from vlrl.testing import episodes
+from vlrl.testing import episodes, texts
 from vlrl.testing.answers import check_groups, check_texts, try_answer
 from vlrl.testing.findings import Findings, TooSlow, timed
 from vlrl.testing.samples import check_samples, places
@@ -77,8 +78,9 @@ def by_rule(task, samples=12, processes=0):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """Slow scorers are found sooner; the limit is of CPU time."""
+    """Slow scorers are found sooner, with shorter long answers; the limit is of CPU time."""
     monkeypatch.setattr("vlrl.testing.answers.SLOW", 0.15)
+    monkeypatch.setattr(texts, "_LONG_TEXTS", SHORTER)
 
 
 @each("task", [Sound(), Boxes()])
@@ -421,9 +423,10 @@ class Walking(Task):
     prompt = "Go to {goal}."
     rewards = {"arrived": 1.0}
     world = Walk
+    count: int = 1
 
     def samples(self, split):
-        return [Sample(id=f"{split}-{i}", row={"goal": 2 + i + 10 * (split == "heldout")}) for i in range(3)]
+        return [Sample(id=f"{split}-{i}", row={"goal": 2 + i + 10 * (split == "heldout")}) for i in range(self.count)]
 
     def environment(self, sample):
         return self.world(sample)
@@ -438,7 +441,7 @@ def found(world=Walk, base=Walking, **changes):
 
 
 def test_a_sound_environment_passes_and_wrong_perfect_episodes_are_found():
-    findings, notes = found()
+    findings, notes = found(count=3)
     assert not findings and "perfect episodes earn 1 on average over 3 samples, hostile actions at most 0" in notes
     for actions, says in ((["left"], "the perfect episode earns 0"), (["right"] * 9, "of its 9 actions"),
                           ("right", "expected a list of strings"), ([], "expected a list of strings")):
