@@ -3,13 +3,14 @@
 import json
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.tables import by_hand, each, refused
+from tests.tasks import scaffold
 from tests.tasks.scaffold import assert_contract, scores, think
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows
@@ -22,11 +23,7 @@ RECIPES = list(load("classification")._recipes)
 ROW = {"id": "r1", "label": "Tabby cat", "labels": ["Tabby cat", "dog"], "synonyms": ["tabby"]}
 OPEN = {"id": "r1", "label": "water_lily"}
 SEVERAL = {"id": "r1", "label": ["cat", "dog"], "labels": ["cat", "dog", "mug", "cup"], "synonyms": {"cat": ["kitty"]}}
-
-
-@cache
-def built(**options):
-    return load("classification", options)
+built = partial(scaffold.built, "classification")
 
 
 def scored(row, *texts, **options):

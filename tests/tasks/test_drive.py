@@ -1,7 +1,6 @@
 """Drive: the same for the same scene and decisions; what is paid follows from what happened."""
 
 from collections import Counter
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,14 @@ import numpy as np
 import pytest
 
 from tests.tables import each
-from tests.tasks.scaffold import assert_ok
+from tests.tasks.scaffold import assert_ok, played, scored_episode
 from vlrl import config as configs
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import closed_loop as rules
-from vlrl.rewards.text import parse_answer
 from vlrl.task import load
-from vlrl.task.scoring import score_group
 from vlrl.task.services import Services, drop_unserved_parts
 from vlrl.testing.texts import hostile_texts
 from vlrl.training.build_task import make_task
-from vlrl.types import PastAction
 
 pytest.importorskip("highway_env")
 from vlrl.tasks._drive_world import Decision, World  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
@@ -32,25 +28,6 @@ SCENARIOS = ("highway", "merge", "intersection", "roundabout")
 
 def drive(**given) -> Any:
     return load("drive", {"width": 64, "seconds": 6, **given})
-
-
-def played(task, sample, actions):
-    """Observations and steps of an episode, up to its end."""
-    world, steps = task.environment(sample), []
-    first = world.reset(7)
-    for action in actions:
-        steps.append(world.step(action))
-        if steps[-1].done:
-            break
-    return [first, *(s.observation for s in steps)], steps
-
-
-def scored(task, sample, actions, services=None):
-    _, steps = played(task, sample, actions)
-    turns = tuple(PastAction(action=a, media=tuple(s.observation.media), parts=s.parts, done=s.done)
-                  for a, s in zip(actions, steps, strict=False))
-    answer = replace(parse_answer(turns[-1].action), turns=turns)
-    return score_group(task, sample, [answer], 0, services)[0]
 
 
 def frames(observations):
@@ -121,7 +98,7 @@ def test_its_config_pays_less_for_a_brake_that_is_no_decision():
     """Else misspelt words become the brake, as they did in runs (benchmarks/results/drive_cpu.md)."""
     task = make_task(configs.load(ROOT / "configs" / "drive.yaml"))
     for sample in [task.samples("train")[i] for i in range(4)]:
-        said, misspelt = (scored(task, sample, [text] * 6) for text in ("STOP, STRAIGHT", "STRAIGHT, STOOP"))
+        said, misspelt = (scored_episode(task, sample, [text] * 6) for text in ("STOP, STRAIGHT", "STRAIGHT, STOOP"))
         assert said.parts["completion"] == misspelt.parts["completion"] > 0
         assert said.reward - misspelt.reward == pytest.approx(1)
 
@@ -141,7 +118,7 @@ def test_what_ends_the_drive():
         assert steps[-1].parts["success"] == 0
     task = drive()
     for place in range(4):
-        result = scored(task, task.samples("train")[place], ["STOP, STRAIGHT"] * 9)
+        result = scored_episode(task, task.samples("train")[place], ["STOP, STRAIGHT"] * 9)
         assert result.parts["success"] == 0 and result.correct is False
         assert 0 <= result.reward <= result.parts["completion"] < 0.5
     _, steps = played(drive(traffic=0), task.samples("train")[0], ["STOP, STRAIGHT"] * 9)
@@ -194,14 +171,14 @@ def test_what_is_paid_follows_from_what_happened():
     sample = task.samples("train")[0]
     actions = list(task.oracle_actions(sample) or ())
     _, steps = played(task, sample, actions)
-    result = scored(task, sample, actions)
+    result = scored_episode(task, sample, actions)
     assert result.correct and result.parts["success"] == 1 and result.parts["completion"] == pytest.approx(1)
     assert result.reward == pytest.approx(sum(s.parts["carl"] for s in steps)) and 0 < result.reward <= 1
     assert result.parts["format"] == 1 and not result.parts["collision"]
     assert result.parts["comfort"] == np.mean([s.parts["comfort"] for s in steps])
-    shaped = scored(drive(reward="shaped"), sample, actions)
+    shaped = scored_episode(drive(reward="shaped"), sample, actions)
     assert shaped.reward == pytest.approx(sum(s.parts["shaped"] for s in steps))
-    own = scored(drive(rewards={"carl": 0, "completion": 2.0, "collision": -1.0}), sample, actions)
+    own = scored_episode(drive(rewards={"carl": 0, "completion": 2.0, "collision": -1.0}), sample, actions)
     assert own.reward == pytest.approx(2.0)
 
 
@@ -235,7 +212,8 @@ def test_the_contrast_part_and_its_service():
         drop_unserved_parts(task, (), task.samples("train"))
     assert "contrast" not in drop_unserved_parts(drive(), (), task.samples("train")).weights
     task, clip = drive(reward="contrast", traffic=0, actions="waypoints"), Cosines(0.2, 0.3)
-    result = scored(task, task.samples("train")[0], ["[[6, 8, 1], [8, 30, 3]]"] * 4, Services({}, {"clip": clip}))
+    way, services = "[[6, 8, 1], [8, 30, 3]]", Services({}, {"clip": clip})
+    result = scored_episode(task, task.samples("train")[0], [way] * 4, services)
     assert result.parts["off_road"] == 1 and result.reward < 1 / 6
 
 
@@ -245,7 +223,7 @@ def test_the_contrast_part(cosines, clear):
     task, clip = drive(reward="contrast", traffic=0), Cosines(*cosines)
     sample = task.samples("train")[0]
     actions = ["KEEP, STRAIGHT"] * 3
-    result = scored(task, sample, actions, Services({}, {"clip": clip}))
+    result = scored_episode(task, sample, actions, Services({}, {"clip": clip}))
     _, steps = played(task, sample, actions)
     expected = sum((1 - abs(s.parts["speed"] - clear)) * s.parts["centring"] for s in steps) / 6
     assert result.reward == pytest.approx(expected, abs=1e-9)

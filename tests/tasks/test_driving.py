@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from functools import cache
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,11 +24,7 @@ WAY = {**ROW, "trajectory": [[4, 0, 0.5], [8, 0, 1], [12, 0, 1.5], [16, 0, 2], [
        "obstacles": [{"center": [30, 0], "size": [4, 2]}], "drivable": [[[-5, -3], [40, -3], [40, 3], [-5, 3]]]}
 RECIPES = ("plan", "alphadrive", "alphadrive_released", "trajectory")
 BOUNDS = {"alphadrive_released": (-0.4, 1.4)}
-
-
-@cache
-def built(recipe):
-    return load("driving", {"recipe": recipe})
+built = partial(scaffold.built, "driving")
 
 
 def scored(recipe, row, *texts, services=None, task=None):
@@ -52,22 +48,21 @@ PLAN = [  # speed, path, format
     (ROW, "<answer>STOP, STRAIGHT</answer><answer>KEEP, LEFT_TURN</answer>", 0, 0, 1),
     (ROW, "keep, left_turn", 0, 0, 0),
     (ROW, "KEEP, ACCELERATE, DECELERATE, STOP, STRAIGHT, LEFT_TURN, RIGHT_TURN, LEFT_CHANGE, RIGHT_CHANGE",
-     0, 0, 0), (ROW, LONG, 0, 0, 0), (ROW, "🙂", 0, 0, 0), (ROW, "", 0, 0, 0)]
+     0, 0, 0), (ROW, "", 0, 0, 0)]
 ALONE = [  # AlphaDrive of a single answer: the share of its plan is 1, so the factor is .8
     (ROW, think("KEEP, LEFT_TURN"), 0.64, 0.8, 1), (ROW, think("STOP, LEFT_TURN"), 0, 0.8, 1),
     (ROW, think("KEEP, STOP, LEFT_TURN"), 2 / 3 * 0.9 * 0.8, 0.8, 1), (TWO, think("STOP, STRAIGHT"), 1.6 / 3, 0.64, 1),
     (TWO, think("STOP, DECELERATE, STRAIGHT"), 0.8, 0.64, 1), (ROW, "KEEP, LEFT_TURN", 0.64, 0.8, 0),
     (ROW, "<answer>KEEP, LEFT_TURN</answer>", 0.64, 0.8, 0), (ROW, think("LEFT_TURN"), 0, 0.8, 1),
     (ROW, "<think>KEEP, LEFT_TURN</think><answer>none</answer>", 0, 0, 1),
-    (ROW, think("STOP, STRAIGHT") + think("KEEP, LEFT_TURN"), 0, 0, 0), (ROW, think(""), 0, 0, 1), (ROW, "", 0, 0, 0),
-    (ROW, think(LONG), 0, 0, 1)]
+    (ROW, think("STOP, STRAIGHT") + think("KEEP, LEFT_TURN"), 0, 0, 0), (ROW, think(""), 0, 0, 1), (ROW, "", 0, 0, 0)]
 RELEASED = [  # a single answer is always new
     (ROW, think("KEEP, LEFT_TURN"), 1.2, 1.4, 1), (ROW, think("STOP, LEFT_TURN"), 0.4, 1.4, 1),
     (ROW, think("KEEP, STOP, LEFT_TURN"), 1, 1.4, 1), (TWO, think("STOP, STRAIGHT"), 2 / 3 + 0.4, 1.2, 1),
     (TWO, think("STOP, DECELERATE, STRAIGHT"), 1.4, 1.2, 1), (ROW, "KEEP, LEFT_TURN", 1.2, 1.4, 0),
     (ROW, think(""), -0.4, -0.4, 1),  # the released code pays +.4 here
     (ROW, think("LEFT_TURN"), -0.4, 1.4, 1), (ROW, "<think>KEEP, LEFT_TURN", -0.4, -0.4, 0), (ROW, "", -0.4, -0.4, 0),
-    (ROW, LONG, -0.4, -0.4, 0), (ROW, think("🙂 STOP STRAIGHT"), 0.4, 0.4, 1)]
+    (ROW, think("🙂 STOP STRAIGHT"), 0.4, 0.4, 1)]
 EXACT = WAY["trajectory"]
 WAYS = [  # l2, collision, off_road, format
     (WAY, written(*EXACT), 1, 0, 0, 1), (WAY, think(written(*EXACT)), 1, 0, 0, 1),
@@ -83,7 +78,7 @@ WAYS = [  # l2, collision, off_road, format
                                                                  1, 0, 1, 1),
     (WAY, written(*EXACT) * 2, 0, 1, 1, 0), (WAY, written(*EXACT[::-1]), 0, 1, 1, 0), (WAY, "[[4, 0", 0, 1, 1, 0),
     (WAY, f"<think>{written(*EXACT)}</think>none", 0, 1, 1, 0), (WAY, "KEEP, STRAIGHT", 0, 1, 1, 0),
-    (WAY, LONG, 0, 1, 1, 0), (WAY, "", 0, 1, 1, 0)]
+    (WAY, "", 0, 1, 1, 0)]
 TABLES = {"plan": PLAN, "alphadrive": ALONE, "alphadrive_released": RELEASED, "trajectory": WAYS}
 
 

@@ -208,8 +208,7 @@ VISUAL_RFT = [
     (TWINS, f"<think><answer>{positions((*M, 1.0))}</answer></think><answer>No Objects</answer>", 0, 0, 0),
     (TWINS, think(positions((*M, 0.9), (*C, 0.9))) + " done", 1, 0.9, 0),
     (TWINS, think("\n" + positions((*M, 0.9), (*C, 0.9)) + "\n"), 1, 0.9, 1),  # over several lines
-    (TWINS, think("🙂"), 0, 0, 1), (TWINS, think(LONG), 0, 0, 1), (TWINS, "", 0, 0, 0),
-    (ABSENT, think("No Objects"), 1, 1, 1), (ABSENT, think(positions((*M, 0.9))), 0, 0.1, 1),
+    (TWINS, "", 0, 0, 0), (ABSENT, think("No Objects"), 1, 1, 1), (ABSENT, think(positions((*M, 0.9))), 0, 0.1, 1),
     (ABSENT, think(""), 0, 0, 1)]
 
 
@@ -222,7 +221,7 @@ PERCEPTION = [
     (TWINS, marked(C, M), 1, 1), (TWINS, marked(M), 0.5, 1), (ROW, "(20,10),(60,50)", 0, 0),
     (ROW, marked((60, 50, 20, 10)), 0, 1), (ROW, "the mug " + marked(M), 1, 0), (ROW, marked(M) + " there", 1, 0),
     (ROW, f"<think>{marked(M)}</think>{marked(OFF)}", 0, 1), (ROW, "<|box_start|>(20,10)<|box_end|>", 0, 0),
-    (ROW, "🙂", 0, 0), (ROW, LONG + marked(M), 1, 0), (ROW, "", 0, 0), (ABSENT, "none", 1, 1),
+    (ROW, LONG + marked(M), 1, 0), (ROW, "", 0, 0), (ABSENT, "none", 1, 1),
     (ABSENT, marked(M), 0, 0), (ABSENT, "", 0, 0)]
 QUESTION = {"id": "r1", "width": 200, "height": 100, "question": "Is it red?", "answer": "No"}
 BINARY = [
@@ -231,7 +230,7 @@ BINARY = [
     (QUESTION, think("false"), 1, 1), (ROW, "<think>yes</think><answer>no</answer>", 0, 1),
     (ROW, "<think>a</think><answer>yes", 1, 0),  # an unclosed answer is still read
     (ROW, think("no") + think("yes"), 0, 0), (ROW, "<think>yes", 0, 0), (ROW, think("是 🙂"), 0, 1),
-    (ROW, think(LONG), 0, 1), (ROW, think("yes") + " sure", 1, 0), (ROW, "", 0, 0)]
+    (ROW, think("yes") + " sure", 1, 0), (ROW, "", 0, 0)]
 OPTIONS = {"id": "r1", "width": 200, "height": 100, "question": "Which?", "options": ["a", "b", "c"], "answer": "B"}
 CHOICE = [
     (TWO, think("A,B"), 1, 1), (TWO, think("A, B"), 1, 1), (TWO, think("B,A"), 0, 1), (TWO, think("A"), 0, 1),
@@ -254,7 +253,7 @@ OPEN = [
 REASONING = [
     (ROW, think("[20, 10, 60, 50]"), 1, 1), (ROW, think("(20,10),(60,50)"), 1, 1),
     (ROW, think("[30, 20, 70, 60]"), 900 / 2300 - 200 / 2500, 1), (ROW, think("[100, 60, 120, 90]"), 0, 1),
-    (ROW, think("[60, 50, 20, 10]"), 0, 1), (ROW, "[20, 10, 60, 50]", 0, 0), (ROW, think(LONG), 0, 1), (ROW, "", 0, 0),
+    (ROW, think("[60, 50, 20, 10]"), 0, 1), (ROW, "[20, 10, 60, 50]", 0, 0), (ROW, "", 0, 0),
     (ABSENT, think("none"), 1, 1)]
 COUNTING = [
     (TWINS, think("2"), 1, 1), (TWINS, think("There are 2 mugs"), 1, 1), (TWINS, think("two"), 0, 1),
@@ -267,7 +266,7 @@ POINTING = [
     (TWINS, "[[40, 30], [120, 40]]", 1, 1), (TWINS, "[[40, 30]]", 0.5, 1), (TWINS, "[40, 30]", 0.5, 1),
     (TWINS, "[[40, 30], [41, 30]]", 0.5, 1), (TWINS, '```json\n[{"point_2d": [40, 30]}]\n```', 0.5, 1),
     (TWINS, "40, 30 and 120, 40", 1, 0), (POINTS, "[[45, 30], [120, 49]]", 1, 1), (POINTS, "[[45, 40]]", 0, 1),
-    (ABSENT, "none", 1, 1), (ABSENT, "[]", 1, 1), (ABSENT, "[[1, 1]]", 0, 1), (ROW, "", 0, 0), (ROW, LONG, 0, 0)]
+    (ABSENT, "none", 1, 1), (ABSENT, "[]", 1, 1), (ABSENT, "[[1, 1]]", 0, 1), (ROW, "", 0, 0)]
 TABLES = {"vlm_r1_rec": REC, "vlm_r1_ovd": OVD, "vision_r1_griffon": GRIFFON, "visual_rft_detection": VISUAL_RFT,
           "perception_r1": PERCEPTION, "curr_reft_binary": BINARY, "curr_reft_choice": CHOICE, "curr_reft_open": OPEN,
           "reasoning": REASONING, "counting": COUNTING, "pointing": POINTING}

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tables import each, refused
-from tests.tasks import scaffold
-from tests.tasks.scaffold import scores, think
+from tests.tasks.scaffold import measured, scores, think
 from vlrl.data.coordinates import make
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
@@ -46,7 +45,7 @@ G1 = [
     (ROW, "[{'bbox_2d': [20, 10, 60, 50], 'label': 'x'}]", 1, 1, 1),
     (ROW, "Here: " + fenced(BOX) + " done 🙂", 1, 1, 1), (ROW, f"<think>{fenced(BOX)}</think>none", 0, 0, 0),
     (ROW, '```json\n[{"bbox_2d": [20, 10, 60', 0, 0, 0), (ROW, '[{"bbox_2d": [20, 10, 60]}]', 0, 0, 0),
-    (ROW, LONG + fenced(BOX), 1, 1, 1), (ROW, LONG, 0, 0, 0), (ROW, "[]", 0, 0, 0), (ROW, "", 0, 0, 0)]
+    (ROW, LONG + fenced(BOX), 1, 1, 1), (ROW, "[]", 0, 0, 0), (ROW, "", 0, 0, 0)]
 G2 = [
     (ROW, "[20, 10, 60, 50]", 1, 1, 1), (ROW, "[40, 10, 80, 50]", 0.607, 0.882, 1),  # exp(-.5), exp(-.125)
     (ROW, "[30, 20, 50, 40]", 1, 0.8, 1), (ROW, "[60, 50, 20, 10]", 1, 0, 1),  # inverted: no coverage
@@ -56,7 +55,7 @@ G2 = [
     (ROW, "[0, 0, 5, 5] [20, 10, 60, 50]", round(math.exp(-0.5 * ((37.5 / 20) ** 2 + (27.5 / 20) ** 2)), 3),
      round(math.exp(-(37.5 ** 2 + 27.5 ** 2) / 203.125 / 8) * 50 / 203.125, 3), 0),  # the first box
     (ROW, "[20, 10, 60", 0, 0, 0), (ROW, "<think>[20, 10, 60, 50]</think>", 0, 0, 0),
-    (ROW, "[٢٠, ١٠, ٦٠, ٥٠]", 0, 0, 0), (ROW, LONG, 0, 0, 0), (ROW, "", 0, 0, 0)]
+    (ROW, "[٢٠, ١٠, ٦٠, ٥٠]", 0, 0, 0), (ROW, "", 0, 0, 0)]
 
 
 def call(x, y):
@@ -71,7 +70,7 @@ SE = [
     (ROW, '<tool_call>{"arguments": {"coordinate": [40', 0, 0),
     (ROW, '<tool_call>{"arguments": [40, 30]}</tool_call>', 0, 1),
     (ROW, "<tool_call>{}</tool_call>", 0, 0),  # the form of a call holds a point
-    (ROW, '<tool_call>{"arguments": {"coordinate": [40]}}</tool_call>', 0, 0), (ROW, "🙂", 0, 0), (ROW, LONG, 0, 0),
+    (ROW, '<tool_call>{"arguments": {"coordinate": [40]}}</tool_call>', 0, 0),
     (ROW, "", 0, 0)]
 UI_R1 = [
     (CLICK, think("[{'action': 'click', 'coordinate': [40, 30]}]"), 1, 1, 1),
@@ -88,8 +87,7 @@ UI_R1 = [
     (ROW, think("[{'action': 'click', 'coordinate': [40"), 0, 0, 1),
     (ROW, think("[{'action': 'scroll'}]") + think("[{'action': 'click', 'coordinate': [40, 30]}]"), 0, 0, 0),
     (ROW, "<think><answer>[{'action': 'click', 'coordinate': [40, 30]}]</answer></think><answer>🙂</answer>", 0, 0, 0),
-    (ROW, think("[{'action': 'click', 'coordinate': [40, 30]}]") + " done", 1, 1, 0), (ROW, think(LONG), 0, 0, 1),
-    (ROW, "", 0, 0, 0)]
+    (ROW, think("[{'action': 'click', 'coordinate': [40, 30]}]") + " done", 1, 1, 0), (ROW, "", 0, 0, 0)]
 
 
 def act(action, point=(-100, -100), text="no input text"):
@@ -113,7 +111,7 @@ GUI_R1 = [
     (CLICK, think("{'action': 'click', 'point': [40, 30], 'input_text': ''}"), 1, 0),
     (CLICK, think("__import__('os').system('x')"), 0, 0), (CLICK, act("click", (40, 30)), 0, 0),
     (CLICK, think(act("click", (40, 30))) + " done", 1, 0),
-    (CLICK, f"<think>{act('click', (40, 30))}</think><answer>🙂</answer>", 0, 0), (CLICK, think(LONG), 0, 0),
+    (CLICK, f"<think>{act('click', (40, 30))}</think><answer>🙂</answer>", 0, 0),
     (CLICK, "", 0, 0)]
 INFIGUI = [  # accuracy, format
     (CLICK, think('{"action": "click", "coordinate": [40, 30]}'), 1, 1),
@@ -127,7 +125,7 @@ INFIGUI = [  # accuracy, format
     (ROW, think('{"bbox_2d": [20, 10, 60, 40]}'), 1, 1), (ROW, think('{"bbox_2d": [60, 50, 20, 10]}'), 0, 1),
     (ROW, "[40, 30]", 0, 0),  # accuracy counts in the right format only
     (ROW, "<think>[40, 30]</think>", 0, 0), (ROW, "<think>a</think><think>b</think>[40, 30]", 0, 0),
-    (ROW, think("[40, 30]") + " done", 0, 0), (ROW, think("🙂"), 0, 1), (ROW, think(LONG), 0, 1), (ROW, "", 0, 0)]
+    (ROW, think("[40, 30]") + " done", 0, 0), (ROW, "", 0, 0)]
 
 
 def boxed(text):
@@ -176,7 +174,7 @@ GLM = [
     (BACK, boxed('{"action_type": "press_back"}<|begin_of_box|>'), 0),
     (BACK, think('\\boxed{x}<|begin_of_box|>{"action_type": "press_back"}<|end_of_box|>'), 0),
     (BACK, boxed('{"action_type": "press_ba'), 0), (BACK, boxed('{"action_type": NaN, "x": 1e999}'), 0),
-    (TYPE, boxed('{"action_type": "type", "text": "' + LONG + '"}'), 0), (BACK, boxed("🙂"), 0), (BACK, "", 0)]
+    (TYPE, boxed('{"action_type": "type", "text": "' + LONG + '"}'), 0), (BACK, "", 0)]
 ELEMENT = [(ROW, "[20, 10, 60, 50]", 1, 1, 1), (ROW, "[40, 30]", 1, 0, 0), (ROW, "(61, 30)", 0, 0, 0),
            (ROW, "", 0, 0, 0)]
 POINTED = [(ROW, "[40, 30]", 1, 1), (ROW, "at (40, 30)", 1, 0), (ROW, "[20, 10, 60, 50]", 1, 0), (ROW, "", 0, 0)]
@@ -279,24 +277,21 @@ def test_history_and_marks():
     assert marks("gui_r1", TYPE, "") == []
 
 
-def measured(recipe, rows, texts):
-    return scaffold.measured(load("gui", {"recipe": recipe}), rows, texts)
-
-
 def test_metrics():
     rows = [{**ROW, "platform": "web", "element_type": "icon"}, {**ROW, "platform": "web", "element_type": "text"},
             {**ROW, "platform": "mobile"}, BARE]
-    single, split = measured("gui_rcpo", rows, ["[20, 10, 60, 50]", "[100, 50]", "", "[1, 1]"])
+    single, split = measured(load("gui", {"recipe": "gui_rcpo"}), rows, ["[20, 10, 60, 50]", "[100, 50]", "", "[1, 1]"])
     assert single == [{"click_acc": 1}, {"click_acc": 0}, {"click_acc": 0}, {}]
     assert split == {"click_acc/icon": 1, "click_acc/mobile": 0, "click_acc/text": 0, "click_acc/web": 0.5,
                      "click_acc/web/icon": 1, "click_acc/web/text": 0, "click_acc/macro": 0.5}
     rows = [CLICK, CLICK, TYPE, BACK, TYPE]
     texts = [act("click", (40, 30)), act("click", (100, 90)), act("type", text="hello there"), act("enter"), ""]
-    single, split = measured("gui_r1", rows, map(think, texts))
+    single, split = measured(load("gui", {"recipe": "gui_r1"}), rows, map(think, texts))
     assert [m["step_success"] for m in single] == [1, 0, 1, 0, 0] and [m["type_acc"] for m in single] == [1, 1, 1, 0, 0]
     assert split == {}
-    glm, _ = measured("glm_v_androidworld", [CLICK, ROW, BACK], [
+    glm, _ = measured(load("gui", {"recipe": "glm_v_androidworld"}), [CLICK, ROW, BACK], [
         boxed('{"action_type": "click", "box_2d": [[30, 20, 40, 30]]}')] * 3)
     assert glm == [{"type_acc": 1, "step_success": 1}, {"click_acc": 1}, {"type_acc": 0, "step_success": 0}]
-    infigui, _ = measured("infigui_r1", [ROW, ROW, ROW], [think("[40, 30]"), think("[20, 10, 60, 50]"), think("none")])
+    texts = [think("[40, 30]"), think("[20, 10, 60, 50]"), think("none")]
+    infigui, _ = measured(load("gui", {"recipe": "infigui_r1"}), [ROW] * 3, texts)
     assert infigui == [{"click_acc": 1}, {"click_acc": 1}, {"click_acc": 0}]

@@ -1,12 +1,13 @@
 """The preference task: recipes by hand, both orders, what an evaluation tells, cheats, bounds."""
 
 import json
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.tables import each, refused
+from tests.tasks import scaffold
 from tests.tasks.scaffold import assert_ok, scores, think
 from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
@@ -18,11 +19,7 @@ from vlrl.task.services import Services
 from vlrl.tools.tasks.score_rows import score_row
 
 ROW = {"id": "r1", "question": "What is it?", "responses": ["a cat {second}", "a dog"], "answer": 2}
-
-
-@cache
-def built(**options):
-    return load("preference", options)
+built = partial(scaffold.built, "preference")
 
 
 def judging(*replies):

@@ -2,12 +2,13 @@
 
 import contextlib
 from dataclasses import replace
-from functools import cache
+from functools import partial
 
 import pytest
 from PIL import Image
 
 from tests.tables import each, refused
+from tests.tasks import scaffold
 from tests.tasks.scaffold import assert_contract, think
 from vlrl.checks.fields import field_problems
 from vlrl.errors import ConfigError, DataError
@@ -36,11 +37,7 @@ OCR = {"question": "Read it.", "answer": "NO PARKING\nany time", "answer_type": 
 TEXT = {"question": "What is it?", "answer": ["a man walks a dog", "dog walking"], "answer_type": "text"}
 GUESS = {"question": "How old?", "answer": 40, "answer_type": "regression"}
 ROWS = [CHOICE, SEVERAL, COUNT, NUMBER, SHARE, YES, VALUE, YEAR, OCR, TEXT, GUESS]
-
-
-@cache
-def qa(**options):
-    return load("qa", options)
+qa = partial(scaffold.built, "qa")
 
 
 def sample_of(task, row):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tables import by_hand, each, refused
+from tests.tasks.scaffold import played, scored_episode
 from vlrl.data import coordinates
 from vlrl.data.coordinates import make
 from vlrl.errors import ConfigError
@@ -28,22 +29,6 @@ def repair(**given) -> Any:
     return task
 
 
-def played(task, sample, actions):
-    world, steps = task.environment(sample), []
-    assert not world.reset(3).text
-    for action in actions:
-        steps.append(world.step(action))
-        if steps[-1].done:
-            break
-    return steps
-
-
-def scored_attempts(task, sample, actions):
-    steps = played(task, sample, actions)
-    turns = tuple(PastAction(action=a, parts=s.parts) for a, s in zip(actions, steps, strict=False))
-    return score_group(task, sample, [replace(parse_answer(turns[-1].action), turns=turns)], 0)[0]
-
-
 def half(task, sample):
     """A box with half of the target's area."""
     box = task.other.coordinates.from_original(sample, sample["boxes"][0]["box"])
@@ -54,16 +39,16 @@ def test_a_second_attempt_after_a_message():
     task = repair()
     sample = task.samples("train")[0]
     right, wrong = task.oracle(sample), half(task, sample)
-    steps = played(task, sample, [wrong, right])
-    assert [s.done for s in steps] == [False, True]
+    shown, steps = played(task, sample, [wrong, right])
+    assert not shown[0].text and [s.done for s in steps] == [False, True]
     assert steps[0].observation.text.startswith("That is not right. ") and "partly right" in steps[0].observation.text
     assert steps[1].observation.text == ""
     (first,), (second,) = ([task.judged(sample, parse_answer(a)).reward] for a in (wrong, right))
-    result = scored_attempts(task, sample, [wrong, right])
+    result = scored_episode(task, sample, [wrong, right])
     assert result.parts == pytest.approx({"final": second, "first": first, "improvement": second - first,
                                           "solved": 1.0})
     assert result.correct and result.reward == pytest.approx(second) and second > first
-    paid = scored_attempts(repair(rewards={"improvement": 2.0}), sample, [wrong, right])
+    paid = scored_episode(repair(rewards={"improvement": 2.0}), sample, [wrong, right])
     assert paid.reward == pytest.approx(second + 2 * (second - first))
     turns = (PastAction(action=wrong), PastAction(action=right))
     metrics = task.metrics(sample, replace(parse_answer(right), turns=turns), result.parts)
@@ -77,7 +62,7 @@ def test_the_reward_is_that_of_the_other_task():
         assert sample.row == plain.row and task.messages(sample) == other.messages(plain)
         for text in (other.oracle(plain), half(task, sample), "no box", ""):
             single = score_group(other, plain, [parse_answer(text)], 0)[0]
-            result = scored_attempts(task, sample, [text, text])
+            result = scored_episode(task, sample, [text, text])
             assert result.parts["final"] == result.parts["first"] == single.reward
             assert result.parts["improvement"] == 0 and result.correct == single.correct
 
@@ -85,16 +70,15 @@ def test_the_reward_is_that_of_the_other_task():
 def test_it_ends_when_right_or_after_the_last_attempt():
     task = repair(attempts=4)
     sample = task.samples("train")[1]
-    assert len(played(task, sample, [task.oracle(sample), "more"])) == 1
-    assert len(played(task, sample, ["no"] * 9)) == 4
-    assert [s.observation.text == "" for s in played(task, sample, ["no"] * 9)] == [False, False, False, True]
-    made_worse = scored_attempts(repair(), sample, [half(task, sample), "no"])
+    assert len(played(task, sample, [task.oracle(sample), "more"])[1]) == 1
+    assert [shown.text == "" for shown in played(task, sample, ["no"] * 9)[0][1:]] == [False, False, False, True]
+    made_worse = scored_episode(repair(), sample, [half(task, sample), "no"])
     assert made_worse.parts["improvement"] < 0 and made_worse.reward == made_worse.parts["final"] == 0
     task = repair()
     task.other.score = lambda sample, answer: {"iou": None}  # pyright: ignore
     sample = task.other.samples("train")[0]
-    (step,) = played(task, sample, ["[1, 2, 3, 4]"])
-    assert step.done and scored_attempts(task, sample, ["[1, 2, 3, 4]"]).reward is None
+    (step,) = played(task, sample, ["[1, 2, 3, 4]"])[1]
+    assert step.done and scored_episode(task, sample, ["[1, 2, 3, 4]"]).reward is None
     assert task.judged(sample, parse_answer("")) == JudgedAttempt({"iou": None}, None, None)
     rows = [{"id": "a", "plan": {"speed": "STOP", "path": "STRAIGHT"}}]
     task = load("repair", {"base": "driving", "base_settings": {"recipe": "alphadrive"}})
@@ -118,7 +102,7 @@ def test_the_message_is_one_of_a_few_whatever_the_target(place, text, message):
              for words in product(WORDS, repeat=len(parts))}
     if message == "verdict":
         known = {"That is not right. Answer again."}
-    (step, *_) = played(task, task.samples("train")[place], [text])
+    (step,) = played(task, task.samples("train")[place], [text])[1]
     assert step.observation.text in known | {""} and (step.observation.text == "") == step.done
 
 
@@ -132,18 +116,11 @@ test_what_it_refuses = refused(ConfigError, lambda given: repair(**given), [
     ({"attempts": 1}, "task.attempts")])
 
 
-def shown_and_played(task, sample, actions, seed=0):
-    world = task.environment(sample)
-    shown = [world.reset(seed)]
-    steps = [world.step(action) for action in actions]
-    return [*shown, *(s.observation for s in steps)], steps
-
-
 def test_each_turn_shows_the_next_colour():
     task = load("recall", {"length": 4})
     sample = task.samples("train")[3]
     actions = list(task.oracle_actions(sample) or ())
-    shown, steps = shown_and_played(task, sample, actions)
+    shown, steps = played(task, sample, actions)
     assert [o.text for o in shown] == ["1 of 4.", "2 of 4.", "3 of 4.", "4 of 4.", ""]
     assert [s.done for s in steps] == [False, False, False, True]
     assert task.score(sample, Answer(text=actions[-1])) == {"accuracy": 1.0, "format": 1.0}
@@ -154,7 +131,7 @@ def test_each_turn_shows_the_next_colour():
     task = load("recall")
     sample = task.samples("heldout")[0]
     first, again, other = ([o.media[0].source.getpixel((0, 0)) for o in shown] for shown in (
-        shown_and_played(task, sample, ["", ""], seed)[0] for seed in (1, 1, 2)))
+        played(task, sample, ["", ""], seed)[0] for seed in (1, 1, 2)))
     assert first == again != other
     assert sample["colours"] == load("recall").samples("heldout")[0]["colours"]
 
@@ -188,7 +165,7 @@ def test_other_answers(answer, accuracy, form):
     task = load("recall")
     sample = next(s for s in task.samples("heldout") if s["colours"] == ["blue", "green", "red"])
     assert task.score(sample, Answer(text=answer)) == {"accuracy": accuracy, "format": form}
-    assert shown_and_played(task, sample, ["next", "next", answer])[1][-1].done
+    assert played(task, sample, ["next", "next", answer])[1][-1].done
 
 
 def zoom(**settings) -> Any:

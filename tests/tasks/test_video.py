@@ -1,12 +1,13 @@
 """The video recipes of typed answers by hand; and every video recipe's config, cheats, bounds and contract."""
 
 from dataclasses import replace
-from functools import cache
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.tables import each
+from tests.tasks import scaffold
 from tests.tasks.scaffold import assert_contract
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
@@ -48,7 +49,7 @@ VIDEO_R1 = [  # accuracy, format
     (TEXT, think("the red cars stopped"), (6 / 8 + 4 / 6 + 6 / 8) / 3, 1),
     (TEXT, think("stops"), (0.4 + 0 + 0.4) / 3, 1), (TEXT, think("nothing"), 0, 1), (SIZE, think("5"), 0.75, 1),
     (SIZE, think("8.5"), 0, 1), (SIZE, think("4"), 1, 1), (SIZE, think("4 m"), 0, 1), (SIZE, think("1e999"), 0, 1),
-    (SIZE, "", 0, 0), (CHOICE, LONG, 0, 0)]
+    (SIZE, "", 0, 0)]
 SEED = [
     (CHOICE, think("B"), 1, 1), (CHOICE, think("B."), 1, 1), (CHOICE, think("B. a dog"), 1, 1),
     (CHOICE, think("a dog"), 1, 1), (CHOICE, think("Both"), 0, 1), (CHOICE, think("B, C"), 0, 1),
@@ -67,7 +68,7 @@ DIRECT = [
     (timed.SPAN, "10 to 20", 1, 1), (timed.SPAN, "10 to 15", 0.5, 1), (timed.SPAN, "20 to 10", 0, 0),
     (timed.TRACK, "[[0, 0, 100, 50], [20, 0, 120, 50], null, [100, 50, 200, 100]]", 1, 1),
     (timed.TRACK, "[[0, 0, 100, 50], null, null, null]", 1 / 3, 1), (timed.TRACK, "[[0, 0, 100, 50]]", 0, 0),
-    (CHOICE, "", 0, 0), (CHOICE, LONG, 0, 1)]
+    (CHOICE, "", 0, 0)]
 TABLES = {"video_r1": VIDEO_R1, "grpo_care": VIDEO_R1, "seed_bench_r1": SEED, "favchat": FAVCHAT, "direct": DIRECT}
 ROWS = {**{name: [row] for name, row in timed.ROWS.items()},
         **{name: [CHOICE, NUMBER, OCR, TEXT, SIZE] for name in TABLES}, "seed_bench_r1": [CHOICE]}
@@ -79,11 +80,7 @@ def reference(values):
 
 
 SURE = reference([np.array([1.0])] * 1000)
-
-
-@cache
-def built(recipe):
-    return load("video", {"recipe": recipe})
+built = partial(scaffold.built, "video")
 
 
 def scored(recipe, row, *texts, services=SURE, tokens=0, **settings):
