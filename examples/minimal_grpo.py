@@ -15,7 +15,7 @@ it is only told how good its own are. One step:
 GRPO is eq. 3 of DeepSeekMath (arXiv 2402.03300), here without the KL term, which keeps a model near its start.
 Of vlrl this script takes what has little to do with the method: loading a model, encoding pictures, sampling, and
 log-probabilities of completions. The steps above are written out. The real loop is vlrl/training/loop.py; this task
-trains there, too, and tests/docs/test_minimal_grpo.py compares the gradients of both:
+trains there, too, and tests/docs/test_examples.py compares the gradients of both:
 
     vlrl train configs/tiny.yaml task=examples/minimal_grpo.py:FindShape"""
 

@@ -1,4 +1,4 @@
-"""Settings that would be misread are refused, by name and value."""
+"""Settings that would be misread are refused, by name and value, and say what to write; paths go by the config."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,17 @@ import pytest
 import yaml
 
 from tests.tables import each
-from vlrl import config
+from vlrl import config, task
+from vlrl.algo.algorithm import Algorithm
 from vlrl.config import loading
 from vlrl.config.base import Named
 from vlrl.config.other_names import translation
+from vlrl.config.paths import searched_in, split_of_folder
 from vlrl.config.registry import failure, resolve
 from vlrl.errors import ConfigError, RunError
+from vlrl.store import checkpoint
+from vlrl.task import Task
+from vlrl.training.build_task import make_task
 
 ROOT = Path(__file__).parents[2]
 BASE = "task: grounding\nmodel: {name: m}\n"
@@ -207,3 +212,91 @@ def test_names_below_a_setting_that_may_be_null_are_merged(words, found):
     """As any other name: an option stays with its name, and another name drops the options of the old one."""
     mix = loading.load("configs/quickstart.yaml", words).algo.demonstrations.mix
     assert {"name": mix.name, **mix.options} == found
+
+
+class Own(Task):
+    """Given as a class, where a name is asked for."""
+
+
+TREE = {"task": {"name": "grounding"}, "model": {"name": "x"}}
+
+
+@each("tree said", [
+    ({"task": Own}, r"task=tests\.config\.test_loading:Own"), ({"model": "x"}, r"write model\.name=x"),
+    ({"data": {"train": object()}}, r"dataset\.to_parquet"),
+    ({"task": {"name": "grounding", "prompt": {"question": None}}}, r"quotes, 'task\.prompt=\"\{question\}\"'"),
+    ({"algo": {"kl": 0.04}}, r"algo\.kl_coef=0\.04"),
+    ({"task": {"name": "grounding", "part": "x"}}, "Did you mean 'parts'"),
+    ({"task": {"name": "grounding", "rewards": {"short": 1}}}, r"task\.parts=\[path/file\.py:name\]"),
+    ({"algo": {"loss": "grpo"}}, r"extends=algorithms/grpo\.yaml"), ({"algo": {"loss": "gsqo"}}, "Did you mean 'gspo'"),
+    ({"reward_funcs": "f"}, r"Here it is task\.name \(docs/coming-from\.md\)")])
+def test_the_message_says_what_to_write(tree, said):
+    with pytest.raises(ConfigError, match=said):
+        found = config.validate({**TREE, **tree})
+        make_task(found)
+        Algorithm(found)
+
+
+TASK = """
+from vlrl.task import Task
+from neighbour_of_ours import WEIGHT
+
+class Mine(Task):
+    rewards = {"right": WEIGHT}
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    folder, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for place in (folder, elsewhere):
+        place.mkdir()
+    (folder / "rows.jsonl").write_text("")
+    (folder / "more-1.jsonl").write_text("")
+    (folder / "mine.py").write_text(TASK)
+    (folder / "neighbour_of_ours.py").write_text("WEIGHT = 2.5\n")
+    (folder / "base.yaml").write_text("model: {name: m}\ndata: {train: rows.jsonl}\n")
+    (elsewhere / "rows.jsonl").write_text("")
+    monkeypatch.chdir(elsewhere)
+    return folder
+
+
+def load(project, text, *words):
+    (project / "a.yaml").write_text(f"extends: base.yaml\n{text}\n")
+    return loading.load(project / "a.yaml", words)
+
+
+def test_paths_go_by_the_file_then_by_the_working_directory(project, tmp_path):
+    loaded = load(project, "task: mine.py:Mine\nalgo: {loss: 'mine.py:Mine'}\ndata: {heldout: 'more-*.jsonl'}")
+    assert loaded.data.train == str(project / "rows.jsonl")  # both folders have it
+    assert loaded.data.heldout == str(project / "more-*.jsonl")
+    assert loaded.algo.loss.name == f"{project / 'mine.py'}:Mine"
+    assert task.load(loaded.task.name).weights == {"right": 2.5}  # which its neighbour says
+    loaded = load(project, "tasks: [{name: mine.py, data: {train: other.jsonl}}]", "data.train=rows.jsonl")
+    assert loaded.data.train == "rows.jsonl" and loaded.tasks[0].data.train == "other.jsonl"
+    assert loaded.tasks[0].name == str(project / "mine.py")
+    loaded = load(project, "task: qa\ndata: {train: /rows.jsonl}\nmodel: {name: Qwen/Qwen2.5-VL-3B-Instruct}")
+    assert loaded.data.train == "/rows.jsonl" and loaded.model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
+    (project / "shards").mkdir()
+    loaded = load(project, "task: mine.py:Mine\ndata: {train: shards@train, heldout: 'org/name@test'}")
+    assert (loaded.data.train, loaded.data.heldout) == (str(project / "shards@train"), "org/name@test")
+    (tmp_path / "a@b").mkdir()
+    (tmp_path / "a").mkdir()
+    assert split_of_folder(str(tmp_path / "a@b/rows.jsonl")) is None
+    assert split_of_folder(str(tmp_path / "a@b.jsonl")) is None
+    assert split_of_folder(str(tmp_path / "a@b")) == (str(tmp_path / "a"), "b")
+    loaded = load(project, "task: no.py:Mine\ndata: {train: no.jsonl}")
+    both = rf"looked for as {project}/no\.py and {tmp_path}/elsewhere/no\.py"
+    with pytest.raises(ConfigError, match=both):
+        task.load(loaded.task.name)
+    assert f"{project}/no.jsonl" in searched_in("no.jsonl") and not searched_in("rows.jsonl")
+    checkpoints = project / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    with pytest.raises(RunError, match="has no complete checkpoint"):
+        load(project, "task: qa\nmodel: {name: run}")
+    for step in (1, 12):
+        checkpoint.save(checkpoints, step, lambda folder: (folder / "w").write_text("x"), {}, 9)
+    assert load(project, "task: qa\nmodel: {name: run}").model.name == str(checkpoints / "step-000012")
+    (project / "yaml.py").write_text("raise SystemExit('the wrong one')\n")
+    (project / "other.py").write_text(TASK.replace("from neighbour", "import yaml\nfrom neighbour"))
+    assert task.load(f"{project}/other.py").weights == {"right": 2.5}

@@ -1,8 +1,12 @@
-"""services.judge against a real HTTP server that answers well and badly; what is kept, and what is asked twice."""
+"""services.judge: a real HTTP server that answers well and badly, what is kept and what is asked twice, what is shown
+of episodes, and what `vlrl serve --judge` would start."""
 
 import base64
 import io
+import itertools
 import json
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -13,14 +17,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cli.test_serve import free_port
 from tests.services.stub import PLACE, count_of, judging, text_of
 from tests.tables import refused
+from vlrl import Observation, Sample, Task
 from vlrl.config import validate
+from vlrl.config.schema import LimitsSettings
 from vlrl.config.services import JudgeSettings
+from vlrl.data.media import load
 from vlrl.errors import ConfigError, TrainingError
+from vlrl.rewards.verdicts import MOST_SHOWN, quoted
+from vlrl.services.chat import data_urls
 from vlrl.services.judge import Judge
+from vlrl.services.judge_prompts import MOST_PICTURES, MOST_PIXELS, judge_view
+from vlrl.services.judge_server import prepare
 from vlrl.task.services import Question, ServiceContext
-from vlrl.types import Media
+from vlrl.types import Answer, Media, PastAction
 
 FIELDS = {"verdict": ("yes", "no")}
 YES = '{"verdict": "yes"}'
@@ -252,3 +264,94 @@ test_addresses_and_keys = refused(
     ({"url": "nowhere"}, r"services\.judge\.url 'nowhere' is not the address"),
     ({"url": "http://me:pw@a.example/v1"}, r"services\.judge\.key_env"),
     ({"url": "http://a.example/v1", "key_env": "NOT_SET_HERE"}, r"services\.judge\.key_env NOT_SET_HERE")])
+
+
+def made(folder, further=(), host="127.0.0.1", port=None, **settings):
+    return prepare(JudgeSettings(**{"model": "org/judge", **settings}), folder / "judge", host=host, port=port,
+                   further=further)
+
+
+def test_the_server_has_the_judge_s_model_address_and_key(tmp_path, monkeypatch):
+    """The key is in its environment alone, where no list of processes shows it; one of others' does not get there."""
+    monkeypatch.setenv("MINE", "secret-key")
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    port = free_port()
+    servers = made(tmp_path, ["max_model_len=4096", "structured-outputs-config.disable_any_whitespace=true"],
+                   url=f"http://127.0.0.1:{port}/v1", key_env="MINE")
+    (server,) = servers.servers
+    pairs = {*itertools.pairwise(server.command)}
+    assert {("--model", "org/judge"), ("--served-model-name", "org/judge"), ("--port", str(port)),
+            ("--host", "127.0.0.1"), ("--max-model-len", "4096"),
+            ("--structured-outputs-config.disable_any_whitespace", "true")} <= pairs
+    assert server.environment["VLLM_API_KEY"] == "secret-key" and "secret-key" not in " ".join(server.command)
+    assert servers.addresses == [f"http://127.0.0.1:{port}"] and servers.key_file is None
+    (server,) = made(tmp_path, port=port).servers
+    assert "VLLM_API_KEY" not in server.environment and server.log.name == f"judge-{port}.log"
+    assert ("--port", str(port)) in {*itertools.pairwise(server.command)}
+
+
+def test_a_checkpoint_and_a_port_that_cannot_be_served(tmp_path):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is an adapter, .*by a run with model\.name=.*model\.lora\.rank=0"):
+        made(tmp_path, port=free_port(), model=str(tmp_path / "best"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{taken.getsockname()[1]}"):
+            made(tmp_path, port=taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    ({"model": ""}, r"--judge needs services\.judge\.model"),
+    ({"url": "http://elsewhere:9000/v1"}, r"names another host than 127\.0\.0\.1.*--host 0\.0\.0\.0"),
+    ({"url": "http://127.0.0.1:9000/v1", "port": 9001}, r"--port 9001 differs from the port in services\.judge\.url"),
+    ({"url": "https://127.0.0.1:9000/v1"}, r"vLLM answers only at http://HOST:PORT/v1"),
+    ({"url": "http://127.0.0.1:9000/judge"}, r"vLLM answers only at http://HOST:PORT/v1"),
+    ({"host": "0.0.0.0"}, r"--host 0\.0\.0\.0 without a key .*services\.judge\.key_env"),
+    ({"key_env": "NOT_SET"}, r"services\.judge\.key_env NOT_SET: .*not set"),
+    ({"further": ["model=x"]}, r"--vllm model=x: vlrl sets --model itself, by services\.judge\.model"),
+    ({"further": ["api_key=x"]}, r"set services\.judge\.key_env")])
+def test_what_is_refused(tmp_path, monkeypatch, more, says):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    with pytest.raises(ConfigError, match=says):
+        made(tmp_path, **more)
+    assert not (tmp_path / "judge").exists()
+
+
+class Doors(Task):
+    prompt, rewards = "Open the door.", {"judge": 1.0}
+
+
+def picture(grey, side=4):
+    return Media(source=Image.new("L", (side, side), grey))
+
+
+def episode(count, text="It is stuck.", side=4):
+    turns = [PastAction(action=f"push {i}", observation=f"{text} {i}", media=(picture(i, side),)) for i in range(count)]
+    return Answer(text="pull", final="pull", turns=tuple(turns))
+
+
+def test_what_is_shown_stands_in_order():
+    sample = Sample(id="a", media=(picture(1),))
+    assert judge_view(Doors(), sample, [Answer(text="x")]) == ("Open the door.", sample.media)
+    assert judge_view(Doors(), sample, [Answer(text="x")], media=False) == ("Open the door.", ())
+    sample = Sample(id="a", media=(picture(1),), opening=Observation("A door.", [picture(2)]))
+    question, shown = judge_view(Doors(), sample, [episode(2)])
+    assert question == ("Open the door.A door.\n\nShown at the beginning: [picture 2]\n\nAction 1: push 0\n\n"
+                        "Observation: It is stuck. 0 [picture 3]\n\nAction 2: push 1\n\n"
+                        "Observation: It is stuck. 1 [picture 4]")
+    assert [m.source.getpixel((0, 0)) for m in shown] == [1, 2, 0, 1]
+    question, shown = judge_view(Doors(), sample, [episode(1), episode(1)], media=False)
+    assert shown == () and "Action 1 of answer 2: push 0" in question and "[picture" not in question
+
+
+def test_what_is_sent_is_bounded():
+    sample = Sample(id="a", media=(picture(1),))
+    question, shown = judge_view(Doors(), sample, [episode(40, "x" * 50_000, side=1400)])
+    assert len(question) < 1.2 * MOST_SHOWN and len(quoted("question", question)) < MOST_SHOWN + 200
+    assert len(shown) == MOST_PICTURES and question.count("that is not shown") == 40 - MOST_PICTURES + 1
+    assert [int(n) for n in re.findall(r"\[picture (\d+)\]", question)] == [*range(2, MOST_PICTURES + 1)]
+    loaded = load(shown[-1], LimitsSettings())
+    assert 0.9 * MOST_PIXELS < loaded.size[0] * loaded.size[1] <= MOST_PIXELS and data_urls(loaded)
+    assert shown[-1].source.getpixel((0, 0)) == 39  # the last ones

@@ -1,18 +1,37 @@
-"""Rounds whose prompts without a right answer are learned by the given one, and rounds that train the first weights."""
+"""Rounds: what is learned and which weights learn it, which answers are kept; how runs of several stages are listed."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.conftest import TWO
 from vlrl import config as configs
+from vlrl.algo.named import bind
+from vlrl.app.library import Library
+from vlrl.cli.main import main
+from vlrl.config.base import Named
 from vlrl.errors import ConfigError
+from vlrl.store.lock import this_process
 from vlrl.tools.evaluation.measure import choose_model
 from vlrl.tools.evaluation.rows import RowFile
+from vlrl.tools.experiments import status
 from vlrl.tools.stages import rounds
 from vlrl.tools.stages import run as stages
-from vlrl.tools.stages.stage_list import read_stages
+from vlrl.tools.stages.selection import (
+    CHOICES,
+    Candidate,
+    best,
+    diverse,
+    every,
+    select_answers,
+    select_rejected,
+    shortest,
+)
+from vlrl.tools.stages.stage_list import StageList, read_stages
 
 TASK = '''
 from vlrl.task import Task
@@ -107,3 +126,110 @@ def test_a_dpo_round_without_a_pair_leaves_the_weights_and_the_run_goes_on(tmp_p
     assert [(left["steps"], left["kept"]) for left in known.done.values()] == [(0, 0), (0, 0)]
     assert rounds.last_model(config) == known.done["round-01"]["model"]
     assert (Path(rounds.last_model(config)) / "config.json").exists()
+
+
+THREE = [Candidate("red car left", 0.5, 9), Candidate("red car", 0.9, 7), Candidate("blue bus", 0.9, 7),
+         Candidate("red car on the left", 0.1, 5)]
+
+
+def row(answer, reward=1.0, correct=True, tokens=3, **more):
+    return {"answer": answer, "reward": reward, "correct": correct, "tokens": tokens, **more}
+
+
+def test_answers_are_chosen_by_hand():
+    assert best(THREE) == [1] and best(THREE, 3) == [1, 2, 0]
+    assert shortest(THREE) == [3] and shortest(THREE, 2) == [3, 1]
+    # beside "red car": blue bus shares 0 of 4 words, "red car on the left" 2 of 5, "red car left" 2 of 3
+    assert diverse(THREE, 3) == [1, 2, 3] and diverse(THREE, 9) == [1, 2, 3, 0]
+    assert every(THREE) == [0, 1, 2, 3]
+    rows = [row("a", 0.2, False), row("b", 0.9, tokens=5), row("b", 1.0), row("c", 0.8, truncated=True), row(""),
+            row("d", None, None), row("e", 0.9, tokens=4), row("f", float("nan"))]
+    assert [r["answer"] for r in select_answers(rows, every, None)] == ["b", "e"]
+    assert select_answers(rows, shortest, None) == [rows[6]]
+    assert [r["answer"] for r in select_answers(rows, every, 0.2)] == ["a", "b", "e"]
+    assert select_answers(rows[:1], best, None) == []
+    with pytest.raises(ValueError, match="index 3 for 1 answers"):
+        select_answers([row("a")], lambda candidates: [3], None)
+
+
+def test_what_a_short_answer_is_preferred_to():
+    """Wrong ones that are longer, right ones of more than 1.5 times its tokens."""
+    kept = row("k", tokens=4)
+    rows = [row("w4", 0.0, False, 4), row("w5", 0.0, False, 5), row("r6", tokens=6), row("r7", tokens=7), kept,
+            row("w5", 0.0, False, 9), row("x", None, None, 99), row("", 0.0, False, 9), row("cut", 0.0, False, 8,
+                                                                                           truncated=True)]
+    assert [r["answer"] for r in select_rejected(rows, kept, None, 1.5)] == ["w5", "r7", "cut"]
+    assert [r["answer"] for r in select_rejected(rows, kept, None, 1.0)] == ["w5", "r6", "r7", "cut"]
+    assert [r["answer"] for r in select_rejected(rows, kept, 2.0, 1.5)] == ["w5", "r6", "r7", "cut"]  # none is right
+
+
+@given(st.lists(st.tuples(st.text("ab ", max_size=6), st.sampled_from([0.0, 0.5, 1.0]), st.booleans()), max_size=9),
+       st.sampled_from([*CHOICES]))
+def test_what_is_kept_is_right_and_different(answers, name):
+    rows = [row(text, reward, correct) for text, reward, correct in answers]
+    kept = select_answers(rows, bind("rounds.choose", Named(name=name), CHOICES), None)
+    assert all(r["correct"] and r["answer"] for r in kept)
+    assert len({r["answer"] for r in kept}) == len(kept)
+    assert bool(kept) == any(r["correct"] and r["answer"] for r in rows)
+
+
+def stage(folder, state="finished", step=2, reward=0.5):
+    folder.mkdir(parents=True)
+    (folder / "heartbeat.json").write_text(json.dumps({"step": step, "steps": 4, "state": state, "time": 5.0}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": step - 1, "reward/mean": reward}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def staged(tmp_path):
+    """A run whose first stage is finished, and whose rounds are in their first."""
+    run = tmp_path / "runs" / "two"
+    StageList(run, [("cold", "sft"), ("own", "rounds"), ("last", "rl")], {"cold": {"steps": 4, "model": "m"}}).write()
+    StageList(run / "own", [("round-01", "sft"), ("round-02", "sft")]).write()
+    stage(run / "cold", step=4)
+    stage(run / "own" / "round-01", "interrupted", 3, 0.25)
+    return run
+
+
+def test_it_is_one_run_with_its_stages(staged, capsys):
+    assert status.find_runs(staged.parent) == [staged]
+    found = status.read_status(staged)
+    assert (found.state, found.step, found.steps, found.reward) == ("interrupted", 7, 8, 0.25)
+    assert [(os.path.basename(s.path), s.state, s.step) for s in found.stages] == [
+        ("cold", "finished", 4), ("own", "interrupted", 3)]
+    assert [os.path.basename(s.path) for s in found.stages[1].stages] == ["round-01"]
+    assert main(["status", str(staged.parent)]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if "two" in line] == [
+        "two", "two/cold", "two/own", "two/own/round-01"]
+    assert main(["status", str(staged)]) == 0 and "own/round-01: interrupted, step 3/4" in capsys.readouterr().out
+    assert main(["status", str(staged), "--json"]) == 0
+    assert [s["step"] for s in json.loads(capsys.readouterr().out)["stages"]] == [4, 3]
+
+
+def test_states_and_the_library_of_the_inspector(staged):
+    stage(staged.parent / "other")
+    runs = Library(staged.parent).runs()
+    assert [(r.id, r.part_of) for r in runs] == [
+        ("other", ""), ("two", ""), ("two/cold", "two"), ("two/own", "two"), ("two/own/round-01", "two/own")]
+    assert (runs[1].step, runs[1].steps, runs[1].state) == (7, 8, "interrupted")
+    (staged / "run.lock").write_text(json.dumps(this_process()))  # this process works on it, between two stages
+    assert status.read_status(staged).state == "running"
+    (staged / "run.lock").write_text(json.dumps({**this_process(), "pid": 2**22 - 1, "started": 1}))
+    stage_beat = staged / "own" / "round-01" / "heartbeat.json"
+    stage_beat.write_text(json.dumps({**json.loads(stage_beat.read_text()), "state": "running"}))
+    assert status.read_status(staged).state == "dead"
+    (staged / "run.lock").unlink()
+    known = read_stages(staged)
+    for name in ("own", "last"):
+        known = known.finished(name, steps=4, model="m")
+    assert status.read_status(staged).state == "finished"
+
+
+def test_no_list_and_links_that_lead_elsewhere(staged, tmp_path):
+    assert read_stages(tmp_path) is None
+    for text in ("{", "[]", '{"stages": [{"name": "../x", "kind": "rl"}], "done": {}}', '{"stages": 3, "done": {}}'):
+        (tmp_path / "stages.json").write_text(text)
+        assert read_stages(tmp_path) is None
+    os.symlink(stage(tmp_path / "elsewhere"), staged / "last")
+    assert len(read_stages(staged).folders) == 2 and len(status.read_status(staged).stages) == 2
