@@ -57,12 +57,6 @@ def test_sums_steps_and_failures():
     assert one.reward is None and one.parts == {"a": None, "b": 1.0} and one.error is None
 
 
-@each("value", [math.nan, math.inf, -math.inf])
-def test_a_part_that_is_not_finite_is_unscorable(value):
-    (one,) = scored(task(lambda x: {"a": value, "b": 1.0}), "x")
-    assert one.parts == {"a": None, "b": 1.0} and one.reward is None and "'a'" in one.error
-
-
 def test_samples_and_group_parts_that_fail():
     t = task(lambda x: {"a": 1.0}, lambda answers: [{"b": float(i)} for i, _ in enumerate(answers)])
     assert [s.reward for s in scored(t, "x", "y", "z")] == [1.0, 1.5, 2.0]
@@ -91,7 +85,7 @@ test_scores_of_another_shape_stop = refused(TaskError, shaped, [
     (3, True, "score_group returned int"), ("x", True, "score_group returned str")], plain=True)
 
 
-@each("given", ["x", "1.0", b"1", [1.0], {}, 1j, 10**400, 10**5000, np.ones(1), object(),
+@each("given", [math.nan, math.inf, -math.inf, "x", "1.0", b"1", [1.0], {}, 1j, 10**400, 10**5000, np.ones(1), object(),
                                    Decimal("nan"), np.float32("inf")])
 def test_a_part_that_is_no_number_is_unscorable(given):
     (one,) = scored(task(lambda x: {"a": given, "b": 1.0}), "x")

@@ -61,28 +61,19 @@ def test_scenes_and_successes_by_scenario():
                                           "collision/merge": 0.5}
 
 
-@each("text expected", [
-    ("KEEP, STRAIGHT", ("KEEP", "STRAIGHT")), ("<think>STOP</think> ACCELERATE, LEFT_CHANGE",
-                                               ("ACCELERATE", "LEFT_CHANGE")),
-    ("<answer>DECELERATE, RIGHT_CHANGE</answer>", ("DECELERATE", "RIGHT_CHANGE")),
-    ("I STOP, going STRAIGHT.", ("STOP", "STRAIGHT")), ("KEEP", None), ("STRAIGHT", None), ("", None),
-    ("KEEP, STOP, STRAIGHT", None), ("KEEP, LEFT_TURN", None), ("keep, straight", None),
-    ("do not STOP, STRAIGHT", None)])
-def test_words_that_are_read(text, expected):
-    read = read_decision(text, "meta")
-    assert read == (expected and Decision(*expected))
-    if read:
-        assert read_decision(decision_text(read), "meta") == read
-
-
-@each("text expected", [
-    ("[[5, 0, 1], [10, -1.5, 2]]", [[5, 0, 1], [10, -1.5, 2]]), ("[]", None), ("[[5, 0, 0]]", None),
-    ("[[5, 0]]", None), ("[[1e999, 0, 1]]", None), ("KEEP, STRAIGHT", None)])
-def test_way_points_that_are_read(text, expected):
-    read = read_decision(text, "waypoints")
-    assert (read and read.way) == expected
-    if read:
-        assert read_decision(decision_text(read), "waypoints") == read
+@each("actions text expected", [
+    ("meta", "KEEP, STRAIGHT", Decision("KEEP", "STRAIGHT")),
+    ("meta", "<think>STOP</think> ACCELERATE, LEFT_CHANGE", Decision("ACCELERATE", "LEFT_CHANGE")),
+    ("meta", "<answer>DECELERATE, RIGHT_CHANGE</answer>", Decision("DECELERATE", "RIGHT_CHANGE")),
+    ("meta", "I STOP, going STRAIGHT.", Decision("STOP", "STRAIGHT")), ("meta", "KEEP", None),
+    ("meta", "STRAIGHT", None), ("meta", "", None), ("meta", "KEEP, STOP, STRAIGHT", None),
+    ("meta", "KEEP, LEFT_TURN", None), ("meta", "keep, straight", None), ("meta", "do not STOP, STRAIGHT", None),
+    ("waypoints", "[[5, 0, 1], [10, -1.5, 2]]", Decision(way=[[5, 0, 1], [10, -1.5, 2]])), ("waypoints", "[]", None),
+    ("waypoints", "[[5, 0, 0]]", None), ("waypoints", "[[5, 0]]", None), ("waypoints", "[[1e999, 0, 1]]", None),
+    ("waypoints", "KEEP, STRAIGHT", None)])
+def test_decisions_that_are_read(actions, text, expected):
+    read = read_decision(text, actions)
+    assert read == expected and (not read or read_decision(decision_text(read), actions) == read)
 
 
 @each("actions", ["meta", "waypoints"])

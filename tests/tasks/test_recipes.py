@@ -42,8 +42,12 @@ def built(name, recipe):
     return task, task.sample_from_row(ROWS[name])
 
 
+def scores_of(task, sample, *texts):
+    return score_group(task, sample, [parse_answer(text) for text in texts], 0)
+
+
 def rewards(task, sample, *texts):
-    found = score_group(task, sample, [parse_answer(text) for text in texts], 0)
+    found = scores_of(task, sample, *texts)
     assert all(s.error is None for s in found)
     return [s.reward for s in found]
 
@@ -140,10 +144,6 @@ OUTCOMES = {
 def made(name):
     task = build_task.make_task(config.load(ROOT / "configs" / f"{name}.yaml"))
     return task, sample_from(task, CASES[name].sample, ROOT)
-
-
-def scores_of(task, sample, *texts):
-    return score_group(task, sample, [parse_answer(text) for text in texts], 0)
 
 
 @each("name", CASES)

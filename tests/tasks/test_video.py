@@ -146,17 +146,6 @@ def test_shuffled_clips_and_bonuses():
     assert built("grpo_care").variants(sample, 8, 0) == ()
 
 
-@each("texts likely paid", [
-    ((RIGHT, RIGHT, WRONG), ([0.8], [0.6], [0.99]), (1, 0, 0)),
-    ((RIGHT, RIGHT), ([1.0, 0.2], [0.6, 0.6]), (1, 1)),  # the mean of the probabilities is .6 for both
-    ((RIGHT, RIGHT), ([1.0, 0.15], [0.6, 0.6]), (0, 1)),  # .575, and .5875 - .01 is needed
-    ((RIGHT, WRONG), ([0.1], [0.9]), (1, 0)), ((RIGHT, RIGHT), ([0.7], []), (1, 0)),  # no token, no likelihood
-    ((WRONG, WRONG), ([0.7], [0.7]), (0, 0))])
-def test_consistency(texts, likely, paid):
-    services = reference([np.array(values) for values in likely])
-    assert [parts["consistency"] for parts in scored("grpo_care", CLIP, *texts, services=services)] == list(paid)
-
-
 @each("recipe row words", [
     ("direct", {**CHOICE, "question": ""}, "question="),
     ("direct", {**CHOICE, "answer_type": None}, "answer_type=None must be one of"),

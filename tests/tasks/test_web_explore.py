@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 
 from tests.helpers import load as load_model
 from tests.helpers import settings
-from tests.tasks.test_web_pages import hosting, kill
-from vlrl.data import coordinates, make_sample
+from tests.tasks import test_web_pages
+from tests.tasks.test_web_pages import begun, hosting, kill, played
+from vlrl.data import make_sample
 from vlrl.environments.chromium import BROWSERS
 from vlrl.environments.episodes import EpisodeEngine
 from vlrl.errors import DataError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.task import load
 from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_explore as explore  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_explore import StepPattern  # pyright: ignore[reportMissingImports]
@@ -48,10 +49,7 @@ def closed():
     _web_browser.close_all()
 
 
-def web(**given: Any) -> Any:
-    task = load("web", {"page_s": 60.0, "form": "call", "heldout_pages": (), **given})
-    task.coordinates = coordinates.make("norm1000")
-    return task
+web: Any = partial(test_web_pages.web, form="call")
 
 
 def planted(folder: Path, **pages: str) -> Any:
@@ -70,22 +68,6 @@ def row_of(task: Any, page: str, *plan: StepPattern, seed: int = 4) -> dict[str,
     goals = explore.explore(task, page, seed, plan, random.Random(0))
     assert goals, (page, plan)
     return _proposed(page, seed, goals, "walk")
-
-
-def begun(host: Any, sample: Any) -> Any:
-    episode = host.open(sample, 0)
-    (first,) = host.reset([episode])
-    return episode, first
-
-
-def played(host: Any, episode: Any, *actions: str) -> list[Any]:
-    steps = []
-    for action in actions:
-        (step,) = host.step([episode], [action])
-        steps.append(step)
-        if step.done:
-            break
-    return steps
 
 
 def test_a_goal_is_solved_by_its_own_actions_and_found_again():

@@ -62,38 +62,47 @@ def made(folder: Path, seconds: float = 60.0, **scripts: str) -> Any:
     return task
 
 
-def opened(host: Environments, task: Any, page: str) -> Any:
-    sample = next(s for s in task.samples("train") if s["page"] == page)
+def begun(host: Environments, sample: Any) -> Any:
     episode = host.open(sample, 0)
     (first,) = host.reset([episode])
-    assert not isinstance(first, EnvironmentFailure), first
+    assert not isinstance(first, EnvironmentFailure), (sample["page"], first)
     return episode, first
 
 
-def acted(host: Environments, episode: Any, *actions: str) -> Any:
+def opened(host: Environments, task: Any, page: str) -> Any:
+    return begun(host, next(s for s in task.samples("train") if s["page"] == page))
+
+
+def played(host: Environments, episode: Any, *actions: str) -> list[Any]:
+    """The steps of these actions, up to the one that ends the episode."""
+    steps: list[Any] = []
     for action in actions:
-        (step,) = host.step([episode], [action])
-    return step
+        steps += host.step([episode], [action])
+        if getattr(steps[-1], "done", False):
+            break
+    return steps
+
+
+def acted(host: Environments, episode: Any, *actions: str) -> Any:
+    return played(host, episode, *actions)[-1]
 
 
 def web(**settings) -> Any:
-    task = load("web", {"page_s": 60.0, **settings})
+    task = load("web", {"page_s": 60.0, "heldout_pages": (), **settings})
     task.coordinates = coordinates.make("norm1000")
     return task
 
 
 def test_perfect_episodes_succeed_and_show_the_same_again():
     """On every page whose way is known: played by its actions as a model would write them, on every third twice."""
-    task = web(pages=tuple(ORACLES), heldout_pages=())
+    task = web(pages=tuple(ORACLES))
     assert len(ORACLES) >= 12
     with hosting(task) as host:
         for i, sample in enumerate(task.samples("train")[:len(ORACLES)]):
             actions = task.oracle_actions(sample)
             shown = []
             for _ in range(1 if i % 3 else 2):
-                episode = host.open(sample, 0)
-                (first,) = host.reset([episode])
-                assert not isinstance(first, EnvironmentFailure), (sample["page"], first)
+                episode, first = begun(host, sample)
                 assert first.text.startswith("Task: ") and len(first.text) > 10
                 assert first.media[0].source.size == (sample["width"], sample["height"]) == (320, 420)
                 steps = [host.step([episode], [action])[0] for action in actions]
@@ -106,7 +115,7 @@ def test_perfect_episodes_succeed_and_show_the_same_again():
 
 
 def test_it_keeps_the_contract():
-    testing.assert_ok(web(pages=("enter-text",), heldout_pages=()), samples=1, processes=0)
+    testing.assert_ok(web(pages=("enter-text",)), samples=1, processes=0)
 
 
 def test_a_killed_browser_ends_no_episode(tmp_path):

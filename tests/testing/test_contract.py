@@ -18,6 +18,7 @@ from vlrl.data import Drawn, coordinates
 from vlrl.errors import ConfigError
 from vlrl.rewards.boxes import format_box, iou, parse_box
 from vlrl.rewards.text import extract_tag
+from vlrl.task import load
 from vlrl.testing import episodes, texts
 from vlrl.testing.answers import check_groups, check_texts, try_answer
 from vlrl.testing.findings import Findings, TooSlow, timed
@@ -95,8 +96,8 @@ def sample_task(**changes):
     return type("Broken", (Sound,), changes)()
 
 
-def row_of(**row):
-    return lambda self, split, i: Sample(id=f"{split}-{i}", row={
+def made(*media, **row):
+    return lambda self, split, i: Sample(id=f"{split}-{i}", media=media, row={
         "split": split, "number": i, "answer": WORDS[i % 4], **row})
 
 
@@ -104,11 +105,6 @@ def one_generator():
     rng = random.Random(0)
     return lambda self, split, i: Sample(id=f"{split}-{i}", row={
         "split": split, "number": i, "answer": rng.choice(WORDS)})
-
-
-def media_of(*media):
-    return lambda self, split, i: Sample(id=f"{split}-{i}", media=media, row={
-        "split": split, "number": i, "answer": WORDS[i % 4]})
 
 
 TWICE = r"is already used in samples\('train'\)\[0\]: ids must be unique"
@@ -119,18 +115,18 @@ BROKEN_SAMPLES = {
     "a generator that starts anew": ("deterministic", "differs when asked for again", {
         "samples": lambda self, split: [Sample(id=f"{split}-{i}", row={"split": split, "number": i, "answer": str(
             random.random())}) for i in range(4)]}),
-    "a row that JSON cannot hold": ("row", "not JSON serializable", {"make": row_of(seen={1, 2})}),
-    "a row with NaN": ("row", "not JSON compliant", {"make": row_of(size=float("nan"))}),
+    "a row that JSON cannot hold": ("row", "not JSON serializable", {"make": made(seen={1, 2})}),
+    "a row with NaN": ("row", "not JSON compliant", {"make": made(size=float("nan"))}),
     "a row that JSON changes": ("row", r"the field 'size' is \(3, 4\), but becomes \[3, 4\]", {
-        "make": row_of(size=(3, 4))}),
+        "make": made(size=(3, 4))}),
     "no samples": ("samples", "is empty", {"samples": lambda self, split: []}),
     "samples that raise": ("samples", "KeyError: 'no'", {"make": lambda self, split, i: {}["no"]}),
     "samples of another type": ("samples", "contains dict", {"samples": lambda self, split: [{}]}),
     "a number as id": ("samples", "id=7", {"make": lambda self, split, i: Sample(id=7)}),
     "media that is not there": ("media", "nowhere.png does not exist", {
-        "make": media_of(Media(source="/nowhere/nowhere.png"))}),
+        "make": made(Media(source="/nowhere/nowhere.png"))}),
     "media that the messages forget": ("media", r"show \[\], but the sample has \['image'\]", {
-        "make": media_of(Media(source=Image.new("RGB", (8, 8)))),
+        "make": made(Media(source=Image.new("RGB", (8, 8)))),
         "messages": lambda self, sample: [{"role": "user", "content": [{"type": "text", "text": str(sample.row)}]}]}),
     "a placeholder that no row fills": ("prompt", r"asks for \{name\}", {
         "prompt": "{name}, sample {number} of {split}? \\boxed{answer}"}),
@@ -151,30 +147,20 @@ def test_broken_samples_oracles_and_coordinates_are_found():
 
 
 HASHED = '''
-from vlrl.task import Task
+from tests.testing.test_contract import Sound
 from vlrl.types import Sample
 
-class Hashed(Task):
-    prompt = "{split} {number}: which?"
-    rewards = {"correct": 1.0}
-
+class Hashed(Sound):
     def samples(self, split):
         words = list({"north", "east", "south", "west", "up", "down", "in", "out"})
         return [Sample(id=f"{split}-{i}", row={"split": split, "number": i, "answer": w}) for i, w in enumerate(words)]
-
-    def score(self, sample, answer):
-        return {"correct": float(answer.final == sample["answer"])}
-
-    def oracle(self, sample):
-        return sample["answer"]
 '''
 
 
 @pytest.mark.slow
 def test_samples_that_depend_on_the_hash_seed_are_found(tmp_path):
-    from vlrl.task import load
     (tmp_path / "hashed.py").write_text(HASHED)
-    task = load(str(tmp_path / "hashed.py"))
+    task = load(f"{tmp_path}/hashed.py:Hashed")
     assert by_rule(task) == {}
     assert "in another process" in by_rule(task, processes=1)["deterministic"].message
 
@@ -304,7 +290,7 @@ CHEATED = {
         "correct": 1.0 if say(a) == s["answer"] else 0.9 * (say(a) not in WORDS), "format": 1.0}},
     "copied prompt": {"prompt": "{split} {number}: choose from north, east, south, west.", "score": lambda self, s, a: {
         "correct": float(s["answer"] in re.findall(r"\w+", a.final)), "format": 1.0}},
-    "best constant answer": {"make": row_of(answer="north"), "samples": lambda self, split: [
+    "best constant answer": {"make": made(answer="north"), "samples": lambda self, split: [
         *(self.make(split, i) for i in range(11)),
         Sample(id=f"{split}-11", row={"split": split, "number": 11, "answer": "east"})]},
 }
