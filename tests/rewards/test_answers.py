@@ -163,7 +163,7 @@ def test_brier_and_calibration_by_hand():
     assert calibration_error([0.95, 0.95, 0.25, 0.25], [1, 1, 0, 1]) == pytest.approx((0.1 + 0.5) / 4)
     assert calibration_error([0.05, 0.15], [0.15, 0.05]) == pytest.approx(0.1)  # in two bins they do not cancel out
     assert calibration_error([0.05, 0.15], [0.15, 0.05], bins=1) == pytest.approx(0)
-    assert calibration_error([1, 0.05], [0.5, 0.55]) == pytest.approx(0.5)  # 1 is in the last bin
+    assert calibration_error([0.85, 1], [1, 0.85]) == pytest.approx(0.15)  # 1 is in the last bin
 
 
 SCORES = (1.0, 2.0, 6.0)  # mean 3, variance (4 + 1 + 9) / 3

@@ -97,8 +97,8 @@ A, B, FAR = [0, 0, 10, 10], [5, 0, 15, 10], [90, 90, 99, 99]  # A and B share a 
 def test_tracks_by_hand(track, truth, each):
     assert overlaps(track, truth) == pytest.approx(each)
     assert mean_overlap(track, truth) == pytest.approx(sum(each) / max(1, len(each)))
-    for bar in (0.5, 0.49):
-        assert success_rate(track, truth, bar) == pytest.approx(sum(v > bar for v in each) / max(1, len(each)))
+    for bar, more in ((0.5, ()), (0.49, (0.49,))):
+        assert success_rate(track, truth, *more) == pytest.approx(sum(v > bar for v in each) / max(1, len(each)))
 
 
 test_tracks_as_text = by_hand(read_track, [
