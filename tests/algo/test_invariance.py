@@ -1,6 +1,5 @@
 """One optimizer step's gradient is the same however its rollouts are cut, ordered, packed or dealt out."""
 
-import json
 import random
 from dataclasses import replace
 
@@ -8,7 +7,8 @@ import pytest
 import torch
 
 from tests.algo.flat import part, random_step
-from tests.e2e.test_processes import assert_equal, replayed
+from tests.e2e.replay import replayed
+from tests.e2e.test_processes import assert_equal
 from tests.helpers import credited_groups, load, settings
 from tests.training.test_update import assert_close, gradients
 from vlrl.algo.aggregation import AGGREGATIONS
@@ -120,8 +120,8 @@ def test_packing_and_order_on_the_tiny_model(tiny_models, scene, algo):
 @pytest.fixture(scope="module")
 def dealt(tiny_models, tmp_path_factory):
     """What one process finds under each objective, and what two find."""
-    return list(zip(*replayed(tiny_models["qwen3_vl"], tmp_path_factory.mktemp("dealt"), "objectives",
-                              json.dumps(MODEL)), strict=True))
+    cases = {"all": (tiny_models["qwen3_vl"], "objectives", MODEL)}
+    return list(zip(*replayed(tmp_path_factory.mktemp("dealt"), cases)["all"], strict=True))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from vlrl.training.update import make_optimizer, update
 
 pytestmark = pytest.mark.slow
 SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0",
-         "save.every=2", "log.samples_every=0", "data.workers=0", "algo.kl_coef=0.05", "train.lr=1e-3")
+         "save.every=2", "save.keep=9", "log.samples_every=0", "data.workers=0", "algo.kl_coef=0.05", "train.lr=1e-3")
 CASES = {
     "ema, adaptive kl and entropy": ("algo.reference={name: ema, decay: 0.8, every: 2}", "algo.kl_target=0.01",
                                      "algo.kl_horizon=20", "algo.entropy={name: adaptive, target: 9, delta: 0.01}",

@@ -4,6 +4,7 @@ import contextlib
 import sys
 from pathlib import Path
 
+from tests import once
 from tests.curriculum import sourced
 from tests.e2e.runs import write_config
 from vlrl import config as configs
@@ -105,4 +106,5 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    once.install()
     main(*sys.argv[1:])

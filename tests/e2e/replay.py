@@ -1,12 +1,18 @@
-"""Run under torchrun: the gradient of the same rollouts, each process training on its share; rank 0 saves it."""
+"""Run by several ranks: gradients of the same rollouts, each process training on its share; rank 0 saves them."""
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 
+from tests import once
+from tests.e2e import forked
+from tests.e2e.runs import ENV, ROOT
 from tests.environments.acting import played
 from tests.helpers import Vowels, credited_groups, load, settings
 from tests.training.test_update import Recorder
@@ -63,6 +69,18 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
                     **loads}, out)
 
 
+def replayed(root: Path, cases: dict[str, tuple[str, str, Any]], main: Callable[..., None] = main,
+             module: str = "tests.e2e.replay") -> dict[str, list[Any]]:
+    """What one process, and what two find, in each case: (folder, how, more)."""
+    given = {name: [(str(folder), str(root / f"{case} {name}"), how, json.dumps(more))
+                    for case, (folder, how, more) in cases.items()] for name in ("one", "two")}
+    for words in given["one"]:
+        main(*words)
+    (root / "runs.json").write_text(json.dumps(given["two"]))
+    forked.run(["-m", module, str(root / "runs.json")], ENV, ROOT, 600, 2).check_returncode()
+    return {case: [torch.load(root / f"{case} {name}", weights_only=True) for name in ("one", "two")] for case in cases}
+
+
 def cut_off(group: Group) -> Group:
     """The group, as if none of its answers had come to its end."""
     return replace(group, rollouts=tuple(
@@ -84,4 +102,6 @@ def objectives(folder: str, out: str, algos: list[dict]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    once.install()
+    for words in json.loads(Path(sys.argv[1]).read_text()):
+        main(*words)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,12 +118,20 @@ def assert_same_run(found: Path, whole: Path, steps: int = 5) -> None:
 
 
 def goes_on_exactly(go: Callable[[Path, int], object], folder: Path, at: int, steps: int = 5) -> Path:
-    """`go(folder, steps)` is a run that may end before and go on, as another one; returns the folder of the other."""
-    for name, ends in (("whole", (steps,)), ("broken", (at, steps))):
-        for end in ends:
-            go(folder / name, end)
+    """`go(folder, steps)` is a run that ends the same from its checkpoint of step `at`; returns its folder."""
+    go(folder / "whole", steps)
+    broken_at(at, folder)
+    go(folder / "broken", steps)
     assert_same_run(folder / "broken", folder / "whole", steps)
     return folder / "whole"
+
+
+def broken_at(step: int, folder: Path) -> None:
+    """Makes `folder`/broken of `folder`/whole: without the checkpoints after that step, it goes on from there."""
+    shutil.copytree(folder / "whole", folder / "broken")
+    for path in (folder / "broken" / "checkpoints").glob("step-*"):
+        if path.name > f"step-{step:06d}":
+            shutil.rmtree(path)
 
 
 def weights(folder: Path, step: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests import once
 from vlrl.config import validate
 from vlrl.distributed import comm
 from vlrl.models import shards
@@ -108,4 +109,5 @@ def main(listed: str) -> None:
 
 
 if __name__ == "__main__":
+    once.install()
     main(*sys.argv[1:])

@@ -10,7 +10,7 @@ from vlrl.store import RunFolder
 from vlrl.training import sft
 from vlrl.training.loop import train
 
-SMALL = ("steps=1", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.samples=4")
+SMALL = ("steps=1", "rollout.prompts_per_step=2", "rollout.group_size=4", "eval.samples=4")
 
 
 @pytest.mark.slow
@@ -20,12 +20,12 @@ def test_it_acts_in_several_turns(tmp_path, name, most):
     run = RunFolder(train(config).folder.path)
     rows = run.rollouts().to_pylist()
     turns = [[t for t in row["turns"] if t["role"] == "assistant"] for row in rows]
-    assert len(rows) == 16 and {len(t) for t in turns} <= set(range(1, most + 1)) and max(map(len, turns)) > 1
+    assert len(rows) == 8 and {len(t) for t in turns} <= set(range(1, most + 1)) and max(map(len, turns)) > 1
     assert all(row["error"] is None and row["reward"] is not None for row in rows)
     assert run.metrics()[0]["grad_norm"] >= 0 and len(run.evals()) == 2
     if name == "zoom":
         called = [json.loads(t[0]["info"])["calls"] for t in turns]
-        assert sum(bool(calls) and not calls[0].get("error") for calls in called) >= 8  # it begins as one that looks
+        assert sum(bool(calls) and not calls[0].get("error") for calls in called) >= 4  # it begins as one that looks
 
 
 @pytest.mark.slow

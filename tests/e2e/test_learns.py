@@ -25,5 +25,5 @@ def test_held_out_iou_rises(tmp_path):
 
 def test_random_rewards_do_not(tmp_path):
     control = f"task.name={ROOT}/benchmarks/random_reward.py:RandomGrounding"
-    finished(QUICKSTART, tmp_path / "run", control, "steps=12", "eval.samples=64", timeout=900)
+    finished(QUICKSTART, tmp_path / "run", control, "steps=8", "eval.samples=64", "eval.every=0", timeout=900)
     assert gain(tmp_path / "run", "iou").mean <= 0.02

@@ -1,24 +1,45 @@
 """Several processes give what one gives (gloo)."""
 
-import json
-
 import pytest
-import torch
 
 from tests.conftest import TWO
-from tests.e2e import forked
-from tests.e2e.replay import main
-from tests.e2e.runs import ENV, FEW, ROOT, finished, metrics, run, write_config
+from tests.e2e.replay import replayed
+from tests.e2e.runs import FEW, finished, metrics, run, write_config
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
 
 
-def replayed(folder, tmp_path, how, more="{}"):
-    """What one process finds, and what two find."""
-    main(str(folder), str(tmp_path / "one"), how, more)
-    forked.run(["-m", "tests.e2e.replay", folder, tmp_path / "two", how, more], ENV, ROOT, 300, 2).check_returncode()
-    return (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
+SEVERAL = {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}
+SMALL = {"tokens_per_batch": 120, "max_grad_norm": 1e9}
+EPISODES = {"limits": {"environment_errors": 1.0}, "train": {"tokens_per_batch": 300, "max_grad_norm": 1e9}}
+VISION = {"lora": {"rank": 4, "target": "vision_language"}}
+REPLAYS = {
+    "the other family": ("dealt", {}),  # that of this one: tests/algo/test_invariance.py
+    "episodes": ("episodes", {"episode": {"history": "last:1"}, **EPISODES}),
+    "sharded episodes": ("sharded episodes", {"episode": {"history": "full"}, **EPISODES}),
+    "a rank without a group": ("idle", {}),
+    "images on one rank, text on the other": ("unequal", {"train": SMALL}),
+    "all answers of a rank cut off": ("truncated", {"algo": {"mask_truncated": True, "kl_coef": 0.1},
+                                                    "rollout": SEVERAL}),
+    "adapters of the vision tower unused on a rank": ("unequal", {"model": VISION}),
+    "balanced": ("balanced", {"rollout": SEVERAL}),
+    # prime-rl#1959 and #1918, miles#2406, ms-swift#9655, transformers#37186: the shards of the vision tower were asked
+    # for by one rank alone, and all waited
+    "sharded, several rows": ("sharded", {"train": SMALL, "model": {
+        "train": ["language", "merger", "vision"], "gradient_checkpointing": True}}),
+    "sharded, padded": ("sharded", {"train": {"packing": "padded", "tokens_per_batch": 300, "max_grad_norm": 1e9}}),
+    "sharded, lora, kl": ("sharded", {"model": VISION, "algo": {"kl_coef": 0.1}, "rollout": SEVERAL})}
+
+
+@pytest.fixture(scope="module")
+def found(tiny_models, tmp_path_factory):
+    """What one process and what two find in each case."""
+    cases = {}
+    for case, (how, more) in REPLAYS.items():
+        model = str(tiny_models[TWO[case == "the other family"]])
+        cases[case] = model, how, more | {"model": {"name": model, **more["model"]}} if "model" in more else more
+    return replayed(tmp_path_factory.mktemp("replays"), cases)
 
 
 def assert_equal(one, two):
@@ -27,71 +48,26 @@ def assert_equal(one, two):
     one, two = ({**run, "stats": {k: v for k, v in run["stats"].items() if k not in gaps}} for run in (one, two))
     assert two["stats"] == pytest.approx(one["stats"], rel=1e-5, abs=1e-7)
     assert len(one["gradients"]) == len(two["gradients"])
-    for whole, found in zip(one["gradients"], two["gradients"], strict=True):
-        assert whole.keys() == found.keys()
+    for whole, of_two in zip(one["gradients"], two["gradients"], strict=True):
+        assert whole.keys() == of_two.keys()
         for name, gradient in whole.items():
-            assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 1e-9, name
+            assert (of_two[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 1e-9, name
 
 
-def test_gradient_of_one_and_two_processes(tiny_models, tmp_path):
-    """That of the other family is in tests/algo/test_invariance.py."""
-    assert_equal(*replayed(tiny_models[TWO[1]], tmp_path, "dealt"))
+@pytest.mark.parametrize("case", REPLAYS)
+def test_gradients_of_one_and_two_processes(found, case):
+    assert_equal(*found[case])
 
 
-@pytest.mark.parametrize("how, history", [("episodes", "last:1"), ("sharded episodes", "full")])
-def test_gradient_of_episodes(tiny_models, tmp_path, how, history):
-    assert_equal(*replayed(tiny_models["qwen3_vl"], tmp_path, how, json.dumps({
-        "episode": {"history": history}, "limits": {"environment_errors": 1.0}, "train": {
-            "tokens_per_batch": 300, "max_grad_norm": 1e9}})))
-
-
-UNEVEN = {
-    "a rank without a group": ("idle", {}),
-    "images on one rank, text on the other": ("unequal", {"train": {"tokens_per_batch": 120, "max_grad_norm": 1e9}}),
-    "all answers of a rank cut off": ("truncated", {"algo": {"mask_truncated": True, "kl_coef": 0.1}, "rollout": {
-        "group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}}),
-    "adapters of the vision tower unused on a rank": ("unequal", {"model": {
-        "lora": {"rank": 4, "target": "vision_language"}}}),
-}
-
-
-@pytest.mark.parametrize("case", UNEVEN)
-def test_uneven_processes(tiny_models, tmp_path, case):
-    folder = tiny_models["qwen3_vl"]
-    how, more = UNEVEN[case]
-    if "model" in more:
-        more = {**more, "model": {"name": str(folder), **more["model"]}}
-    assert_equal(*replayed(folder, tmp_path, how, json.dumps(more)))
-
-
-def test_groups_move_until_the_loads_are_even(tiny_models, tmp_path):
-    """All images on one process, all texts on the other: the same gradients, every rollout trained on once."""
-    rollout = {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}
-    one, two = replayed(tiny_models["qwen3_vl"], tmp_path, "balanced", json.dumps({"rollout": rollout}))
-    assert_equal(one, two)
+def test_groups_move_until_the_loads_are_even(found):
+    """All images on one process, all texts on the other: every rollout is trained on once."""
+    one, two = found["balanced"]
     before = two["before"]
     assert two["balance/imbalance"] < 1.25 < 1.5 < max(before) / (sum(before) / 2)
     assert all(two["kept"]) and sorted([*two["kept"][0], *two["kept"][1]]) == sorted(one["kept"][0])
     lengths = dict(zip(one["kept"][0], one["lengths"][0], strict=True))
-    for kept, found in zip(two["kept"], two["lengths"], strict=True):
-        assert [lengths[key] for key in kept] == found
-
-
-SHARDED = {
-    "several rows": {"train": {"tokens_per_batch": 120, "max_grad_norm": 1e9}, "model": {
-        "train": ["language", "merger", "vision"], "gradient_checkpointing": True}},
-    "padded": {"train": {"packing": "padded", "tokens_per_batch": 300, "max_grad_norm": 1e9}},
-    "lora, kl": {"model": {"lora": {"rank": 4, "target": "vision_language"}}, "algo": {"kl_coef": 0.1}, "rollout": {
-        "group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}}}
-
-
-@pytest.mark.parametrize("case", SHARDED)
-def test_fsdp_with_images_on_one_process_only(tiny_models, tmp_path, case):
-    """prime-rl#1959 and #1918, miles#2406, ms-swift#9655, transformers#37186: the shards of the vision tower were asked
-    for by one rank alone, and all waited."""
-    folder, more = tiny_models["qwen3_vl"], SHARDED[case]
-    model = {"model": {"name": str(folder), **more["model"]}} if "model" in more else {}
-    assert_equal(*replayed(folder, tmp_path, "sharded", json.dumps({**more, **model})))
+    for kept, of_two in zip(two["kept"], two["lengths"], strict=True):
+        assert [lengths[key] for key in kept] == of_two
 
 
 def test_a_whole_run_with_two_processes(pair, tmp_path):

@@ -14,25 +14,25 @@ pytestmark = pytest.mark.slow
 def test_kill_and_resume_is_exact(tiny_models, tmp_path):
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    words = ("steps=12", "save.every=3", "eval.every=6", "rollout.prompts_per_step=2")
+    words = ("steps=8", "save.every=2", "eval.every=4", "rollout.prompts_per_step=2")
     finished(config, whole, *words)
-    assert kill_after(config, broken, 5, *words) == -signal.SIGKILL
-    assert kill_after(config, broken, 8, *words) == -signal.SIGKILL  # once more, from the resumed run
+    assert kill_after(config, broken, 3, *words) == -signal.SIGKILL
+    assert kill_after(config, broken, 6, *words) == -signal.SIGKILL  # once more, from the resumed run
     assert "resuming from" in finished(config, broken, *words).stdout
-    assert_same_run(broken, whole, 12)
-    assert [m["step"] for m in metrics(broken)] == list(range(12))
-    assert [e["step"] for e in metrics(whole, "eval.jsonl")] == [0, 6, 12]
+    assert_same_run(broken, whole, 8)
+    assert [m["step"] for m in metrics(broken)] == list(range(8))
+    assert [e["step"] for e in metrics(whole, "eval.jsonl")] == [0, 4, 8]
 
 
 def test_lora_resume_is_exact_with_dropout(tiny_models, tmp_path):
     config = write_config(tmp_path, tiny_models["qwen2_5_vl"], "algo: {kl_coef: 0.05}")
-    words = ("steps=8", "save.every=3", "eval.every=0", "model.lora.rank=4", "model.lora.dropout=0.1",
+    words = ("steps=6", "save.every=2", "eval.every=0", "model.lora.rank=4", "model.lora.dropout=0.1",
              "rollout.updates=2", "rollout.minibatches=2")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert run(config, whole, *words).returncode == 0
-    kill_after(config, broken, 5, *words)
+    kill_after(config, broken, 3, *words)
     assert run(config, broken, *words).returncode == 0
-    assert_same_run(broken, whole, 8)
+    assert_same_run(broken, whole, 6)
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tiny_models, tmp_path):
@@ -53,7 +53,8 @@ def test_resume_on_another_number_of_processes(tiny_models, tmp_path, before, af
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     task = tmp_path / "shades.py"
     task.write_text(task.read_text().replace('row={"id"', 'row={"category": "abc"[i % 3], "id"'))
-    words = ("save.every=3", "eval.samples=0", "curriculum.name=sec", "train.schedule=constant", "train.warmup=0")
+    words = ("save.every=3", "eval.samples=0", "curriculum.name=sec", "rollout.group_size=2", "train.schedule=constant",
+             "train.warmup=0")
     first, same, other = tmp_path / "first", tmp_path / "same", tmp_path / "other"
     finished(config, first, *words, "steps=3", processes=before)
     for folder, processes in ((same, before), (other, after)):
@@ -62,7 +63,7 @@ def test_resume_on_another_number_of_processes(tiny_models, tmp_path, before, af
     assert weights(first, 3) == weights(other, 3)
     drawn = [{(r["group_id"], r["sample_id"], r["index"]): r["token_ids"] for r in RunFolder(f).rollouts(3).to_pylist()}
              for f in (same, other)]
-    assert len(drawn[0]) == 16 and drawn[0] == drawn[1]
+    assert len(drawn[0]) == 8 and drawn[0] == drawn[1]
     assert metrics(first) == metrics(other)[:3]
     one, two = (checkpoint.load_state(f / "checkpoints" / "step-000004")["source"] for f in (same, other))
     assert one["drawn"] == two["drawn"] and (one["history"]["visits"] == two["history"]["visits"]).all()

@@ -121,7 +121,7 @@ def answers_of(folder: Path, number: int) -> list[dict]:
 
 def test_two_processes_give_what_one_gives_and_go_on_exactly(undisturbed, tmp_path):
     """All kinds of stages by one process and by two: the same draws, answers and figures, and weights but for rounding;
-    two that are killed in RL and while a round draws end as two that are not, bit for bit."""
+    two that are killed while a round draws end as two that are not, bit for bit."""
     (config, one), two, broken = undisturbed, tmp_path / "two", tmp_path / "broken"
     finished(config, two, *SMALL, processes=2, timeout=900)
     for stage in ("cold", "rl", "last"):
@@ -136,8 +136,7 @@ def test_two_processes_give_what_one_gives_and_go_on_exactly(undisturbed, tmp_pa
         apart = torch.cat([(a[name] - b[name]).abs().flatten() for name in a])
         # a first step of Adam is lr x the gradient's sign, which rounding turns where the gradient is nearly 0
         assert apart.mean() < 2e-6 and (apart > 1e-4).float().mean() < 1e-3, stage
-    for there in ("rl/metrics.jsonl", "own/round-01/answers.jsonl"):
-        kill_both_when(config, broken, there)
+    kill_both_when(config, broken, "own/round-01/answers.jsonl")
     finished(config, broken, *SMALL, processes=2, timeout=900)
     for stage, step in (("cold", 2), ("rl", 2), ("last", 1)):
         assert weights(broken / stage, step) == weights(two / stage, step), stage

@@ -27,7 +27,7 @@ def runs(tiny_models, tmp_path_factory):
     root, model = tmp_path_factory.mktemp("zero"), tiny_models["qwen3_vl"]
 
     def run(name, steps, sharding="zero3", own=None, **more):
-        return {"config": make(model, root / name, steps, sharding, own, eval={"samples": 3, "every": 2}, **more)}
+        return {"config": make(model, root / name, steps, sharding, own, **more)}
 
     def copy(name, of, *rest, without=0):
         return {"copy": str(root / of), "without": without, **run(name, *rest)}
@@ -35,7 +35,8 @@ def runs(tiny_models, tmp_path_factory):
     one = {"prompts_per_step": 1, "group_size": 4, "max_new_tokens": 8}
     launch(2, [
         run("one group", 2, "auto", HALF, rollout=one),  # the first, as it takes the launcher's
-        run("straight", 3), copy("resumed", "straight", 3, without=3),
+        *({**made, "config": {**made["config"], "eval": {"samples": 3, "every": 2}}}
+          for made in (run("straight", 3), copy("resumed", "straight", 3, without=3))),
         copy("unsharded", "straight", 3, "none", without=3),
         run("lora", 2, "zero2", LORA), copy("lora resumed", "lora", 3, "zero2", LORA),
         copy("lora zero3", "lora", 3, "zero3", LORA),

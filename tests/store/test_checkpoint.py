@@ -4,16 +4,18 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 from vlrl.errors import RunError, TrainingError
 from vlrl.store import checkpoint, trainer_state
@@ -236,38 +238,40 @@ def test_a_checkpoint_that_was_moved_away_and_linked_stays_where_it_is(tmp_path)
     assert found.path is None and found.step == 0 and len(found.warnings) == 1
 
 
-SAVE = """
-import resource, sys
-from pathlib import Path
-import torch
-from vlrl.store import checkpoint
-from vlrl.errors import RunError
-folder, limit, by = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def save_twice(folder: Path, limit: int, by: str, told: int) -> None:
+    def large(path):
+        if by == "write":
+            (path / "model.bin").write_bytes(bytes(2_000_000))
+        if by == "tokenizer":
+            words = {f"word{i}": i for i in range(100_000)}
+            Tokenizer(models.WordLevel(words, unk_token="word0")).save(str(path / "tokenizer.json"))
 
-def write(path):
-    if by == "write":
-        (path / "model.bin").write_bytes(bytes(2_000_000))
-    if by == "tokenizer":
-        from tokenizers import Tokenizer, models
-        words = {f"word{i}": i for i in range(100_000)}
-        Tokenizer(models.WordLevel(words, unk_token="word0")).save(str(path / "tokenizer.json"))
+    checkpoint.save(folder, 10, lambda path: (path / "model.bin").write_bytes(b"small"), {"step": 10}, keep=2)
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        checkpoint.save(folder, 20, large, {"w": torch.ones(500_000 if by == "state" else 1)}, keep=2)
+    except RunError as error:
+        os.write(told, str(error).encode())
 
-checkpoint.save(folder, 10, lambda path: (path / "model.bin").write_bytes(b"small"), {"step": 10}, keep=2)
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-try:
-    checkpoint.save(folder, 20, write, {"w": torch.ones(500_000 if by == "state" else 1)}, keep=2)
-except RunError as error:
-    print(error)
-"""
+
+def forked(target, *args) -> tuple[multiprocessing.process.BaseProcess, IO[str]]:
+    """A process that calls it with these and a file descriptor, and the file of what it writes there."""
+    reader, writer = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=target, args=(*args, writer))
+    process.start()
+    os.close(writer)
+    return process, open(reader, encoding="utf-8")
 
 
 def check_full(folder: Path, limit: int, by: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SAVE, str(folder), str(limit), by], capture_output=True, text=True,
-                          check=False)
-    assert done.returncode == 0, done.stderr
+    process, file = forked(save_twice, folder, limit, by)
+    with file:
+        said = file.read()
+    process.join()
+    assert process.exitcode == 0
     for words in ("step-000020", "bytes", "are free", "step-000010 is intact", "save.keep"):
-        assert words in done.stdout
+        assert words in said
     assert names(folder) == ["step-000010"]
     assert checkpoint.load_state(checkpoint.latest(folder, full=True).path) == {"step": 10}
 
@@ -307,11 +311,8 @@ def test_kill_at_random_moments(tmp_path):
 
     rng, reported = random.Random(0), 0
     for i in range(20):  # a busy machine may save nothing in the time of a later one
-        reader, writer = os.pipe()
-        process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(writer,))
-        process.start()
-        os.close(writer)
-        with open(reader, encoding="ascii") as told:
+        process, told = forked(save_for_ever)
+        with told:
             assert told.readline() == "ready\n"
             lines = [told.readline()] if i == 0 else []
             time.sleep(rng.uniform(0, 0.25))

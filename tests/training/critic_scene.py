@@ -1,13 +1,15 @@
 """Groups of a tiny model judged by a critic, and one update that leaves all gradients. Also run by several ranks:
-`python -m tests.training.critic_scene FOLDER OUT HOW SETTINGS`."""
+`python -m tests.training.critic_scene FILE`, with a list of (folder, out, how, settings)."""
 
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from PIL import Image
 
+from tests import once
 from tests.environments.acting import played
 from tests.helpers import Vowels, credited_groups, load, settings
 from vlrl.algo.algorithm import Algorithm
@@ -80,4 +82,6 @@ def main(folder, out, how, more):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    once.install()
+    for words in json.loads(Path(sys.argv[1]).read_text()):
+        main(*words)

@@ -1,6 +1,5 @@
 """The critic in the update: what it reads, whose gradient it changes, and that it comes back from a checkpoint."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -8,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.e2e import forked
-from tests.e2e.runs import ENV, ROOT, finished, goes_on_exactly, metrics, weights, write_config
+from tests.e2e.replay import replayed
+from tests.e2e.runs import broken_at, finished, goes_on_exactly, metrics, weights, write_config
 from tests.environments.acting import played
 from tests.helpers import credited_groups, load, settings
 from tests.training.critic_scene import CRITIC, learned, main, scene
@@ -199,7 +198,7 @@ def test_what_cannot_act_is_said(words, found):
 
 
 SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0",
-         "save.every=2", "log.samples_every=0", "data.workers=0", "train.lr=1e-3", "algo.advantage=gae",
+         "save.every=2", "save.keep=9", "log.samples_every=0", "data.workers=0", "train.lr=1e-3", "algo.advantage=gae",
          "algo.critic={lr: 1.0e-3, lam: 0.9}", "rollout.minibatches=2")
 CASES = {"lora, KL in the reward": ("model.lora.rank=4", "algo.kl_coef=0.05", "algo.kl_in=reward"),
          "broken in the warm-up, a reference that moves": (
@@ -236,37 +235,42 @@ def test_what_goes_with_it(tmp_path, words):
 SEVERAL = {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}
 PROCESSES = {
     "dealt": ("dealt", {"train": {"tokens_per_batch": 120, "max_grad_norm": 1e9}}),
-    "sharded, lora, several steps": ("sharded", {"lora": 4, "rollout": SEVERAL}),
+    "sharded, lora, several steps": ("sharded", {"model": {"lora": {"rank": 4}}, "rollout": SEVERAL}),
     "sharded, idle, several steps": ("sharded idle", {"rollout": SEVERAL}),
     "sharded episodes": ("sharded episodes", {"algo": {"advantage": "bilevel_gae", "critic": {"gamma": 0.9}},
                                               "limits": {"environment_errors": 1.0}})}
 
 
+@pytest.fixture(scope="module")
+def found(tiny_models, tmp_path_factory):
+    """What one process and what two find in each case."""
+    folder, cases = str(tiny_models[FAMILY]), {}
+    for case, (how, more) in PROCESSES.items():
+        more = {**more, "model": {"name": folder, **more["model"]}} if "model" in more else more
+        cases[case] = folder, how, more
+    return replayed(tmp_path_factory.mktemp("replays"), cases, main, "tests.training.critic_scene")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", PROCESSES)
-def test_gradients_of_one_and_two_processes(tiny_models, tmp_path, case):
-    folder, (how, more) = tiny_models[FAMILY], PROCESSES[case]
-    if rank := more.get("lora"):
-        more = {k: v for k, v in more.items() if k != "lora"} | {"model": {"name": str(folder), "lora": {"rank": rank}}}
-    main(str(folder), str(tmp_path / "one"), how, json.dumps(more))
-    forked.run(["-m", "tests.training.critic_scene", folder, tmp_path / "two", how, json.dumps(more)], ENV, ROOT, 300,
-               2).check_returncode()
-    one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
+def test_gradients_of_one_and_two_processes(found, case):
+    one, two = found[case]
     names = [name for name in one["stats"] if not name.startswith("mismatch/")]
     assert {k: two["stats"][k] for k in names} == pytest.approx({k: one["stats"][k] for k in names}, rel=1e-4, abs=1e-6)
     assert len(one["gradients"]) == len(two["gradients"]) > 0
-    for whole, found in zip(one["gradients"], two["gradients"], strict=True):
-        assert_close(found, whole)
-        assert found["critic.layer.weight"].abs().max() > 0
+    for whole, of_two in zip(one["gradients"], two["gradients"], strict=True):
+        assert_close(of_two, whole)
+        assert of_two["critic.layer.weight"].abs().max() > 0
 
 
 @pytest.mark.slow
 def test_a_sharded_run_goes_on_exactly(tiny_models, tmp_path):
-    words = ("train.sharding=fsdp2", "save.every=2", "eval.samples=0", "rollout.prompts_per_step=2", "steps=4",
+    words = ("train.sharding=fsdp2", "save.every=2", "eval.samples=0", "steps=4", "rollout.prompts_per_step=2",
              "rollout.group_size=2", "algo.advantage=gae", "algo.critic={lr: 1.0e-3, lam: 0.9}")
     config = write_config(tmp_path, tiny_models[FAMILY])
-    for folder, more in (("whole", ()), ("broken", ("steps=2",)), ("broken", ())):
-        finished(config, tmp_path / folder, *words, *more, processes=2)
+    finished(config, tmp_path / "whole", *words, processes=2)
+    broken_at(2, tmp_path)
+    finished(config, tmp_path / "broken", *words, processes=2)
     assert weights(tmp_path / "whole", 4) == weights(tmp_path / "broken", 4)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
     found = checkpoint.load_state(tmp_path / "whole" / "checkpoints" / "step-000004")["algorithm"]["critic"]

@@ -177,7 +177,7 @@ def test_a_resumed_run_shows_and_draws_the_same(tiny_models, tmp_path):
     file = write_config(tmp_path, tiny_models[TWO[0]], "log: {samples_every: 0}\nalgo: {demonstrations: {rows: 2, mix: "
                                                        "{name: sasr, warmup: 1, gamma: 1.5}}}")
     whole = goes_on_exactly(lambda folder, steps: train(configs.load(file, [
-        f"run.dir={folder}", f"steps={steps}", "save.every=2", "eval.samples=0", "train.schedule=constant",
-        "train.warmup=0", "rollout.prompts_per_step=2"])), tmp_path, 3)
+        f"run.dir={folder}", f"steps={steps}", "save.every=2", "save.keep=9", "eval.samples=0",
+        "train.schedule=constant", "train.warmup=0", "rollout.prompts_per_step=2"])), tmp_path, 2)
     applied = [line["demonstrations/applied"] for line in RunFolder(whole).metrics()]
     assert applied[0] == 1 and {*applied} == {0, 1}

@@ -1,6 +1,7 @@
 """What a run is evaluated on changes between a stop and a resume: the next line says so, and nothing is compared."""
 
 import json
+import shutil
 
 import pytest
 from PIL import Image
@@ -36,6 +37,16 @@ def run(folder, *words):
     return RunFolder(folder / "run").evals()
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Rows, and a run on them that stopped after its first step."""
+    folder = tmp_path_factory.mktemp("begun")
+    write_rows(folder)
+    run(folder, "steps=1", "eval.every=1")
+    shutil.copytree(folder / "run", folder / "kept")
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("change, words, names", [
     (lambda folder: None, (), None),
@@ -45,17 +56,18 @@ def run(folder, *words):
     (lambda folder: (folder / "heldout.jsonl").write_text(
         (folder / "heldout.jsonl").read_text().split("\n", 1)[1]), (), ["rows", "pictures"]),
 ], ids=["nothing", "rows", "pictures", "settings", "a row gone"])
-def test_a_change_is_marked_and_no_gain_taken_across_it(tmp_path, change, words, names):
-    write_rows(tmp_path)
-    run(tmp_path, "steps=1", "eval.every=1")
-    change(tmp_path)
-    lines = [line for line in run(tmp_path, "steps=3", "eval.every=1", *words) if line["split"] == "heldout"]
+def test_a_change_is_marked_and_no_gain_taken_across_it(begun, change, words, names):
+    write_rows(begun)
+    shutil.rmtree(begun / "run")
+    shutil.copytree(begun / "kept", begun / "run")
+    change(begun)
+    lines = [line for line in run(begun, "steps=3", "eval.every=1", *words) if line["split"] == "heldout"]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert [line.get("changed") and sorted(line["changed"]) for line in lines] == [None, None, names and sorted(names),
                                                                                    None]
-    (steps,) = {gain.steps for gain in gains(RunFolder(tmp_path / "run")) if gain.split == "heldout"}
+    (steps,) = {gain.steps for gain in gains(RunFolder(begun / "run")) if gain.split == "heldout"}
     assert steps == ((2, 3) if names else (0, 3))
-    assert checkpoint.best_record(tmp_path / "run" / "checkpoints")["step"] >= (2 if names else 1)
+    assert checkpoint.best_record(begun / "run" / "checkpoints")["step"] >= (2 if names else 1)
 
 
 LINES = [{"step": 0, "split": "a", "iou": 0.1}, {"step": 0, "split": "b", "iou": 0.2},

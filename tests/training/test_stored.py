@@ -328,10 +328,10 @@ def test_a_resumed_run_draws_the_same_while_another_run_goes_on(tiny_models, tmp
     "{rule: truncated, batch: rest, every: {name: growing, first: 1, last: 2, over: 20}}"])
 def test_steps_in_which_it_acts(tiny_models, tmp_path, rule):
     file = write_config(tmp_path, tiny_models[TWO[0]], f"log: {{samples_every: 0}}\nalgo: {{stored: {rule}}}")
-    run(file, tmp_path / "run", 13, "save.every=0", "algo.stored.groups=2", "curriculum.part=vowels",
+    run(file, tmp_path / "run", 9, "save.every=0", "algo.stored.groups=2", "curriculum.part=vowels",
         "curriculum.pass_at=0.25", "rollout.stop=[e]")  # so that answers are of different lengths
     acted = [line for line in RunFolder(tmp_path / "run").metrics()[1:] if line["stored/applied"]]
-    assert len(acted) >= 9 or (len(acted) > 2 and ("growing" in rule or "webrl" in rule))
+    assert len(acted) >= 6 or (len(acted) > 1 and ("growing" in rule or "webrl" in rule))
     assert all(line["stored/grad_share"] > 0 and line["stored/answers"] > 0 for line in acted)
 
 
