@@ -45,7 +45,7 @@ def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str
     with _making:
         frames = _read(media, view.key.run, spread(pictures(view, rollout), most_frames), size)
         if not frames:
-            raise AppError(f"answer {rollout.index} of group {view.key.group!r} has no stored image, see store.media")
+            raise AppError(f"answer {rollout.index} of group {view.key.group!r} has no stored image (store.media)")
         while len(data := _ENCODERS[kind](frames)) > most_bytes and len(frames) > 1:
             frames = spread(frames, len(frames) // 2)
         return data

@@ -244,7 +244,7 @@ def _version(base: sqlite3.Connection, path: Path) -> int:
         return 0
     if version > VERSION:
         raise AppError(f"{path} was written by a newer vlrl (format version {version}; this vlrl reads up to "
-                       f"{VERSION})")
+                       f"{VERSION}): upgrade vlrl")
     wanted = {"notes": _COLUMNS} if version == 1 else _TABLES
     columns = {name: tuple(row[1] for row in base.execute(f"PRAGMA table_info({name})")) for name in wanted}
     if sorted(tables) != sorted(("table", name) for name in wanted) or columns != wanted or version < 1:

@@ -105,7 +105,7 @@ def test_what_all_rows_have_in_common_is_said_once(folder, capsys):
     file = folder / "wrong.csv"
     file.write_text("picture,mark\n" + "".join(f"img/{n}.png,cup\n" for n in range(5)) + "a,b,c\n")
     code, out, _ = run(capsys, "check", file)
-    assert code == 1 and out.count("its columns match no known format") == 1 and "(and 4 rows more)" in out
+    assert code == 1 and out.count("the columns match no known format") == 1 and "(and 4 rows more)" in out
     assert "wrong.csv:7: (no id): row: the line has more values" in out and "6 bad rows" in out
     rows = [row(str(n), image="../x.png") for n in range(3)]
     code, out, _ = run(capsys, "convert", write(folder / "r.jsonl", *rows, row("9")), "-o", folder / "o.jsonl",

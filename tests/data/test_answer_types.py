@@ -171,5 +171,5 @@ def test_one_setting_decides_everywhere(tmp_path, capsys):
 @each("empty", ["", None])
 def test_an_empty_answer_is_named(tmp_path, empty):
     for others in ([], [{**ASK, "answer": "red"}] * 2):
-        with pytest.raises(DataError, match=r"answer=.* is empty, so there is no answer to its question 'What does"):
+        with pytest.raises(DataError, match=r"answer=.* is empty, so there is no answer to the question 'What does"):
             read_rows(lines(tmp_path / "r.jsonl", [*others, {**ASK, "answer": empty}]))

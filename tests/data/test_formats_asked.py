@@ -25,19 +25,19 @@ def messages(row: dict, name: str = "qa", **settings) -> list[tuple[str, list[st
 
 
 TOLD = {
-    "a question after the answer": (turns("<image>Colour?", "white", "Why?"), "its question 'Why?' has no answer"),
+    "a question after the answer": (turns("<image>Colour?", "white", "Why?"), "the question 'Why?' has no answer"),
     "questions in a row": (turns("a?", "b?", speakers=("human", "user")), "a turn of a user after one of a user"),
     "an answer first": (turns("white", "Colour?", speakers=("gpt", "human")), "a turn of the assistant at its beg"),
     "answers in a row": ([*turns("a?", "b"), {"from": "gpt", "value": "c"}],
                          "a turn of the assistant after one of the assistant"),
     "a late system": ([*turns("a?", "b"), {"from": "system", "value": "x"}], "a turn of the system after one of the"),
-    "an empty turn of context": (turns("a?", "", "b?", "c"), "a turn of the assistant before its question is empty"),
-    "an empty answer": (turns("a?", " "), "its question 'a?' has no answer"),
+    "an empty turn of context": (turns("a?", "", "b?", "c"), "a turn of the assistant before the question is empty"),
+    "an empty answer": (turns("a?", " "), "the question 'a?' has no answer"),
     "a tool": ([{"role": "user", "content": "a?"}, {"role": "tool", "content": "x"}], "a turn of a tool after one of"),
     "calls before the answer": ([{"role": "user", "content": "a?"}, {
         "role": "assistant", "content": None, "tool_calls": [{"name": "zoom", "arguments": "{}"}]},
         {"role": "tool", "content": "x"}, {"role": "assistant", "content": "b"}],
-        "tool calls stand between its last question"),
+        "tool calls stand between the last question"),
     "a call without arguments": ([{"from": "human", "value": "a?"}, {"from": "function_call", "value": "zoom"}],
                                  "must have the name of a tool, and arguments"),
     "a stranger": ([{"role": "user", "content": "a?"}, {"role": "critic", "content": "x"}],
@@ -95,7 +95,7 @@ def test_the_turn_of_a_tool_needs_the_tool():
         {"type": "function", "function": {"name": "zoom", "arguments": {"x": 2}}}]}
     assert row["turns"][2] == {"role": "tool", "content": "done"}
     sample_from_row(row)
-    with pytest.raises(DataError, match=r"row '1': its conversation has a tool turn.*has no `tools`"):
+    with pytest.raises(DataError, match=r"row '1': the conversation has a tool turn.*has no `tools`"):
         sample_from_row(one(record))
     assert "tools" not in one({**record, "conversations": turns("<image>Tool?", "saw"), "tools": ["saw", "hammer"]})
     (nameless,) = canonical_rows({**record, "tools": [{"description": "x"}]})
@@ -124,7 +124,7 @@ def test_which_answer_counts_and_options_that_name_images():
 @each("beside words", [
     ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conv.*data.columns. messages=messages"),
     ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns .data.columns. question=problem"),
-    ({"system": "Be loud."}, "the system prompt is 'Be brief.' in its conversation, but 'Be loud.'"),
+    ({"system": "Be loud."}, "the system prompt is 'Be brief.' in the conversation, but 'Be loud.'"),
     ({"image": None, "images": ["a.png", "b.png"]}, "has placeholders for 1 images or videos, but the record has 2")])
 def test_two_readings_of_a_record_are_asked_about(beside, words):
     talk = [{"role": "system", "content": "Be brief."}, *turns_of("Is <image> old?", "yes")]

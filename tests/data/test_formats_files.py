@@ -186,7 +186,7 @@ def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
 
 @pytest.mark.parametrize("text, words", [
     ("filename,xmin,ymin,xmax,ymax,class,class\na.png,1,2,3,4,x,y\n", "csv:1: the column 'class' occurs twice"),
-    ("Photo,XMin\na.png,1\n", "its columns match no known format: 'Photo, XMin'"),
+    ("Photo,XMin\na.png,1\n", "the columns match no known format: 'Photo, XMin'"),
     ("filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a decimal point instead of a comma"),
     ("filename,xmin,ymin,xmax,ymax\na.png,1,2,3\n", "xmin, ymin, xmax, ymax=['1', '2', '3', None] must be 4"),
     (f"filename,{'x' * 200_000}\na.png,1\n", "csv:1: not CSV: field larger than field limit"),

@@ -62,7 +62,7 @@ test_what_was_read_wrongly_is_refused = refused(DataError, one, {
     "objects by columns": ({"image": "a.png", "objects": {"bbox": [[1, 2, 3, 4]], "category": [3]}},
                            "it is ambiguous whether these boxes are [x1, y1, x2, y2]"),
     "no class of a clip": ({"video": "a.mp4", "instruction": "Choose from ['run', 'walk'].", "answer": "swim"},
-                           "answer='swim' is not one of the classes that its instruction lists: ['run', 'walk']"),
+                           "answer='swim' is not one of the classes that the instruction lists: ['run', 'walk']"),
     "one sentence as text": ({"timestamps": [[1, 3]], "sentences": "He sits."}, "sentences='He sits.' must be a list"),
     "an interval reversed": ({**FILM, "answer": "7.5-3.1"}, "'7.5-3.1' must begin before it ends")
 }.values(), plain=True)
@@ -98,7 +98,7 @@ def test_odd_regions_and_values(tmp_path):
         "original_width": 64, "original_height": 32, "value": {**value, "rectanglelabels": labels}}]}]}
         for n, labels in enumerate((["cat"], []))]
     (_, row), (_, wrong) = rows_in(save(tmp_path / "l.json", tasks))
-    assert isinstance(row, dict) and row["labels"] == ["cat"] and "its box has no label" in str(wrong)
+    assert isinstance(row, dict) and row["labels"] == ["cat"] and "a box has no label" in str(wrong)
     ((_, row),) = rows_in(save(tmp_path / "n.json", tasks[1:]))
     assert isinstance(row, dict) and row["labels"] == [""]
     Image.new("RGB", (9, 8)).save(tmp_path / "a.png")

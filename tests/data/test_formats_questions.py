@@ -242,7 +242,7 @@ test_what_is_wrong_is_named = refused(DataError, one, [*WRONG.values(), *{
     "an unknown plan": ({"image": "a.png", "problem": "Your speed is 8 m/s.", "solution": "KEEP, UTURN"},
                         "has 'UTURN', which is not a meta-action"),
     "a missing head": ({"image": "a.png", "answer": "STOP"}, "the answer 'STOP' has no word for path"),
-    "two videos": ({**CLIP, "video": ["a.mp4", "b.mp4"], "answer": "x"}, "it names 2 videos, but a row can show only"),
+    "two videos": ({**CLIP, "video": ["a.mp4", "b.mp4"], "answer": "x"}, "the row names 2 videos, but a row can show"),
     "equal responses": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same text"),
     "neither": ({"question": "q", "response_a": "a", "response_b": "b", "winner": "tie"}, "answer='tie' must say"),
     "equal ranks": ({"query": "q", "response": ["a", "b"], "human_ranking": [0, 0]}, "must be two different ranks"),
@@ -254,7 +254,7 @@ test_what_is_wrong_is_named = refused(DataError, one, [*WRONG.values(), *{
                       "answer different questions"),
     "labels of some boxes": ({"image": "a.png", "conversations": [{"from": "human", "value": "Find cats."}, {
         "from": "gpt", "value": '[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, {"bbox_2d": [5, 6, 7, 8]}]'}]},
-        "some of its 2 boxes have a label"),
+        "some of the 2 boxes have a label"),
     "options in a line": ({**ASK, "options": "A) x B) y", "answer": "B"},
                           "must be a list of strings, or a string with one option"),
     "a clock": ({**TIMED, "timestamp": ["0:10", "0:75"]}, "timestamp='0:75' must be a time"),
@@ -267,7 +267,7 @@ test_what_is_wrong_is_named = refused(DataError, one, [*WRONG.values(), *{
                         "solution": "<ref>cup</ref><box>(1,2),(3,4)</box>"}, "is a position or an action"),
     "a place asked for": ({"image": "a.png", "question": "Where is the cup?", "answer": "(438, 88)", "n": 1},
                           "is a position or an action"),
-    "captions": ({"timestamps": [[1, 2]], "sentences": []}, "it has 1 timestamps and 0 sentences"),
+    "captions": ({"timestamps": [[1, 2]], "sentences": []}, "the row has 1 timestamps and 0 sentences"),
     "negatives": ({**SEED, "answer": "a", "negative_answers": ["a"]}, "must have an answer that differs"),
     "a data type": ({**QUESTIONS["video-r1"][1], "data_type": "audio"}, "data_type='audio' must be 'video' or 'image'"),
     "a type": ({**QUESTIONS["video-r1"][1], "problem_type": "essay"}, "problem_type='essay' is not one of")

@@ -183,7 +183,7 @@ def test_a_document_of_questions(document, wanted, tmp_path):
 @each("record words", [
     ({**CASES["VSR"][0], "label": 2}, "label=2 must be true or false"),
     ({**CASES["HallusionBench"][0], "gt_answer": "2"}, "gt_answer='2' must be true or false"),
-    ({**CASES["VQAv2"][0], "answers": ["yes", "no"]}, "1 of its answers are yes and as many are no"),
+    ({**CASES["VQAv2"][0], "answers": ["yes", "no"]}, "1 of the row's answers are yes and as many are no"),
     ({**CASES["IconQA"][0], "choices": "choice_0.png,choice_1.png", "answer": "choice_0.png"}, "is an image, but opt"),
     ({"sample_token": "3e87", "question": "Are there any cars?", "answer": "yes"}, "a sample of nuScenes, but no"),
     ({"id": 1, "regions": [{"phrase": "x", "x": 1, "y": 2, "width": None, "height": 3}]}, "must have x, y, width and")])

@@ -97,7 +97,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
      ["answer=0 must say", "answer=1 is ambiguous: another row of the file has the answer 0"]),
     ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["box has no label", None]),
     ("k.json", [{"image": "a.png", "label": " "}, {"image": "b.png", "label": "cat"}], ["not empty", None]),
-    ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["holds no question"])])
+    ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["there is no question"])])
 def test_what_would_be_read_wrongly_in_silence_is_refused(tmp_path, name, content, words):
     found = [row for _, row in rows_in(save(tmp_path / name, content))]
     assert all((word is None) == isinstance(row, dict) and (word or "") in str(row)

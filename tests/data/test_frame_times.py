@@ -75,7 +75,7 @@ def test_times_beside_a_rate_are_kept(folder):
     row = {"id": "r", "video": [NAMES, "a.mp4", NAMES], "frame_times": [TIMES, None, [0, 1, 2, 3]]}
     assert [m.times for m in sample_from_row(row, folder).media] == row["frame_times"]
     part = {"type": "video", "video": NAMES, "timestamps": TIMES}
-    with pytest.raises(DataError, match=r"its conversation says frame_times=.* but a separate field says"):
+    with pytest.raises(DataError, match=r"the conversation says frame_times=.* but a separate field says"):
         raise canonical_rows({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
                          "frame_times": [0, 1, 2, 3]})[0]
     frames = [{"bytes": (folder / name).read_bytes(), "path": None} for name in NAMES]

@@ -76,7 +76,7 @@ def test_by_hand():
     assert performance_profile(scores, [0, 0.4, 1]).tolist() == [7 / 8, 4 / 8, 1 / 8]
     assert probability_of_improvement([[1.0], [2.0]], [[1.0], [0.0], [3.0]]) == pytest.approx(3.5 / 6, abs=1e-12)
     for table in ([], [1.0], [[np.nan]], [[]]):
-        with pytest.raises(ValueError, match="must be a finite array"):
+        with pytest.raises(ValueError, match="must be finite numbers"):
             iqm(table)
         with pytest.raises(ValueError, match="1 tasks cannot be compared with scores of 2"):
             probability_of_improvement([[1.0]], [[1.0, 2.0]])

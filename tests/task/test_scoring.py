@@ -203,7 +203,7 @@ test_wrong_part_names_stop = refused(
     TaskError, lambda parts: scored(task(lambda x: parts), "x"), [({"a": 1.0}, "left out the part 'b'"),
                                          ({"a": 1.0, "b": 1.0, "bb": 0.0}, "'bb'.*Did you mean 'b'")])
 test_samples_of_another_shape_stop = refused(TaskError, lambda made: task_samples(Given(lambda: made), "train"), [
-    (None, "it returned NoneType, expected a sequence of Sample"), ({"a": SAMPLE}, "dict"), ({SAMPLE}, "set"),
+    (None, r"samples\(\) returned NoneType, expected a sequence of Sample"), ({"a": SAMPLE}, "dict"), ({SAMPLE}, "set"),
     ("abc", "str"), (3, "int"), (list, "type"), ([{"id": 1}], "contains dict"), ((SAMPLE, None), "contains NoneType")
 ], start=r"task 'given': samples\('train'\).*")
 

@@ -63,7 +63,7 @@ def test_actions_are_learned(tiny_models, tmp_path):
 
 @pytest.mark.parametrize("more, message", [
     ({"task": {"actions": ("a",)}}, "has not ended after the 1 actions of oracle_actions"),
-    ({"task": {"actions": ("a",) * 4}}, "after 3 of the 4 actions of oracle_actions: its environment ended it"),
+    ({"task": {"actions": ("a",) * 4}}, "after 3 of the 4 actions of oracle_actions: the environment ended it"),
     ({"episode": {"max_turns": 2}}, "after 2 of the 3 actions of oracle_actions: raise episode.max_turns"),
     ({"task": {"actions": ()}}, "define oracle_actions"),
     ({"task": {"fault": "raise"}}, "its environment failed at action 2 of oracle_actions: step: .*KeyError")])

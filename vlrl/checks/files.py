@@ -94,7 +94,7 @@ def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[
     for n, row in enumerate(rows):
         one = next((near[f.sha256] for f in row.files if row.side == "heldout" and f.sha256 in near), None)
         if one and not _has_leak(row):
-            yield n, ("its image looks like a resized or recompressed copy of one in train, in "
+            yield n, ("the image looks like a resized or recompressed copy of one in train, in "
                       f"{shown['train'][one.train][0].where} (similarity {one.likeness:.2f}): compare the two images; "
                       "`vlrl data split` keeps such images in the same split, `vlrl data overlap` also finds crops")
 

@@ -75,8 +75,8 @@ def _check(request: EvalRequest) -> None:
     out, rollouts = request.out, request.rollouts
     if request.is_grid and (request.lines or rollouts):
         name, value = ("--out", out) if request.lines else ("--rollouts", rollouts)
-        raise ConfigError(f"{name} {value} is only for an evaluation with one answer at one setting: name a folder "
-                          "with --out instead; answers.jsonl in this folder has every answer")
+        raise ConfigError(f"{name} {value} is only for a local model that gives one answer per sample with one "
+                          "value of each option. Name a folder with --out instead: its answers.jsonl has every answer")
     if out is not None and os.path.lexists(out) and (request.lines or not out.is_dir()):
         raise ConfigError(f"{out} exists already, and nothing is overwritten: name another path with --out")
     if rollouts is not None and not is_free(rollouts):

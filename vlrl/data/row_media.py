@@ -40,7 +40,7 @@ def unshown_problem(sample: Sample, canonical: Collection[str], media_fields: Co
     columns = [] if sample.media else unshown_columns(sample, canonical, media_fields, root)
     if not columns:
         return ""
-    return (f"its prompt shows no image or video, and {named_media(sample.row, columns[0])}: "
+    return (f"the prompt shows no image or video, and {named_media(sample.row, columns[0])}: "
             f"{unshown_advice(columns[0], media_fields)}")
 
 

@@ -53,7 +53,7 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Me
     sample_id = row.get("id")
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int)) or sample_id == "":
         if row and "id" not in row and not row.keys() & FIELDS:
-            raise DataError(f"its fields match no known format: {short(', '.join(map(str, row)))}. Name them as in "
+            raise DataError(f"the fields match no known format: {short(', '.join(map(str, row)))}. Name them as in "
                             "docs/data.md, or map them, e.g. --columns image=photo "
                             "(data.columns); every row needs an 'id' too")
         near = "" if "id" in row else f" Its fields: {short(', '.join(map(str, row)))}"

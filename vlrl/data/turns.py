@@ -64,17 +64,17 @@ def _check_marks(row: Record, media_kinds: Sequence[str], in_turns: Sequence[str
     marks = marks_of(row)
     in_question, rest = len(marks) - len(in_turns), len(media_kinds) - len(in_turns)
     if rest < 0 or in_question not in (0, rest):
-        raise DataError(f"its turns and question have placeholders for {len(marks)} images or videos, but the row has "
+        raise DataError(f"turns and question have placeholders for {len(marks)} images or videos, but the row has "
                         f"{len(media_kinds)}: use one placeholder per image or video (a question without placeholders "
                         "shows the remaining media first)")
     if in_question and len(set(media_kinds)) > 1 and sorted(marks) != sorted(media_kinds):
-        raise DataError(f"its turns and question have placeholders for {', '.join(marks)}, but the row has "
+        raise DataError(f"turns and question have placeholders for {', '.join(marks)}, but the row has "
                         f"{', '.join(media_kinds)}")
 
 
 def _check_call(row: Record, turn: Record) -> None:
     if not row.get("tools"):
-        raise DataError(f"its conversation has a tool turn, {short(turn)}, but the record has no `tools`")
+        raise DataError(f"the conversation has a tool turn, {short(turn)}, but the record has no `tools`")
     calls = turn.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) and isinstance(
             call.get("function"), Mapping) and isinstance(call["function"].get("name"), str) for call in calls):

@@ -62,7 +62,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         return
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"it has not terminated after {seconds:g} s")
+        raise TimeoutError(f"the template has not terminated after {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -97,6 +97,6 @@ def _check_played(given: Completion, actions: Sequence[str], sample: Sample) -> 
                         f"{given.error}")
     if played < len(actions):
         reason = given.finish_reason
-        why = "its environment ended it" if reason == "stop" else f"raise episode.max_{reason}"
+        why = "the environment ended it" if reason == "stop" else f"raise episode.max_{reason}"
         raise DataError(f"sample '{sample.id}': its episode ended after {played} of the {len(actions)} actions of "
                         f"oracle_actions: {why}")

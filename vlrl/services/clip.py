@@ -75,11 +75,11 @@ class Clip:
             model = AutoModel.from_pretrained(name, dtype=torch.float32)
             processor = AutoProcessor.from_pretrained(name)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ConfigError(f"services.clip.name={name!r} cannot be loaded ({str(error)[:300]}): set it to a "
-                              "folder, or to a model of the hub such as openai/clip-vit-base-patch32") from None
+            raise ConfigError(f"services.clip.name={name!r} cannot be loaded ({str(error)[:300]}). Name a "
+                              "folder, or a model of the hub such as openai/clip-vit-base-patch32") from None
         if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
             raise ConfigError(f"services.clip.name={name!r} is a {type(model).__name__}, which does not embed images "
-                              "and texts in one space: set it to a model such as openai/clip-vit-base-patch32")
+                              "and texts in one space. Name a model such as openai/clip-vit-base-patch32")
         return model.to(self.device).eval(), processor
 
     def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:

@@ -187,7 +187,8 @@ def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
     names = table.column_names
     newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
     if newest > SCHEMA_VERSION:
-        raise ValueError(f"written by a newer vlrl (schema {newest}; this vlrl reads up to {SCHEMA_VERSION})")
+        raise ValueError(f"the rollouts were written by a newer vlrl (schema {newest}; this vlrl reads up to "
+                         f"{SCHEMA_VERSION}): upgrade vlrl")
     columns = [table[f.name].cast(f.type) if f.name in names else pa.nulls(len(table), f.type) for f in fields]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 

@@ -64,7 +64,7 @@ def _sequence(samples: Any) -> Sequence[Sample]:
             return samples
         if isinstance(samples, Iterable) and not isinstance(samples, (set, frozenset)):  # a set has no fixed order
             return tuple(samples)
-    raise TypeError(f"it returned {type(samples).__name__}, expected a sequence of Sample")
+    raise TypeError(f"samples() returned {type(samples).__name__}, expected a sequence of Sample")
 
 
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:

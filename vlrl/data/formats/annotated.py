@@ -230,7 +230,7 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
     fractions of the image size."""
     boxes, labels = _paired(record) or ([], [])
     if not isinstance(labels, list) or len(boxes) != len(labels):
-        raise DataError(f"its {len(boxes)} boxes and labels={short(labels)} must be lists of the same length, with "
+        raise DataError(f"the {len(boxes)} boxes and labels={short(labels)} must be lists of the same length, with "
                         "one label per box")
     name, entries = (_listed(record) or [("boxes" if has(record, "boxes") else "bboxes", [])])[0]
     row = base_fields(record, source)
@@ -290,7 +290,7 @@ def _all_or_none(rows: Placed, unnamed: str) -> Placed:
     labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
     if labels == {unnamed} or unnamed not in labels:
         return rows
-    return [(n, where, DataError("its box has no label, but other rows have labels") if isinstance(row, dict)
+    return [(n, where, DataError("a box has no label, but other rows have labels") if isinstance(row, dict)
              and any(b["label"] == unnamed for b in row.get("boxes", ())) else row) for n, where, row in rows]
 
 

@@ -70,7 +70,7 @@ def options_of(record: Record) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(v, (str, int, float, Mapping)) for v in given):
         raise DataError(f"options={short(given)} must be a list of strings")
     if image := next((v for v in given if isinstance(v, str) and _PICTURE.fullmatch(v.strip())), None):
-        raise DataError(f"its option {short(image)} is an image, but options must be strings")
+        raise DataError(f"the option {short(image)} is an image, but options must be strings")
     return _without_letters([_option(v) for v in given])
 
 
@@ -107,7 +107,7 @@ def _options_by_key(keyed: Mapping[str, Any]) -> list[Any]:
     counted = all(key.isdecimal() for key in keys) and keys != [str(n) for n in range(len(keys))]
     lettered = all(len(key) == 1 and key.isalpha() for key in keys) and "".join(keys).upper() != _ALPHABET[:len(keys)]
     if keys and (counted or lettered):
-        raise DataError(f"its options have the keys {short(keys)}: name the options A, B ... without a gap, and "
+        raise DataError(f"the options have the keys {short(keys)}: name the options A, B ... without a gap, and "
                         "change the answer accordingly")
     return [keyed[key] for key in sorted(keyed)] if texts is None else texts
 
@@ -128,7 +128,7 @@ def _without_letters(options: Sequence[str]) -> list[str]:
         return [option[m.end():].strip() for option, m in zip(options, matches, strict=True) if m]
     letters = "".join(m[1] for m in matches if m)
     if len(letters) == len(options) > 1 and (letters[:2] == "AB" or sorted(letters) == list(_ALPHABET[:len(letters)])):
-        raise DataError(f"its options begin with {', '.join(letters)}, which do not match their positions: put "
+        raise DataError(f"the options begin with {', '.join(letters)}, which do not match their positions: put "
                         "the options in order, without a gap, or remove the letters")
     return list(options)
 
@@ -186,7 +186,7 @@ def _majority(answers: list[Any]) -> list[Any]:
     if not yes or not no or yes + no < len(said) / 2:
         return answers
     if yes == no:
-        raise DataError(f"{yes} of its answers are yes and as many are no: give the correct answer only")
+        raise DataError(f"{yes} of the row's answers are yes and as many are no: give the correct answer only")
     return ["yes" if yes > no else "no"]
 
 
@@ -207,7 +207,7 @@ def answer_fields(answer: Any, options: Sequence[str], question: str, stated_typ
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
     if isinstance(answers[0], str) and (_CODE.search(answers[0]) or (
             _POINT.fullmatch(answers[0].strip()) and _ASKS_PLACE.search(question))):  # not a point of geometry
-        raise DataError(f"its answer {short(answers[0])} is a position or an action, which cannot be scored as an "
+        raise DataError(f"the answer {short(answers[0])} is a position or an action, which cannot be scored as an "
                         "answer: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
     kind = answer_type_of(answers, question, stated_type)
     if kind == "choice":

@@ -148,25 +148,25 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
     heads = next((n for n, turn in enumerate(said) if turn["role"] != "system"), len(said))
     system = "\n\n".join(filter(None, (turn["content"] for turn in said[:heads])))
     if _MARK.search(system):
-        raise DataError(f"its system prompt {short(system)} has a placeholder for media, but only a turn can show "
+        raise DataError(f"the system prompt {short(system)} has a placeholder for media, but only a turn can show "
                         "media: move the placeholder to the question")
     said = said[heads:]
     for turn in said:
         if turn["role"] not in _FOLLOWS[before]:
             after = f"after one of {_NAMES[before]}" if before else "at its beginning"
-            raise DataError(f"its conversation has a turn of {_NAMES[turn['role']]} {after}: "
+            raise DataError(f"the conversation has a turn of {_NAMES[turn['role']]} {after}: "
                             f"{short(turn['content'])}. After the system prompt, turns of the user and of the "
                             "assistant must alternate, the user first")
         before = turn["role"]
     if before == "assistant" and prompt:
-        raise DataError("its prompt ends with a turn of the assistant, but must end with the question")
+        raise DataError("the prompt ends with a turn of the assistant, but must end with the question")
     answer = said.pop()["content"] if before == "assistant" else ""
     if said and said[-1]["role"] != "user":
-        raise DataError("tool calls stand between its last question and the answer, but are only allowed before the "
+        raise DataError("tool calls stand between the last question and the answer, but are only allowed before the "
                         "question")
     question = said.pop()["content"] if said else ""
     for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
-        raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty: remove this turn, or add "
+        raise DataError(f"a turn of {_NAMES[empty['role']]} before the question is empty: remove this turn, or add "
                         "its text")
     times = {name: value for video in named.pop("times") for name, value in video.items()}
     return Conversation(question, answer, system, tuple(
@@ -178,7 +178,7 @@ def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     if the content parts have no paths, because other fields of the record then name the media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
-        raise DataError("some images or videos of its conversation have a path and some have none: give each "
+        raise DataError("some images or videos of the conversation have a path and some have none: give each "
                         "of them a path")
     return {} if None in given else {kind: paths for kind, paths in named.items() if paths}
 
@@ -186,11 +186,11 @@ def _named_media(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
     """Returns role, content and tool calls of a turn; appends the paths of its media to the lists in `named`."""
     if not isinstance(turn, Mapping):
-        raise DataError(f"the turn {short(turn)} of its conversation must be an object")
+        raise DataError(f"the turn {short(turn)} of the conversation must be an object")
     who = turn.get("from") or turn.get("role")
     role = _ROLES.get(str(who))
     if role is None:
-        raise DataError(f"its conversation has a turn with the role {short(who)}; known roles: "
+        raise DataError(f"the conversation has a turn with the role {short(who)}; known roles: "
                         f"{', '.join(dict.fromkeys(_ROLES))}")
     content = _text_of(turn, named).strip()
     if unfilled := _SWIFT.search(content):
@@ -240,7 +240,7 @@ def _part(part: Any, named: dict[str, list[Any]]) -> str:
         named[f"{_MEDIA[kind]}s"].append(path)
         return f"<{_MEDIA[kind]}>"
     if kind not in (*_TEXTS, None) or not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-        raise DataError(f"the part {short(part)} of its conversation is not text, image or video")
+        raise DataError(f"the part {short(part)} of the conversation is not text, image or video")
     return part["text"]
 
 

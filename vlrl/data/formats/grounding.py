@@ -104,7 +104,7 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
         return [{**row, **target(question), **swift.points_in_pixels(places, row), "boxes": [], **rest}]
     boxes = [{**b, "box": _in_pixels(b["box"], row, places.full if places else 1)} for b in boxes]
     if len({"label" in b for b in boxes}) > 1:
-        raise DataError(f"some of its {len(boxes)} boxes have a label and some have none: label all "
+        raise DataError(f"some of the {len(boxes)} boxes have a label and some have none: label all "
                         "boxes, or remove the labels")
     labels = _listed_categories(question) if not boxes or "label" in boxes[0] else []
     if labels:
@@ -295,7 +295,7 @@ def _rows_by_text(row: dict[str, Any]) -> list[Row]:
         return [row]
     missing = sum("texts" not in b for b in row["boxes"])
     if missing:
-        raise DataError(f"{missing} of its {len(row['boxes'])} annotations have no text ({', '.join(COCO_TEXTS[:5])}), "
+        raise DataError(f"{missing} of the {len(row['boxes'])} annotations have no text ({', '.join(COCO_TEXTS[:5])}), "
                         "but other annotations have one: give every annotation a text, or move those without a text "
                         "to another file")
     rest = {k: v for k, v in row.items() if k not in ("labels", "boxes")}

@@ -110,7 +110,7 @@ def unlabelled(record: Record, source: RecordSource) -> list[Row]:
     """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO). The other fields
     of the record are kept. Raises DataError if one of these seems to hold the answer."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
-        raise DataError(f"it has an instruction, but no box or action in a field with a known name. {field}="
+        raise DataError(f"the row has an instruction, but no box or action in a field with a known name. {field}="
                         f"{short(record[field])} seems to be the answer: map this field with --columns (data.columns) "
                         f"bbox={field} or action={field}, or remove the field")
     row = base_fields(record, source)

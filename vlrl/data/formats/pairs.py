@@ -150,7 +150,7 @@ def r1_reward(record: Record, source: RecordSource) -> list[Row]:
     prompt = "\n".join(str(part["text"]) for part in parts if isinstance(part.get("text"), str))
     compared = _compared(prompt) or _compared(str(record.get("question") or ""))
     if compared is None:
-        raise DataError("its message lacks one of the headings [Question], [Response 1] and [Response 2]")
+        raise DataError("the message lacks one of the headings [Question], [Response 1] and [Response 2]")
     pictures = [part["image"] for part in parts if isinstance(part.get("image"), str)]
     clips = [part["video"] for part in parts if isinstance(part.get("video"), str)]
     named_ = {**({"images": pictures} if pictures else {}), **({"video": clips[0]} if clips else {})}

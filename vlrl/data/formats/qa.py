@@ -122,7 +122,7 @@ def question_answer(record: Record, source: RecordSource) -> list[Row]:
     given = final_answer(given) if isinstance(given, str) else given
     row = answer_fields(given, options, question, stated_type(record))
     if has(record, "sample_token") and not has(record, *IMAGE, *VIDEO):
-        raise DataError("it names a sample of nuScenes, but no image: add `images` with the files of its cameras")
+        raise DataError("the row names a sample of nuScenes, but no image: add `images` with the cameras' files")
     media = media_fields(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
     used = {*QUESTION, *_answers(record), *ID_FIELDS, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, *FIELDS, "reward_model",
             "answer_type", "image_size", "system", *(f"image_{n}" for n in range(1, 10)),
@@ -139,7 +139,7 @@ def missing_answer(record: Record) -> DataError | None:
     empty = next((name for name in ANSWER if name in record and record[name] in (None, "", [])), None)
     if empty is None or not has(record, *QUESTION) or has(record, *ANSWER, *_OTHERS):
         return None
-    return DataError(f"{empty}={short(record[empty])} is empty, so there is no answer to its question "
+    return DataError(f"{empty}={short(record[empty])} is empty, so there is no answer to the question "
                      f"{short(pick(record, *QUESTION))}: fill it in, or leave the row out (--keep-going, "
                      "data.quarantine)")
 
@@ -183,7 +183,7 @@ def reference_answer(conversation: Conversation, record: Record, options: Sequen
     beside = _correct_answer(record, options)
     if beside is None or not conversation.answer:
         if beside is None and not conversation.answer:
-            raise DataError(f"its question {short(question)} has no answer: the conversation ends with the question or "
+            raise DataError(f"the question {short(question)} has no answer: the conversation ends with the question or "
                             f"an empty turn, and no field holds the answer; known names: {', '.join(ANSWER[:6])} ...")
         return conversation.answer if beside is None else beside, {}
     reference = beside[0] if isinstance(beside, list) and beside else beside
@@ -201,7 +201,7 @@ def _correct_answer(record: Record, options: Sequence[str]) -> Any:
     if place is not None and options:
         given = letter_at(place, options)
     elif place is not None and not has(record, *_DIRECT):
-        raise DataError(f"it has the index {short(place)} of the correct option, but no field holds the options. "
+        raise DataError(f"the row has the index {short(place)} of the correct option, but no field holds the options. "
                         f"Put the options into a field named {' or '.join(OPTIONS)}, or each option into a field of "
                         "its own, named A, B ... or option_0, option_1 ...")
     given = _stated_answer(record) if given is None else given

@@ -26,9 +26,9 @@ def checked_conversation(record: Record) -> Conversation | None:
         if conversation is None or not conversation.question:
             break
         if isinstance(own, str) and without_marks(own) not in without_marks(conversation.question):
-            raise DataError(f"the field {name!r} asks {short(own)}, but its conversation asks "
+            raise DataError(f"the field {name!r} asks {short(own)}, but the conversation asks "
                             f"{short(conversation.question)}: set --columns (data.columns) question={name}, or remove "
-                            "one of them")
+                            "one of the two questions")
     return conversation
 
 
@@ -38,8 +38,8 @@ def system_prompt(record: Record, conversation: Conversation | None) -> dict[str
     turn_prompt, beside = conversation.system if conversation else "", record.get("system")
     beside = beside.strip() if isinstance(beside, str) else ""
     if turn_prompt and beside and turn_prompt != beside:
-        raise DataError(f"the system prompt is {short(turn_prompt)} in its conversation, but {short(beside)} in the "
-                        "field 'system': remove one of them")
+        raise DataError(f"the system prompt is {short(turn_prompt)} in the conversation, but {short(beside)} in the "
+                        "field 'system': remove one of the two")
     return {"system_prompt": turn_prompt or beside} if turn_prompt or beside else {}
 
 
@@ -60,12 +60,12 @@ def with_media(record: Record, conversation: Conversation) -> Record:
     several = list(given) if isinstance(given, (list, tuple)) else [given]
     named = [without_scheme(image_value(path)) for paths in conversation.media.values() for path in paths]
     if given is not None and [without_scheme(image_value(one)) for one in several] != named:
-        raise DataError(f"its conversation names the media {short(named)}, but a separate field names {short(given)}: "
-                        "remove one of them")
+        raise DataError(f"the conversation names the media {short(named)}, but a separate field names {short(given)}: "
+                        "remove one of the two")
     for name, own in conversation.times.items():
         if (beside := pick(record, name)) is not None and beside != own:
-            raise DataError(f"its conversation says {name}={short(own)} for a video, but a separate field says "
-                            f"{short(beside)}: remove one of them")
+            raise DataError(f"the conversation says {name}={short(own)} for a video, but a separate field says "
+                            f"{short(beside)}: remove one of the two")
     rest = {k: v for k, v in record.items() if k not in (*IMAGE, *VIDEO)}
     return {**rest, **conversation.media, **conversation.times}
 
@@ -96,12 +96,12 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
     marks = _MARK.findall("\n".join([*texts, *options]))
     choices = {"options": list(options)} if options else {}
     if any(kind == "audio" for kind, _ in marks):
-        raise DataError(f"its question {short(question)} is about audio, which rows do not support")
+        raise DataError(f"the question {short(question)} is about audio, which rows do not support")
     numbers = [int(n) for _, n in marks if n]
     if not numbers and (shows := next((o for o in options if _MARK.search(o)), None)):
-        raise DataError(f"its option {short(shows)} is an image, but options must be strings")
+        raise DataError(f"the option {short(shows)} is an image, but options must be strings")
     if numbers and max(numbers) > len(kinds):
-        raise DataError(f"its text refers to image {max(numbers)}, but the record has only {len(kinds)} "
+        raise DataError(f"the text refers to image {max(numbers)}, but the record has only {len(kinds)} "
                         "images and videos")
     in_order = numbers == list(range(1, len(kinds) + 1)) == list(range(1, len(marks) + 1))
     if numbers and (not in_order or _MARK.search("\n".join(options))):
@@ -123,11 +123,11 @@ def _placed(texts: Sequence[str], media_kinds: Sequence[str]) -> list[str]:
         marks = leading = list(media_kinds)
         texts = ["".join(f"<{kind}>" for kind in media_kinds) + _LEADING.sub("", texts[0], count=1), *texts[1:]]
     if len(marks) != len(media_kinds):
-        raise DataError(f"its text has placeholders for {len(marks)} images or videos, but the record has "
+        raise DataError(f"the text has placeholders for {len(marks)} images or videos, but the record has "
                         f"{len(media_kinds)}: {short(texts[-1])}")
     if sorted(marks) != sorted(media_kinds):
         if len(set(media_kinds)) > 1:
-            raise DataError(f"its text has placeholders for {', '.join(marks)}, but the record has "
+            raise DataError(f"the text has placeholders for {', '.join(marks)}, but the record has "
                             f"{', '.join(media_kinds)}")
         texts, marks = [_MARK.sub(f"<{media_kinds[0]}>", text) for text in texts], list(media_kinds)
     if len(texts) == 1 and len(leading) == len(media_kinds) and marks == list(media_kinds):
@@ -158,7 +158,7 @@ def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -
     if isinstance(video, (list, tuple)):
         clips = video_items(video) if len(video) > 1 else video
         if len(clips) > 1:
-            raise DataError(f"it names {len(clips)} videos, but a row can show only one")
+            raise DataError(f"the row names {len(clips)} videos, but a row can show only one")
         video = clips[0] if clips else None
     if video is not None:
         path = source.video(image_value(video))

@@ -54,7 +54,7 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
     answers = isinstance(last, Mapping) and (last.get("role") or last.get("from")) in ("assistant", "gpt")
     asked, answer = (words[:-1], words[-1]) if answers else (words, "<bbox>" * len(boxes))
     if any("<bbox>" in text for text in asked):
-        raise DataError(f"its question {short(asked[-1])} contains <bbox>, a box whose numbers depend on the model: "
+        raise DataError(f"the question {short(asked[-1])} contains <bbox>, a box whose numbers depend on the model: "
                         "name the object in words")
     if not _MARK.search("".join(words)) and answers:
         return record, None
@@ -66,11 +66,11 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
         else:
             label = _next(names, "ref")
     if boxes or names:
-        raise DataError(f"{len(boxes)} boxes and {len(names)} names in its objects have no placeholder in a turn: "
+        raise DataError(f"{len(boxes)} boxes and {len(names)} names in objects have no placeholder in a turn: "
                         "add <bbox> or <ref-object>, or remove these boxes and names from objects")
     images = pick(record, *IMAGE)
     if isinstance(images, list) and len(images) > 1 and said:
-        raise DataError(f"its boxes belong to several of its {len(images)} images (objects.image_id), but a row can "
+        raise DataError(f"the boxes belong to several of the {len(images)} images (objects.image_id), but a row can "
                         "have boxes in only one image")
     return _filled(record, name, turns, asked, said, answers), GroundingMarks(_FULL[kind], kind == "norm1", tuple(
         one["bbox_2d"] for one in said if len(one["bbox_2d"]) == 2))
@@ -96,5 +96,5 @@ def _filled(record: Record, name: str, turns: list[Any], texts: list[str], boxes
 
 def _next(values: list[Any], what: str) -> Any:
     if not values:
-        raise DataError(f"its turns have more placeholders for {what} than objects.{what} has entries")
+        raise DataError(f"the turns have more placeholders for {what} than objects.{what} has entries")
     return values.pop(0)

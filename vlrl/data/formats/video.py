@@ -184,10 +184,10 @@ def captions(record: Record, source: RecordSource) -> list[Row]:
     video = _video(record, source, *VIDEO) if has(record, *VIDEO) else source.video(source.id)
     times, said = record["timestamps"], unpacked(record["sentences"])
     if not isinstance(said, list):
-        raise DataError(f"sentences={short(said)} must be a list of strings, one for each of its {len(times)} "
+        raise DataError(f"sentences={short(said)} must be a list of strings, one for each of the {len(times)} "
                         "timestamps")
     if len(times) != len(said) or not said:
-        raise DataError(f"it has {len(times)} timestamps and {len(said)} sentences, but needs one timestamp "
+        raise DataError(f"the row has {len(times)} timestamps and {len(said)} sentences, but needs one timestamp "
                         "per sentence")
     id = record_id(record, source)
     return [{"id": f"{id}-{n}" if len(said) > 1 else id, "video": video,
@@ -286,7 +286,7 @@ def clip_class(record: Record, source: RecordSource) -> list[Row]:
     answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)
     labels = {"labels": [str(v) for v in classes]} if answer in map(str, classes) else {}
     if not labels and len(classes) > 1 and all(isinstance(v, str) for v in classes):
-        raise DataError(f"answer={short(answer)} is not one of the classes that its instruction lists: "
+        raise DataError(f"answer={short(answer)} is not one of the classes that the instruction lists: "
                         f"{short(classes)}")
     return [{"id": record_id(record, source, "qid"), "video": _video(record, source, *VIDEO), "question": question,
              "answer": answer, "answer_type": "text", **labels, **_length(record),

@@ -305,7 +305,7 @@ def _failures(url: str) -> Iterator[None]:
         raise DataError(f"media URL {redacted(url)}: the answer is not HTTP: {str(error)[:100]}") from None
     except httpx.NetworkError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise DataError(f"media URL {redacted(url)}: its certificate is invalid: {str(error)[:200]}") from None
+            raise DataError(f"media URL {redacted(url)}: the certificate is invalid: {str(error)[:200]}") from None
         raise _Retry(f"{type(error).__name__}: {str(error)[:100]}") from None
 
 

@@ -154,7 +154,7 @@ def text(record: Record, *names: str) -> str:
     if value is None:
         given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)
         known = " or ".join(map(repr, names))
-        raise DataError(f"{given} must be a string" if given else f"it has no field {known}")
+        raise DataError(f"{given} must be a string" if given else f"the row has no field {known}")
     return value.strip()
 
 

@@ -72,7 +72,7 @@ def _text(path: Path) -> str:
 
 def _text_lines(path: Path) -> Iterator[str]:
     packed, at = path.suffix.lower() == ".gz", 0
-    too_much = f"more than the {MOST_BYTES} allowed for a file that is read as a whole; split it"
+    too_much = f"more than the {MOST_BYTES} allowed for a file that is read as a whole; split the file"
     try:
         if (size := os.stat(path).st_size) > MOST_BYTES:
             raise DataError(f"{path} has {size} bytes, {too_much}")

@@ -118,7 +118,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             shapes[_TABLES["shape_of"](record, name if format != "auto" else recognised_format(record) or name)] += 1
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else DataError(
-                f"its columns match no known format: {short(', '.join(record))}. Name them as in docs/data.md, or map "
+                f"the columns match no known format: {short(', '.join(record))}. Name them as in docs/data.md, or map "
                 "them, e.g. --columns image=photo --columns xmin=left_edge")
         record_rows = rows_as(record, name, RecordSource(id, root or path.parent, roots, boxes), sure=format != "auto")
         placed += [(len(placed) + n, where, row) for n, row in enumerate(record_rows)]
@@ -171,8 +171,9 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSour
     if own is None and (empty := _TABLES["unanswered"](record)):
         return [empty]
     of = f"format {own}" if own else f"no known format ({short(', '.join(record))})"
-    return [DataError(f"its fields are those of {of}, but most of the file's rows are of format {name}. Fix the row, "
-                      f"move it to another file, or read all rows in one format: data.format={name} (--format {name})")]
+    return [DataError(f"the fields of the row are those of {of}, but most of the file's rows are of format "
+                      f"{name}. Fix the row, move it to another file, or read all rows in one format: "
+                      f"data.format={name} (--format {name})")]
 
 
 def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
@@ -198,11 +199,11 @@ def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
             left = unread_columns(name, kept, rows, lambda less: chosen.rows(less, source))
             rows = [{**row, "meta": {**row.get("meta", {}), **left}} for row in rows] if left else rows
         return [boxes_to_pixels({**row, **beside}, source.boxes) for row in rows] or [DataError(
-            f"it holds no question: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
+            f"there is no question: one of the lists ({short([k for k, v in record.items() if v == []])}) is empty")]
     except DataError as error:
         return [error]
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:  # unforeseen shapes
-        return [DataError(f"it looks like a record of format {name}, but is malformed: "
+        return [DataError(f"the row looks like a record of format {name}, but is malformed: "
                           f"{type(error).__name__}: {str(error)[:200]}")]
 
 

@@ -188,7 +188,7 @@ class LineRecords:
                                "command resumes the run from the last checkpoint.")
             return record_of(parse_line(text))
         except UnicodeDecodeError as error:
-            return DataError(f"it is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.")
+            return DataError(f"the row is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.")
         except OSError as error:
             return DataError(f"{self._path} cannot be read: {error.strerror or error}")
 
@@ -336,7 +336,7 @@ class ParquetRecords:
                 group = self._group(k)
             return _record_at(self._path, index, group, index - (self._ends[k - 1] if k else 0), self._classes)
         except (OSError, ValueError, NotImplementedError) as error:
-            return FileRecord(f"{self._path}, row {index + 1}", "", DataError(f"it cannot be read: {error}"))
+            return FileRecord(f"{self._path}, row {index + 1}", "", DataError(f"the row cannot be read: {error}"))
 
     def _group(self, k: int) -> Any:
         if k not in self._groups:

@@ -102,7 +102,7 @@ def recount_frames(track: VideoTrack) -> VideoTrack:
         raise _unreadable(track.path, _short_error(error)) from None
     if not decoded or decoded[-1] < track.pts[-1]:
         last = track.times[track.pts <= decoded[-1]][-1] if decoded else 0.0
-        raise _unreadable(track.path, f"it is truncated after {last:.3f} of {track.times[-1]:.3f} s")
+        raise _unreadable(track.path, f"the video is truncated after {last:.3f} of {track.times[-1]:.3f} s")
     retained = np.isin(track.pts, decoded)
     return replace(track, pts=track.pts[retained], times=np.round(track.times[retained] - track.times[retained][0], 6))
 
@@ -120,7 +120,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     with av.open(f"file:{path}", options=options, **lenient) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
-            raise ValueError("it has no video stream")
+            raise ValueError("the file has no video stream")
         streams[0].codec_context.thread_count = 1
         yield container, streams[0]
 
@@ -132,11 +132,11 @@ def _track(path: Path) -> VideoTrack:
         name, size = container.format.name, (stream.codec_context.width, stream.codec_context.height)
         lasts = (container.duration or 0) / 1e6 if name == "matroska,webm" else 0.0  # other containers only estimate it
     if not pts:
-        raise ValueError("it has no frames")
+        raise ValueError("the video has no frames")
     if promised > count + 1:
-        raise ValueError(f"it is truncated: {count} of {promised} frames")
+        raise ValueError(f"the video is truncated: {count} of {promised} frames")
     if end < 0.95 * lasts - 1:
-        raise ValueError(f"it is truncated after {end:.3f} of {lasts:.3f} s")
+        raise ValueError(f"the video is truncated after {end:.3f} of {lasts:.3f} s")
     shown = np.unique(np.array(pts, dtype=np.int64))
     times = np.round((shown - shown[0]) * base, 6)
     turned = _rotation(path) % 180 != 0
@@ -155,13 +155,13 @@ def _packets(container: Any, stream: Any) -> tuple[list[int], list[int], int, fl
             continue
         count += 1
         if packet.pts is None:
-            raise ValueError("its frames have no timestamps")
+            raise ValueError("the video's frames have no timestamps")
         if packet.is_keyframe:
             keys.append(packet.pts)
         if not packet.is_discard:
             pts.append(packet.pts)
         if count > MOST_FRAMES:
-            raise ValueError(f"it has more than {MOST_FRAMES} frames")
+            raise ValueError(f"the video has more than {MOST_FRAMES} frames")
     return pts, keys, count, end
 
 
@@ -193,12 +193,12 @@ def _by_decord(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
     import decord
 
     if track.container not in _INDEXED:
-        raise ValueError(f"it is not used for the container format {track.container}")
+        raise ValueError(f"decord is not used for the container format {track.container}")
     decord.logging.set_level(decord.logging.QUIET)
     reader: Any = decord.VideoReader(str(track.path), num_threads=1)
     times = reader.get_frame_timestamp(range(len(reader)))[:, 0] if len(reader) else np.empty(0)
     if len(times) != len(track.times) or np.abs(times - times[0] - track.times).max() > 2e-3:
-        raise ValueError("its timestamps differ from those of the packets")
+        raise ValueError("decord's timestamps differ from those of the packets")
     images: dict[int, Image.Image] = {}
     unique = sorted(set(indices))
     for i in range(0, len(unique), 16):  # a batch is a copy of its frames
@@ -206,7 +206,7 @@ def _by_decord(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
         part = unique[i:i + 16]
         images |= {k: Image.fromarray(a) for k, a in zip(part, reader.get_batch(part).asnumpy(), strict=True)}
     if images[indices[0]].size != track.size:
-        raise ValueError("its frame size differs from that of the stream")
+        raise ValueError("decord's frame size differs from that of the stream")
     return [images[i] for i in indices]
 
 
@@ -261,7 +261,7 @@ def _decoded(container: Any, stream: Any, wanted: Sequence[int]) -> dict[int, Im
             if frame.pts in left:
                 left.discard(frame.pts)
                 if frame.is_corrupt:
-                    raise ValueError(f"its frame at {frame.time:.3f} s is damaged")
+                    raise ValueError(f"the frame at {frame.time:.3f} s is damaged")
                 pictures[frame.pts] = frame.to_image().rotate(_turn(frame), expand=True)
             if not left or (frame.pts is not None and frame.pts > wanted[-1]):
                 return pictures

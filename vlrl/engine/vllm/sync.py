@@ -49,12 +49,12 @@ def why_merged(policy: Policy, taken: bool | None = None) -> str:
     config = policy.model.peft_config[policy.model.active_adapter]
     used = [name for name in _PLAIN if getattr(config, name, None)]
     if used:
-        return f"its adapter uses {', '.join(used)}"
+        return f"the adapter uses {', '.join(used)}"
     if config.r > _RANKS[-1]:
-        return f"its rank {config.r} is above {_RANKS[-1]}"
+        return f"the adapter's rank {config.r} is above {_RANKS[-1]}"
     parts = {policy.family.part_of(name) for name in adapted_layers(policy)} - {"language"}
     if parts:
-        return f"it adapts the {' and the '.join(sorted(parts))}"
+        return f"the adapter changes the {' and the '.join(sorted(parts))}"
     taken = _takes_adapters(policy) if taken is None else taken
     return "" if taken else "vLLM does not support adapters for this model"
 

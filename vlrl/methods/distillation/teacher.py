@@ -43,8 +43,8 @@ def check(config: Config) -> None:
         (f"model.name={config.model.name!r}", config.model.name), (setting_text(config), _name(config))))
     if kind != other:
         raise ConfigError(f"{setting_text(config)} has the model type {other}, but the policy (model.name="
-                          f"{config.model.name!r}) has the type {kind}, so the teacher cannot read its tokens and "
-                          f"images: {_WAY}")
+                          f"{config.model.name!r}) has the type {kind}, so the teacher cannot read the policy's "
+                          f"tokens and images: {_WAY}")
     known, words = own.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
     if differ := sorted(word for word in {*known, *words} if known.get(word) != words.get(word)):
         raise ConfigError(f"{setting_text(config)} has a different vocabulary from the policy (model.name="

@@ -56,9 +56,10 @@ class GainRL(Adaptive):
         self.angles[indices], self.unknown[indices] = values, False
         self._order = None
         if np.isnan(self.angles).all():
-            raise ConfigError(f"curriculum.name='gain_rl' orders prompts by their angle, but none of the "
-                              f"{len(self.angles)} prompts can be measured: each is too long (limits.prompt_tokens) "
-                              "or its media cannot be read. `vlrl data check` lists these prompts.")
+            raise ConfigError(f"curriculum.name='gain_rl' orders prompts by the angles between their hidden "
+                              f"states, but none of the {len(self.angles)} prompts can be measured: each prompt is "
+                              "too long (limits.prompt_tokens), or its media cannot be read. `vlrl data check` lists "
+                              "these prompts.")
 
     @property
     def order(self) -> np.ndarray:

@@ -56,8 +56,8 @@ def preference_config(config: Config, dpo: Named) -> Config:
 def _rejected(accepted: AcceptedDraw) -> AcceptedDraw:
     text = accepted.sample.get("rejected")
     if not isinstance(text, str) or not text:
-        raise DataError(f"sample '{accepted.sample.id}' has no rejected answer to compare its solution with: add "
-                        "a field 'rejected' with this answer to its row")
+        raise DataError(f"sample '{accepted.sample.id}' has no rejected answer to compare the solution with: "
+                        "add a field 'rejected' with such an answer to the row")
     return replace(accepted, sample=replace(accepted.sample, row={**accepted.sample.row, "solution": text}))
 
 

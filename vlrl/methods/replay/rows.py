@@ -60,7 +60,7 @@ def read_stored(file: Path, limits: RowLimits, most_rows: int) -> tuple[pa.Table
             facts = reader.metadata
             bytes_ = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
             if facts.num_rows > most_rows or bytes_ > _LARGEST:
-                raise UnreadableFile(f"its {facts.num_rows:,} rows and {bytes_:,} bytes are more than a buffer of "
+                raise UnreadableFile(f"the {facts.num_rows:,} rows and {bytes_:,} bytes are more than a buffer of "
                                  f"{most_rows:,} rollouts can hold")
             names = {f.name for f in _READ} & {*reader.schema_arrow.names}
             table = as_schema(reader.read([n for n in reader.schema_arrow.names if n in names]), _READ)

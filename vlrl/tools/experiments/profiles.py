@@ -109,5 +109,5 @@ def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
 def _scores(scores: np.ndarray) -> np.ndarray:
     table = np.asarray(scores, np.float64)
     if table.ndim != 2 or not table.size or not np.isfinite(table).all():
-        raise ValueError(f"scores of shape {table.shape}: must be a finite array [runs, tasks]")
+        raise ValueError(f"scores must be finite numbers of shape [runs, tasks], not of shape {table.shape}")
     return table

@@ -165,7 +165,7 @@ class _Adapter:
         self.settings: dict[str, Any] = read_json(folder / _ADAPTER) or {}
         self.base = str(self.settings.get("base_model_name_or_path") or "")
         if not self.base:
-            raise RunError(f"{folder / _ADAPTER} names no base model: set its base_model_name_or_path")
+            raise RunError(f"{folder / _ADAPTER} names no base model: set base_model_name_or_path in this file")
         self.factors: dict[str, dict[str, tuple[Any, str]]] = {}
         for name, place in _tensors(folder, stack).items():
             match = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
