@@ -57,7 +57,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassRecipe(Recipe):
-    """A recipe whose answer is a class name."""
+    """A recipe whose completions name one or several classes."""
 
     forms: tuple[AnswerFormat, AnswerFormat]
     """Two answer formats: for prompt templates without thinking, and for prompt templates with thinking."""

@@ -38,7 +38,7 @@ _LETTERS = "ABCDEFG"
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRecipe(Recipe):
-    """A recipe that can also write an answer with given spans, to make perfect and cheating answers."""
+    """A recipe with a function that writes an answer with given spans, for perfect and for cheating answers."""
 
     say: Callable[[Any, Sample, Any], str]
     """Writes an answer with the given spans (or track): (task, sample, spans) -> text."""

@@ -27,7 +27,7 @@ _INPUT = "[Question]: {question}\n\n[Response 1]: {first}\n\n[Response 2]: {seco
 
 @dataclass(frozen=True, kw_only=True)
 class PairRecipe(Recipe):
-    """A recipe whose answer is the number of the better response."""
+    """A recipe whose completions state the number of the better response, 1 or 2."""
 
     find: Callable[[str], str]
     """Returns the part of an answer's text that has the number; "" if there is none."""

@@ -57,7 +57,7 @@ test_what_was_read_wrongly_is_refused = refused(DataError, one, {
     "YOLO's middles": ({"image": "a.png", "class": "cat", "x_center": "0.5", "y_center": "0.5", "width": "0.2",
                         "height": "0.3"}, "x_center and y_center are the centre of a box"),
     "more boxes than labels": ({"image": "a.png", "bboxes": [[1, 2, 3, 4], [5, 6, 7, 8]], "labels": ["cat"]},
-                               "its 2 boxes and labels=['cat'] must be lists of the same length"),
+                               "the 2 boxes and labels=['cat'] must be lists of the same length"),
     "one label as text": ({"image": "a.png", "bboxes": [[1, 2, 3, 4]], "labels": "cat"}, "labels='cat' must be lists"),
     "objects by columns": ({"image": "a.png", "objects": {"bbox": [[1, 2, 3, 4]], "category": [3]}},
                            "it is ambiguous whether these boxes are [x1, y1, x2, y2]"),

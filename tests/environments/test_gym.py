@@ -148,7 +148,7 @@ def test_texts_and_frames_are_shown_and_what_is_refused_is_closed():
 
 
 def test_settings_and_rewards_that_cannot_act():
-    with pytest.raises(ConfigError, match=r"actions=\['a'\]: FrozenLake-v1 has 4"):
+    with pytest.raises(ConfigError, match=r"actions=\['a'\] must name all 4 actions of FrozenLake-v1"):
         GymEnvironment("FrozenLake-v1", actions=["a"])
     with pytest.raises(ConfigError, match="names need a Discrete action space"):
         GymEnvironment("Pendulum-v1", actions=["a"])
@@ -157,7 +157,7 @@ def test_settings_and_rewards_that_cannot_act():
     for wrong in ("left", 5, [False]):
         with pytest.raises(ConfigError, match="actions"):
             GymEnvironment("FrozenLake-v1", actions=wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match=r"parts='return' must be a list: parts=\[return\]"):
+    with pytest.raises(ConfigError, match=r"parts='return' must be a list: write parts=\[return\]"):
         GymEnvironment("FrozenLake-v1", parts="return")
     with pytest.raises(TypeError, match="slippery"):
         GymEnvironment("FrozenLake-v1", slippery=False)

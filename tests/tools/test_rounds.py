@@ -148,7 +148,7 @@ def test_answers_are_chosen_by_hand():
     assert select_answers(rows, shortest, None) == [rows[6]]
     assert [r["answer"] for r in select_answers(rows, every, 0.2)] == ["a", "b", "e"]
     assert select_answers(rows[:1], best, None) == []
-    with pytest.raises(ValueError, match="index 3 for 1 answers"):
+    with pytest.raises(ValueError, match="index 3, but there are 1 answers"):
         select_answers([row("a")], lambda candidates: [3], None)
 
 

@@ -96,7 +96,7 @@ class GymEnvironment(Environment):
             return ()
         names = tuple(map(str, given or getattr(own, "get_action_meanings", tuple)()))
         if names and len(names) != space.n:
-            raise ConfigError(f"actions={list(names)}: {self.world.spec.id} has {space.n} actions: name all of them")
+            raise ConfigError(f"actions={list(names)} must name all {space.n} actions of {self.world.spec.id}")
         return names
 
     def _legend(self) -> str:

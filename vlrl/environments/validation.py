@@ -122,7 +122,7 @@ def checked_names(value: Any, what: str) -> tuple[str, ...]:
     `value` is a string (whose characters would become the names), or if an element is neither a string nor an
     integer, e.g. because YAML reads `on` as true."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
-        raise ConfigError(f"{what}={value!r} must be a list: {what}=[{value}]")
+        raise ConfigError(f"{what}={value!r} must be a list: write {what}=[{value}]")
     wrong = next((name for name in value if isinstance(name, bool) or not isinstance(name, (str, int))), None)
     if wrong is not None:
         raise ConfigError(f"{what}: {wrong!r} is not a name: put it in quotes")

@@ -114,8 +114,8 @@ class Task:
 
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
         """Returns the texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes
-        before a group is scored. By default these are the final texts of its answers; a services.Reading in the result
-        stands for another text in place of an answer's final text."""
+        before a group is scored. An Answer in the result stands for the text of its last turn, a services.Reading for
+        another text in place of such a text. By default, returns all answers of the group."""
         return answers
 
     def oracle(self, sample: Sample) -> str | None:

@@ -72,7 +72,7 @@ def _text(path: Path) -> str:
 
 def _text_lines(path: Path) -> Iterator[str]:
     packed, at = path.suffix.lower() == ".gz", 0
-    too_much = f"more than the {MOST_BYTES} allowed for a file that is read as a whole; split the file"
+    too_much = f"more than the {MOST_BYTES} bytes allowed for a file that is read as a whole; split the file"
     try:
         if (size := os.stat(path).st_size) > MOST_BYTES:
             raise DataError(f"{path} has {size} bytes, {too_much}")
@@ -271,7 +271,7 @@ def _lines_of_text(path: Path) -> Iterator[FileRecord]:
         moment = place.split()
         if line and (len(moment) != 3 or not sentence.strip()):
             raise DataError(f"{path}:{n} is not a line of Charades-STA, 'video start end##sentence': {short(line)}. "
-                            f"Rows of other kinds must be in {_ROW_SUFFIXES}")
+                            f"The name of a file of other rows ends with {_ROW_SUFFIXES}")
         if line:
             yield FileRecord(f"{path}:{n}", f"{path.stem}-{n}", {
                 "video": moment[0], "timestamp": moment[1:], "sentence": sentence.strip()})

@@ -176,7 +176,7 @@ class Routes:
         if not version or version != self.version:
             other = self.version and _run_of(self.version) != _run_of(str(version))
             raise RequestError(HTTPStatus.CONFLICT, f"the server has weights of version {self.version!r}, not "
-                               f"{version!r}" + (", as another run uses this server: give each run its own servers"
+                               f"{version!r}" + (", because another run uses this server: give each run its own servers"
                                                if other else ""))
 
     # --- weights -----------------------------------------------------------------------------------------------------

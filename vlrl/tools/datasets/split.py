@@ -92,7 +92,7 @@ def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key"
     and if one group holds nearly all rows."""
     wanted = _wanted(heldout, len(rows))
     if not 0 <= distance <= MOST_DISTANCE:
-        raise ConfigError(f"--distance {distance} must be from 0 to {MOST_DISTANCE} bits of 64")
+        raise ConfigError(f"--distance {distance} must be a number of bits from 0 to {MOST_DISTANCE}")
     joined = _Groups(len(rows))
     _join_by_field(joined, rows, by)
     media = {one.source: (row, one) for row in rows for one in row.media}

@@ -85,7 +85,7 @@ def select_answers(rows: Sequence[dict[str, Any]], choose: Choice, least: float 
     candidates = [*right.values()]
     places = choose([Candidate(r["answer"], float(r["reward"]), int(r["tokens"]), r.get("parsed")) for r in candidates])
     if wrong := [i for i in places if not 0 <= i < len(candidates)]:
-        raise ValueError(f"rounds.choose returned the index {wrong[0]} for {len(candidates)} answers")
+        raise ValueError(f"rounds.choose returned the index {wrong[0]}, but there are {len(candidates)} answers")
     return [candidates[i] for i in dict.fromkeys(places)]
 
 

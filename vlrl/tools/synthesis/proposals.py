@@ -49,7 +49,8 @@ class Search:
     """Number of rows to keep, those with the lowest pass rates. None = all rows are kept, in their order."""
 
     def parent(self, number: int) -> tuple[Mapping[str, Any], str, Mapping[str, Any] | None]:
-        """Returns (parent row, kind of variation, second row) of candidate number `number`."""
+        """Returns (parent row, kind of variation, second row to combine with the parent, or None) of candidate
+        `number`."""
         place = number % len(self.parents)
         variation, other = self.variations[place] if self.variations else ("similar", None)
         return self.parents[place], variation, other
