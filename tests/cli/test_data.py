@@ -356,7 +356,7 @@ def test_copies_stay_together_and_one_group_with_nearly_everything_is_named(fold
     ("split good.jsonl -o . --heldout nan", 1, "--heldout nan must be"),
     ("split good.jsonl -o . --heldout 2", 1, "--heldout 2 of 2 rows leaves no rows to train on"),
     ("split good.jsonl -o . --heldout many", 2, "Invalid value for '--heldout'"),
-    ("split good.jsonl -o . --distance 40", 1, "--distance 40 must be from 0 to 16"),
+    ("split good.jsonl -o . --distance 40", 1, "--distance 40 must be a number of bits from 0 to 16"),
     ("split good.jsonl -o . --by expresion", 1, "no row has this field. Did you mean 'expression'"),
     ("split good.jsonl -o good.jsonl", 1, "good.jsonl is a file. Give a folder"),
     ("split broken.jsonl -o .", 1, "broken.jsonl:2: not JSON.*vlrl data check"),
