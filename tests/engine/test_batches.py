@@ -1,5 +1,7 @@
-"""What fits side by side, batches that turn out too large, finished requests, and answers at two batch shapes."""
+"""What fits side by side, batches that turn out too large, finished requests, answers at two batch shapes, and the
+cache of rows that are being written."""
 
+import functools
 import itertools
 import threading
 import time
@@ -19,7 +21,7 @@ from tests.helpers import Vowels, load, settings
 from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine import capacity
 from vlrl.engine.base import Request, Sampling
-from vlrl.engine.cache import ROOM
+from vlrl.engine.cache import ROOM, RoomyLayer, cache_argument
 from vlrl.engine.capacity import GIB, Capacity, batches, chunks, split_jobs
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import TaskError, TrainingError
@@ -291,3 +293,32 @@ def test_work_ahead_counts_as_its_own_phase():
     passed = time.perf_counter() - start
     assert clock.seconds["score"] >= ahead._spent >= 0.015
     assert clock.seconds["rollout"] >= 0 and sum(clock.seconds.values()) <= passed
+
+
+def test_a_layer_keeps_its_tokens_when_it_grows_and_when_rows_leave():
+    layer, number = RoomyLayer(), 3 * ROOM
+    tokens = torch.arange(2.0 * number).view(2, 1, number, 1)  # two rows
+    layer.update(tokens[:, :, :5], -tokens[:, :, :5])
+    for t in range(5, number):
+        if t == 2 * ROOM:
+            layer.batch_select_indices(torch.tensor([1]))
+            tokens = tokens[1:]
+        keys, values = layer.update(tokens[:, :, t:t + 1], -tokens[:, :, t:t + 1])
+        assert torch.equal(keys, tokens[:, :, :t + 1]) and torch.equal(values, -keys)
+    assert layer.get_seq_length() == number
+
+
+class Renamed:
+    @functools.wraps(lambda self, input_ids, cache=None, **kwargs: None)
+    def forward(self, *args, **kwargs):
+        """As transformers wraps it, for callers who give the former name."""
+
+
+class Former:
+    def forward(self, input_ids, past_key_values=None, **kwargs):
+        ...
+
+
+def test_the_cache_goes_under_the_name_that_the_model_has():
+    for model, name in ((Renamed, "cache"), (Former, "past_key_values")):
+        assert cache_argument(model) == name, (model, name)

@@ -1,5 +1,6 @@
 """The engine over servers, against small HTTP servers that answer as vlrl's do and do what is planted."""
 
+import asyncio
 import threading
 import time
 from types import SimpleNamespace
@@ -7,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from tests.conftest import SAMPLES
-from tests.engine.test_replicas import KEY_OF_ALL, PATIENT, Stub
+from tests.conftest import SAMPLES, noise
+from tests.engine.stubs import KEY_OF_ALL, PATIENT, Stub
 from tests.helpers import Vowels, load, settings
 from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.vllm import server as vllm_server
 from vlrl.engine.vllm import wire as vllm_wire
-from vlrl.engine.vllm.server import ServerEngine
-from vlrl.errors import TrainingError
+from vlrl.engine.vllm.server import ServerEngine, read_key
+from vlrl.errors import ConfigError, TrainingError
 from vlrl.types import Completion, Turn
 
 
@@ -122,3 +124,30 @@ def test_an_answer_that_goes_on_does_so_from_the_prompt_of_the_trainer(two, part
         server.expanded = {"image": changed}
     with pytest.raises(TrainingError, match=f"^sample '{image.sample_id}': vLLM's processor converts"):
         it.engine.generate([request])
+
+
+def test_prompts_travel_without_loss_and_keys_come_from_a_file(monkeypatch, tmp_path, caplog):
+    image = noise(1, 30, 20)
+    frames = np.stack([np.asarray(noise(i, 16, 8)) for i in range(4)])
+    sent = {"prompt_token_ids": [1, 2], "multi_modal_data": {"image": [image], "video": [(frames, {"fps": 2.5, "at":
+            [0, 1]})]}, "bias": {7: float("-inf")}, "floats": np.arange(3, dtype=np.float32), "n": np.int64(3),
+            "nothing": None}
+    found = vllm_wire.unpack(vllm_wire.pack(sent))
+    (got,) = found["multi_modal_data"]["image"]
+    assert isinstance(got, Image.Image) and got.mode == "RGB" and np.array_equal(np.asarray(got), np.asarray(image))
+    (video, metadata), = found["multi_modal_data"]["video"]
+    assert video.dtype == np.uint8 and np.array_equal(video, frames) and metadata == {"fps": 2.5, "at": [0, 1]}
+    assert isinstance(found["multi_modal_data"]["video"][0], tuple)
+    assert found["bias"] == {7: float("-inf")} and found["n"] == 3 and found["nothing"] is None
+    assert found["floats"].dtype == np.float32 and found["floats"].tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match="Lock"):
+        vllm_wire.pack({"x": asyncio.Lock()})
+    monkeypatch.setenv("VLRL_ENGINE_KEY", "of the environment")
+    assert read_key("") == "of the environment"
+    (tmp_path / "key").write_text("of the file\n")
+    for mode, told in ((0o600, False), (0o640, True)):
+        (tmp_path / "key").chmod(mode)
+        assert read_key(str(tmp_path / "key")) == "of the file"
+        assert ("can be read by users other than its owner (mode 640)" in caplog.text) == told
+    with pytest.raises(ConfigError, match=r"engine\.key_file"):
+        read_key(str(tmp_path / "absent"))

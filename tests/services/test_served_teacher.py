@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.test_replicas import KEY_OF_ALL, Stub
+from tests.engine.stubs import KEY_OF_ALL, Stub
 from tests.training.test_distillation import TEMPERATURE, of, scene, stepped  # noqa: F401 - a fixture
 from tests.training.test_update import assert_close
 from vlrl import config as configs

@@ -45,13 +45,14 @@ def tiny(request, installed, tiny_models, tmp_path_factory):
     """A tiny model's policy, prompts of all kinds, the HF engine and vLLM with its weights."""
     from vlrl.engine.vllm.engine import VLLMEngine
 
-    config = settings(tiny_models[request.param], engine=ENGINE, seed=3)
+    room = {} if request.param in TWO else {"max_model_len": 512, "max_seqs": 8}
+    config = settings(tiny_models[request.param], engine=ENGINE | room, seed=3)
     policy, encode = load(config)
     prompts = {kind: encode(Vowels(), SAMPLES[kind]) for kind in kinds_of(policy.family)}
     engine = VLLMEngine(policy, config, tmp_path_factory.mktemp("engine"))
     engine.sync(policy, 0)
     yield SimpleNamespace(policy=policy, config=config, prompts=prompts, vllm=engine, encode=encode,
-                          hf=HFEngine(policy, 3, 64), family=request.param)
+                          hf=HFEngine(policy, 3, 64))
     engine.close()
 
 

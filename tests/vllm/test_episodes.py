@@ -5,14 +5,13 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
-from benchmarks.episodes_exact import SYNCS, per_turn, playing, settings
-from tests.e2e import forked
-from tests.e2e.runs import ROOT
+from benchmarks.episodes_exact import per_turn, playing, settings
 from tests.environments.test_episodes import TASK, actions, run
-from tests.vllm.test_server import FORKED, free_ports, serving, serving_environment, until
+from tests.vllm.serve import Serve, free_ports
 from tests.vllm.test_turns import windowed
 from vlrl.engine.vllm.episode_check import first_difference
 from vlrl.errors import TrainingError
@@ -22,35 +21,25 @@ EXACT = 1e-4
 SMALL = ("eval.samples=0", "engine.max_seqs=8", "limits.prompt_tokens=512", "episode.max_tokens=512")
 
 
-def check(folder):
-    """The rows of a run: in every action the trainer has the engine's log-probabilities."""
-    rows = folder.rollouts().to_pylist()
-    assert len(rows) == 8 and all(r["error"] is None and len(actions(r)) == 3 for r in rows)
-    for row in rows:
-        gaps = np.abs(np.array(row["logprobs"]) - np.array(row["trainer_logprobs"]))
-        mask = np.array(row["loss_mask"])
-        assert mask.any() and gaps[mask].max() < EXACT and {m["kind"] for m in row["media"]} == {"image"}
-
-
 def test_a_run_with_a_server(tiny_models, tmp_path):
-    """`vlrl serve` makes room for whole episodes by itself."""
-    config, port = tmp_path / "serve.yaml", free_ports()
+    """`vlrl serve` makes room for whole episodes by itself; its processes, started as a user's, end with it. In every
+    action the trainer has the engine's log-probabilities."""
+    config = tmp_path / "serve.yaml"
     config.write_text(json.dumps({"task": TASK, "model": {"name": str(tiny_models["qwen2_5_vl"])},
                                   "engine": "vllm_server", "rollout": {"max_new_tokens": 6},
                                   "run": {"dir": str(tmp_path / "run")}}))
-    about = tmp_path / "run-servers" / "servers.json"
-    with (tmp_path / "log").open("w") as log:
-        serve = forked.Process([serving(tmp_path, FORKED), "serve", config, "--port", port, *SMALL[1:]],
-                               serving_environment(), ROOT, log, log)
+    serve = Serve(tmp_path, "servers", config, "--port", free_ports(), *SMALL[1:], settings="")
     try:
-        until(lambda: about.exists() or serve.poll() is not None, "the server does not start")
-        assert about.exists(), (tmp_path / "log").read_text()
-        found = json.loads(about.read_text())
-        check(run(tmp_path / "run", tiny_models["qwen2_5_vl"], "engine=vllm_server", *SMALL,
-                  f"engine.servers=[{found['servers'][0]}]", f"engine.key_file={found['key_file']}"))
+        folder = run(tmp_path / "run", tiny_models["qwen2_5_vl"], "engine=vllm_server", *SMALL, *serve.ready())
+        family = psutil.Process(serve.process.pid).children(recursive=True)
     finally:
-        serve.terminate()
-        serve.wait(120)
+        serve.process.kill()
+    assert len(family) > 1 and not psutil.wait_procs(family, timeout=120)[1]
+    rows = folder.rollouts().to_pylist()
+    assert len(rows) == 8 and all(r["error"] is None and len(actions(r)) == 3 for r in rows)
+    for row in rows:
+        gaps, mask = np.abs(np.subtract(row["logprobs"], row["trainer_logprobs"])), np.array(row["loss_mask"])
+        assert mask.any() and gaps[mask].max() < EXACT and {m["kind"] for m in row["media"]} == {"image"}
 
 
 @pytest.fixture(scope="module", params=[("qwen3_vl", "full"), ("qwen2_5_vl", "LoRA")], ids="-".join)
@@ -62,7 +51,7 @@ def play(request, tiny_models, tmp_path_factory):
 
 def test_every_turn_agrees_after_each_sync(play, monkeypatch):
     """No cache is left of images seen with other weights; ids of earlier turns are the sampled ones (sglang#12383)."""
-    for _ in range(SYNCS):
+    for _ in range(2):
         play.sync()
         for prompt, completion in play.episodes():
             assert len(completion.observed_media) == 4 and max(per_turn(play, prompt, completion)) < EXACT

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e import forked
 from tests.e2e.runs import ROOT, metrics, weights
-from tests.vllm.test_server import FORKED, PATIENT, free_ports, process_of, serving, serving_environment, until
+from tests.vllm.serve import FORKED, PATIENT, Serve, free_ports, process_of, until
 from vlrl import config as configs
 from vlrl.engine.vllm import launch as vllm_launch
 from vlrl.engine.vllm import server as vllm_server
@@ -52,43 +52,24 @@ train(config.load(sys.argv[1], sys.argv[2:]))
 """A trainer that is killed when the first answers of step 2 are there, and others are being written."""
 
 
-HASTY = "vllm_launch._SILENT_S = 15.0\n"
+HASTY = "vllm_launch._SILENT_S = 15.0\n" + FORKED
 """A quarter of a minute is a long silence."""
 
 
-class Serve:
-    def __init__(self, root, name, replicas, *more, settings=FORKED):
-        self.log, self.about = root / f"{name}.log", root / name / "servers.json"
-        with self.log.open("w") as log:
-            self.process = forked.Process(
-                [serving(root, settings), "serve", QUICKSTART, "--replicas", replicas, "--port", free_ports(),
-                 "--folder", root / name, f"run.dir={root / 'run'}", *SMALL[1:], *more],
-                serving_environment(), ROOT, log, log)
-
-    def ready(self):
-        until(lambda: self.about.exists() or self.process.poll() is not None, "the servers do not start")
-        assert self.process.poll() is None, self.log.read_text()
-        about = json.loads(self.about.read_text())
-        self.servers = about["servers"]
-        return f"engine.key_file={about['key_file']}", f"engine.servers=[{','.join(self.servers)}]"
+class Servers(Serve):
+    def __init__(self, root, name, replicas, *more, **settings):
+        super().__init__(root, name, QUICKSTART, "--replicas", replicas, "--port", free_ports(),
+                         f"run.dir={root / 'run'}", *SMALL[1:], *more, **settings)
 
     def server(self, i):
-        until(lambda: vllm_launch._health(self.servers[i]) == 200, self.log.read_text())
+        until(lambda: vllm_launch._health(self.servers[i]) == 200, self.said)
         return process_of(self.process.pid, self.servers[i])
-
-    def close(self, how=signal.SIGTERM):
-        processes = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
-        self.process.send_signal(how)
-        self.process.wait(PATIENT)
-        for process in processes if how == signal.SIGKILL else ():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
 
 
 @pytest.fixture(scope="module")
 def served(installed, tmp_path_factory):
     root = tmp_path_factory.mktemp("faults")
-    serve = Serve(root, "servers", 2)
+    serve = Servers(root, "servers", 2)
     try:
         key, servers = serve.ready()
         yield SimpleNamespace(root=root, serve=serve, key=key, servers=servers, both=(key, servers))
@@ -243,10 +224,10 @@ def test_without_a_server_the_run_stops_and_another_one_ends_it(served, start, u
     folder = served.root / "gone"
     assert json.loads((folder / "heartbeat.json").read_text())["state"] == "failed"
     assert [m["step"] for m in metrics(folder)] == [0, 1] and (folder / "checkpoints" / "step-000002").exists()
-    other = Serve(served.root, "others", 1, "engine.timeout_s=15", settings=HASTY)  # spawned as a user's is
+    other = Servers(served.root, "others", 1, "engine.timeout_s=15", settings=HASTY)
     try:
         assert_same(undisturbed["plain"], start("gone", *other.ready()))
-        server, said, what = other.server(0), other.log.read_text, "its engine has not responded for 15 s; the server"
+        server, said, what = other.server(0), other.said, "its engine has not responded for 15 s; the server"
         told = said().count(what)  # by a busy machine
         for process in server.children(recursive=True):
             process.suspend()
@@ -255,6 +236,4 @@ def test_without_a_server_the_run_stops_and_another_one_ends_it(served, start, u
         assert not server.is_running()
         until(lambda: vllm_launch._health(other.servers[0]) == 200, said)
     finally:
-        family = psutil.Process(other.process.pid).children(recursive=True)
-        other.process.kill()
-        assert not psutil.wait_procs(family, timeout=120)[1]  # they end with the process that started them
+        other.close()

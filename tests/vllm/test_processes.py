@@ -5,7 +5,6 @@ Two processes give what one gives: the same groups under the same ids, the same 
 import json
 import re
 import shutil
-import signal
 from importlib.util import find_spec
 from itertools import groupby
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import pytest
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, TASK, metrics, weights
 from tests.vllm.noting import Noting
-from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
+from tests.vllm.serve import PATIENT, Serve, free_ports
 from vlrl import config as configs
 from vlrl.engine.vllm.client import ServerClient
 from vlrl.engine.vllm.server import read_key
@@ -157,23 +156,15 @@ def served(installed, tiny_models, tmp_path_factory):
     """Two servers, and the config of runs that share them; they have room for adapters."""
     root = tmp_path_factory.mktemp("served")
     config = write_config(root, tiny_models["qwen3_vl"], {"name": "vllm_server"})
-    port, about = free_ports(), root / "servers" / "servers.json"
-    with (root / "serve.log").open("w") as log:
-        serve = forked.Process([serving(root, FORKED), "serve", config, *LEARNS["lora"], "--replicas", 2, "--port",
-                                port, "--folder", root / "servers"], serving_environment(), ROOT, log, log)
+    serve = Serve(root, "servers", config, *LEARNS["lora"], "--replicas", 2, "--port", free_ports())
     try:
-        until(lambda: about.exists() or serve.poll() is not None, "the servers do not start")
-        assert serve.poll() is None, (root / "serve.log").read_text()
-        found = json.loads(about.read_text())
-        words = ("engine.servers=[" + ",".join(found["servers"]) + "]", f"engine.key_file={found['key_file']}",
-                 f"engine.timeout_s={PATIENT}")
-        client = ServerClient(read_key(found["key_file"]), PATIENT)
-        yield SimpleNamespace(config=config, root=root, words=words, servers=found["servers"],
+        words = (*serve.ready(), f"engine.timeout_s={PATIENT}")
+        client = ServerClient(read_key(serve.key_file), PATIENT)
+        yield SimpleNamespace(config=config, root=root, words=words, servers=serve.servers,
                               state=lambda address: client.get(address, "/vlrl/state"))
         client.close()
     finally:
-        serve.send_signal(signal.SIGTERM)
-        assert serve.wait(120) == 130
+        assert serve.close()[0] == 130
 
 
 @pytest.fixture(scope="module", params=LEARNS)

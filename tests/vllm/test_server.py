@@ -1,14 +1,10 @@
 """Servers that `vlrl serve` started: the same policy after every sync, and no answer lost when one is killed."""
 
 import json
-import os
 import re
 import secrets
 import signal
-import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,74 +13,25 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES
-from tests.e2e import forked
-from tests.e2e.runs import ROOT
 from tests.helpers import Vowels, load, settings
 from tests.vllm.conftest import trainer_logprobs
+from tests.vllm.serve import FORKED, PATIENT, Serve, free_ports, process_of, until
 from tests.vllm.test_proof import perturb
 from vlrl.engine.base import AnswerPrefix, Request, Sampling
+from vlrl.engine.hf import HFEngine
 from vlrl.engine.vllm import server as vllm_server
 from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.engine.vllm.server import ServerEngine, read_key
 from vlrl.errors import ConfigError, TrainingError
 
 pytestmark = pytest.mark.vllm
-PATIENT = 900
-"""Seconds; starting two servers takes one minute on a quiet machine."""
 LORA = {"rank": 4, "target": "language"}
 LEARNS = {"full": {"train": ["language", "merger", "vision"]}, "lora": {"lora": LORA},
           "merged": {"lora": LORA | {"target": "vision_language"}}}
 WAYS = {"full": "full", "lora": "adapter", "merged": "merged"}
 planted = "tests.vllm.planted.Extension"
 
-
-def until(true, what):
-    end = time.monotonic() + PATIENT
-    while not (found := true()):
-        assert time.monotonic() < end, what() if callable(what) else what
-        time.sleep(0.2)
-    return found
-
-
-def free_ports() -> int:
-    """The first of two free ports that no other worker takes while servers start, which take them after a minute."""
-    for port in range(21000 + 20 * os.getpid() % 11000, 60000, 2):
-        with socket.socket() as a, socket.socket() as b:
-            try:
-                a.bind(("127.0.0.1", port))
-                b.bind(("127.0.0.1", port + 1))
-                return port
-            except OSError:
-                continue
-    raise AssertionError("no free port")
-
-
 PLANTED = f"vllm_launch.EXTENSION = {planted!r}\n"
-FORKED = "from tests.vllm import forking\nforking.servers()\n"
-
-
-def serving(root: Path, *settings: str) -> Path:
-    """A program in a folder that is the command `vlrl` with something set before.
-
-    A command below nohup is started deaf to a closed terminal; this one heeds it."""
-    program = root / "serving.py"
-    program.write_text("import signal\nfrom vlrl.cli.main import main\n"
-                       "from vlrl.engine.vllm import launch as vllm_launch\n"
-                       f"signal.signal(signal.SIGHUP, signal.SIG_DFL)\n{''.join(settings)}raise SystemExit(main())\n")
-    return program
-
-
-def process_of(serve: int, address: str) -> psutil.Process:
-    port = int(address.rpartition(":")[2])
-    (found,) = [p for p in psutil.Process(serve).children() if any(
-        c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in p.net_connections("tcp"))]
-    return found
-
-
-def serving_environment() -> dict[str, str]:
-    """That of `vlrl serve`: servers find the tests, and their engines are processes of their own."""
-    environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    return environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 @pytest.fixture(scope="module")
@@ -96,24 +43,15 @@ def served(installed, tiny_models, tmp_path_factory):
     config.write_text(json.dumps({"task": "x", "model": {"name": str(model), "lora": LORA},  # JSON is YAML
                                   "engine": {"name": "vllm_server", "max_model_len": 256, "max_seqs": 32},
                                   "rollout": {"max_new_tokens": 64}, "run": {"dir": str(root / "run")}}))
-    about, said = root / "run-servers" / "servers.json", (root / "serve.log").read_text
-    with (root / "serve.log").open("w") as log:
-        serve = forked.Process([serving(root, PLANTED, FORKED), "serve", config, "--replicas", "2", "--port",
-                                free_ports()], serving_environment() | {"VLRL_PLANTED": str(root / "planted")}, ROOT,
-                               log, log)
+    serve = Serve(root, "servers", config, "--replicas", "2", "--port", free_ports(), settings=PLANTED + FORKED,
+                  VLRL_PLANTED=str(root / "planted"))
     try:
-        until(lambda: about.exists() or serve.poll() is not None, "the servers do not start")
-        yield SimpleNamespace(root=root, said=said, model=model, **json.loads(about.read_text()))
+        serve.ready()
+        yield SimpleNamespace(root=root, said=serve.said, model=model, servers=serve.servers, key_file=serve.key_file,
+                              pid=serve.process.pid)
     finally:
-        assert serve.poll() is None, said()
-        family = psutil.Process(serve.pid).children(recursive=True)
-        serve.send_signal(signal.SIGHUP)
-        code = serve.wait(120)
-        gone, left = psutil.wait_procs(family, timeout=120)
-        for orphan in left:
-            orphan.kill()
-    assert not left and len(gone) >= 2, left
-    assert code == 130 and not about.exists(), said()
+        assert serve.process.poll() is None, serve.said()
+        assert serve.close(signal.SIGHUP) == (130, 0) and not serve.there(), serve.said()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -201,31 +139,27 @@ def test_servers_sample_from_the_policy_after_every_sync(engines, learns):
 
 
 def test_stops_budgets_and_answers_that_go_on(engines):
+    """As the HF engine's, whose tests say what they are; log-probabilities of forced tokens are the trainer's too."""
     it = engines("full")
     it.engine.sync(it.policy, 0)
-    prompt = it.prompts["image"]
-    budget = Sampling(max_new_tokens=14, thinking_budget=4)
-    requests = [Request(prompt=prompt, n=3, sampling=budget, key=(1,))]
-    answers = it.engine.generate(requests)
-    for c in answers[0]:
-        ended = len(c.tokens) <= 4
-        assert ended or ("</think>" in c.text and not c.loss_mask[4] and c.loss_mask[:4].all())
-    assert any(len(c.tokens) > 4 for c in answers[0])
-    assert gap(it.policy, requests, answers) < 1e-5  # of forced tokens too
-    (first,) = it.engine.generate([Request(prompt=prompt, n=2, sampling=Sampling(max_new_tokens=4), key=(2,))])
-    begun = tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(first) if c.finish_reason == "length")
-    assert begun
-    more = [Request(prompt=prompt, n=len(begun), sampling=Sampling(max_new_tokens=9), key=(2,), begun=begun)]
-    whole = it.engine.generate(more)
-    for b, c in zip(begun, whole[0], strict=True):
-        assert c.tokens[:4].tolist() == b.written.tokens.tolist() and len(c.turns) == 2
-    assert gap(it.policy, more, whole) < 1e-5
-    found = []
-    for stop in ((), None):
-        sampling = Sampling(max_new_tokens=30, stop=(found[0].text[3:5],) if stop is None else stop)
-        found.append(it.engine.generate([Request(prompt=prompt, n=4, sampling=sampling, key=(3,))])[0][0])
-    free, stopped = found
-    assert free.text[3:5] in stopped.text and stopped.finish_reason == "stop" and len(stopped.tokens) < len(free.tokens)
+    hf, prompt = HFEngine(it.policy, 0), it.prompts["image"]
+
+    def ask(**more):
+        begun = more.pop("begun", ())
+        asked = [Request(prompt=prompt, n=1, sampling=Sampling(temperature=0, **more), key=(1,), begun=begun)]
+        ((ours,),), ((theirs,),) = it.engine.generate(asked), hf.generate(asked)
+        for name in ("tokens", "loss_mask", "text", "finish_reason", "turns"):
+            a, b = getattr(ours, name), getattr(theirs, name)
+            assert np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b, (name, more)
+        assert gap(it.policy, asked, [[ours]]) < 1e-5, more
+        return ours
+
+    free = ask(max_new_tokens=30)
+    stopped = ask(max_new_tokens=30, stop=(free.text[3:5],))
+    assert stopped.finish_reason == "stop" and len(stopped.tokens) < len(free.tokens)
+    assert not ask(max_new_tokens=14, thinking_budget=4).loss_mask.all()
+    first = ask(max_new_tokens=4)
+    assert first.truncated and len(ask(max_new_tokens=9, begun=(AnswerPrefix(index=0, written=first),)).turns) == 2
 
 
 STALE = {"language": ("full", "model.language_model.layers.1.self_attn.k_proj.weight"),

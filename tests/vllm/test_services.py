@@ -1,22 +1,28 @@
-"""`vlrl serve --judge`: a real vLLM (its CPU build) with a tiny model judges whole runs. One server for all tests."""
+"""Models that runs ask, behind `vlrl serve` with a real vLLM (its CPU build): a judge (`--judge`) of whole runs, and a
+teacher of algo.distillation, whose numbers are those of that teacher from a folder."""
 
 import json
-import signal
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
 from tests.e2e import forked, runs
 from tests.e2e.runs import ROOT
-from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
+from tests.helpers import credited_groups, load
+from tests.training.test_distillation import moved, of
+from tests.vllm.conftest import trainer_logprobs
+from tests.vllm.serve import PATIENT, Serve, free_ports, until
 from vlrl.config.services import JudgeSettings
+from vlrl.methods.distillation import teacher
 from vlrl.rewards.verdicts import read_fields
 from vlrl.services.judge import Judge
 from vlrl.store import RunFolder
 from vlrl.task import load_class
 from vlrl.task.services import Question, ServiceContext
+from vlrl.training.minibatch import make_minibatch, split
 
 pytestmark = pytest.mark.vllm
 
@@ -35,26 +41,15 @@ TERSE = ("structured-outputs-config.backend=xgrammar", "structured-outputs-confi
 """A random model would fill its reply with spaces, which JSON allows."""
 
 
-class Server:
+class Server(Serve):
     def __init__(self, root, config, model):
-        self.log, self.model, self.address = root / "serve.log", str(model), f"http://127.0.0.1:{free_ports()}"
+        self.model, self.address = str(model), f"http://127.0.0.1:{free_ports()}"
+        self.words = (f"services.judge.url={self.address}/v1", f"services.judge.model={self.model}")
         further = [word for name in ("max-model-len=1024", "dtype=float32", "max-num-seqs=8", *TERSE)
                    for word in ("--vllm", name)]
-        with self.log.open("w") as log:
-            self.process = forked.Process(
-                [serving(root, FORKED), "serve", config, "--judge", "--folder", root / "judge", *further, *self.words],
-                serving_environment(), ROOT, log, log)
+        super().__init__(root, "judge", config, "--judge", *further, *self.words)
 
-    @property
-    def words(self):
-        return (f"services.judge.url={self.address}/v1", f"services.judge.model={self.model}")
-
-    def ready(self):
-        until(lambda: self.answers() or self.process.poll() is not None, "the server does not start")
-        assert self.process.poll() is None, self.log.read_text()
-        return self
-
-    def answers(self):
+    def there(self):
         try:
             return httpx.get(f"{self.address}/v1/models", timeout=5, trust_env=False).status_code == 200
         except httpx.HTTPError:
@@ -88,12 +83,8 @@ def judged(installed, tiny_models, tmp_path_factory):
         yield SimpleNamespace(root=root, config=config, server=server, whole=root / "whole",
                               asked=server.replies() - asked)
     finally:
-        assert server.process.poll() is None, server.log.read_text()
-        left = psutil.Process(server.process.pid).children(recursive=True)
-        server.process.send_signal(signal.SIGTERM)
-        code = server.process.wait(PATIENT)
-        _, orphans = psutil.wait_procs(left, timeout=60)
-        assert code == 130 and not orphans, server.log.read_text()
+        assert server.process.poll() is None, server.said()
+        assert server.close() == (130, 0), server.said()
 
 
 def counts(folder, name):
@@ -104,7 +95,7 @@ def test_a_run_is_paid_by_what_the_model_says(judged):
     """Each question is one request; its verdict, within its schema, is what the answer was paid."""
     assert counts(judged.whole, "calls") == judged.asked > 10 and counts(judged.whole, "failed") == 0
     assert counts(judged.whole, "tokens_in") > 20 * judged.asked and counts(judged.whole, "tokens_out") > judged.asked
-    assert f"ready: {judged.server.address}/v1" in judged.server.log.read_text()
+    assert f"ready: {judged.server.address}/v1" in judged.server.said()
     table = RunFolder(judged.whole).rollouts().to_pylist()
     grades = [dict(row["parts"])["grade"] for row in table]
     assert len(table) == 20 and len({*grades}) > 1 and all(row["reward"] is not None for row in table)
@@ -158,7 +149,7 @@ def test_a_run_outlives_its_judge(judged, tmp_path):
         assert run.wait(PATIENT) == 0, (judged.root / "outlives.log").read_text()
     finally:
         run.kill()
-    assert "the server is started again" in judged.server.log.read_text()
+    assert "the server is started again" in judged.server.said()
     assert counts(folder, "failed") == 0 and counts(folder, "retries") > 0
     assert runs.weights(folder, 5) == runs.weights(judged.whole, 5)
     assert RunFolder(folder).rollouts().equals(RunFolder(judged.whole).rollouts())
@@ -178,3 +169,56 @@ def test_the_server_says_again_what_the_run_was_told(judged, tmp_path):
         judge.close()
     grades = [GRADES.index(read_fields(text, FIELDS)["grade"]) / 9 for text in replies]
     assert grades == [dict(row["parts"])["grade"] for row in rows] and not failures
+
+
+@pytest.fixture(scope="module")
+def teaching(installed, tiny_models, tmp_path_factory):
+    root, folder = tmp_path_factory.mktemp("teacher"), tiny_models["qwen3_vl"]
+    away, _ = load(of(folder))
+    moved(away, 0.05)
+    away.save(root / "model")
+    (root / "model" / "trainer_state.safetensors").write_bytes(b"of a checkpoint; no weights of the model")
+    config, port = runs.write_config(root, folder), free_ports()
+    serve = Serve(root, "servers", config, "--port", port, "--weights", root / "model", f"model.name={root / 'model'}",
+                  "model.dtype=float32", "engine.max_seqs=32")
+    try:
+        serve.ready()
+        yield SimpleNamespace(root=root, folder=folder, config=config, serve=serve, settings={
+            "loss": "sampled_kl", "server": f"http://127.0.0.1:{port}", "key_file": serve.key_file})
+    finally:
+        serve.close()
+
+
+def test_log_probabilities_of_a_teacher_are_those_of_its_folder(teaching):
+    """Of answers to pictures, videos and texts, by choices that temperature and banned ids change."""
+    config = of(teaching.folder, teaching.root / "model", rollout={"max_new_tokens": 24}, **teaching.settings)
+    policy, encode = load(config)
+    groups = credited_groups(policy, encode, config)
+    assert {m.kind for g in groups for m in g.prompt.media} >= {"image"}
+    rows = make_minibatch(policy, split(groups, 1)[0], config).rollouts
+    found, model = teacher.connect(config, policy), teacher.load(config, policy)
+    for temperature in (0.8, 1.0, 1.7):
+        pairs = [(row.group.prompt, row.row) for row in rows]
+        wanted = trainer_logprobs(policy, pairs, temperature, model)
+        values = np.concatenate(found(rows, temperature))
+        mask = np.concatenate([row.mask for row in rows])
+        assert np.abs(values - wanted)[mask].max() < 1e-4 and mask.sum() > 100
+        assert np.abs(wanted - trainer_logprobs(policy, pairs, temperature))[mask].max() > 0.01
+
+
+def test_a_run_learns_the_same_from_a_teacher_that_is_served(teaching):
+    chosen = {"teacher": str(teaching.root / "model"), "objective": 0.5, "loss": "sampled_kl"}
+
+    def kl(name, processes=1, **more):
+        words = [f"algo.distillation={json.dumps({**chosen, **more})}", "steps=2", "eval.samples=0",
+                 "rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.temperature=0.8"]
+        done = runs.run(teaching.config, teaching.root / name, *words, processes=processes, timeout=PATIENT)
+        assert done.returncode == 0, done.stdout + done.stderr + teaching.serve.said()
+        return [line["distillation/kl"] for line in runs.metrics(teaching.root / name)]
+
+    whole = kl("folder")
+    assert len(whole) == 2 and all(abs(value) > 1e-3 for value in whole)
+    for server in psutil.Process(teaching.serve.process.pid).children():
+        server.kill()
+    assert kl("served", processes=2, **teaching.settings) == pytest.approx(whole, abs=1e-4)
+    assert "the server is started again" in teaching.serve.said()
