@@ -58,7 +58,7 @@ def test_two_steps_over_ice(tmp_path):
 
 def test_two_steps_with_an_mcp_server_and_its_death(tmp_path):
     """Two servers; one ends at a call: that episode is not paid, the run goes on with the other."""
-    servers = [Serving("zoom_server.py", *words) for words in ((), ("2",))]
+    servers = [Serving("mcp_server.py", "zoom", *words) for words in ((), ("2",))]
     try:
         (tmp_path / "far.py").write_text(ZOOM % [f"{server.url}/mcp" for server in servers])
         config = configs.load(ROOT / "configs" / "zoom.yaml", [
@@ -80,7 +80,7 @@ def test_two_steps_with_an_mcp_server_and_its_death(tmp_path):
 def test_an_mcp_server_that_is_gone_for_good_leaves_the_run_alive(tmp_path):
     """What cannot be reset is stored without tokens and counted, in training and in evaluations, and is no rejected
     prompt with data.quarantine either."""
-    server = Serving("zoom_server.py", "2")  # ends at its second call
+    server = Serving("mcp_server.py", "zoom", "2")  # ends at its second call
     try:
         (tmp_path / "far.py").write_text(ZOOM % [f"{server.url}/mcp"])
         config = configs.load(ROOT / "configs" / "zoom.yaml", [

@@ -1,4 +1,5 @@
-"""A real MCP server with faults on demand: `mcp_server.py` over standard input, `mcp_server.py PORT` over HTTP."""
+"""A real MCP server with faults on demand: `mcp_server.py` over standard input, `mcp_server.py PORT` over HTTP; with
+the one tool of the zoom task: `mcp_server.py PORT zoom [CALLS]`, which ends at that call."""
 
 import io
 import os
@@ -66,9 +67,22 @@ def fault(kind: str) -> CallToolResult:
     return CallToolResult(content=shown, structured_content=told)
 
 
+zooming = MCPServer("zoom")
+
+
+@zooming.tool()
+def zoom(box: list[float]) -> list:
+    """Shows the part of the picture in a box [x1, y1, x2, y2], enlarged."""
+    state["calls"] = state.get("calls", 0) + 1
+    if sys.argv[3:] and state["calls"] >= int(sys.argv[3]):
+        os._exit(3)
+    return [Image(data=png("white", (64, 64)), format="png"), "Which digit is this? Answer with the digit only."]
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+        chosen = zooming if sys.argv[2:] else server
+        chosen.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
     else:
         print("doors begin", file=sys.stderr)
         server.run("stdio")

@@ -152,19 +152,6 @@ def test_recorded_actions_are_enough_to_play_an_episode_again(tiny_models, histo
 
 
 @pytest.mark.slow
-def test_a_window_over_everything_is_the_whole_history(tiny_models):
-    folder = tiny_models["qwen3_vl"]
-    policy, encode = load(settings(folder))
-    full, cut = (
-        [credited(g) for g in played(policy, encode, settings(folder, episode={"history": history}))]
-        for history in ("full", "last:3"))
-    for a, b in zip(full, cut, strict=True):
-        assert [r.completion.tokens.tolist() for r in a.rollouts] == [r.completion.tokens.tolist() for r in b.rollouts]
-        assert a.rewards == b.rewards
-    assert_close(*(gradients(policy, groups, settings(folder))[0][0] for groups in (cut, full)))
-
-
-@pytest.mark.slow
 def test_a_run_stores_one_line_for_each_episode(tiny_models, tmp_path):
     from tests.environments.test_episodes import run
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "episode.history=last:1")

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.environments.serving import HERE, Serving, http_server
+from tests.tables import each
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments import external as named
 from vlrl.environments import mcp
@@ -70,13 +71,13 @@ def test_its_tools_are_called_and_its_images_seen(server, over):
     assert children() == before  # a command ends with its environment
 
 
-def test_what_several_calls_of_an_action_pay_in_one_time(closing):
+def test_what_several_calls_of_an_action_pay_in_one_time(server, closing):
     """Their rewards add up; what one of them ended and reached stays so."""
-    environment = closing(McpEnvironment(COMMAND, parts=("return", "success", "progress"), **PATIENT))
+    environment = closing(McpEnvironment(f"{server.url}/mcp", parts=("return", "success", "progress"), **PATIENT))
     environment.reset(1)
     step = environment.step(call("guess", number=2) + call("fault", kind="pay"))
     assert step.done and step.parts == {"return": 1.5, "success": 1, "progress": 0.25} and step.state == "paid"
-    environment = closing(McpEnvironment(COMMAND, parts=PARTS, step_s=3, reset_s=200))
+    environment = closing(McpEnvironment(f"{server.url}/mcp", parts=PARTS, step_s=3, reset_s=200))
     environment.reset(1)
     with pytest.raises(ProtocolError, match="no answer within 3 s"):
         environment.step(call("fault", kind="nap") * 2)
@@ -94,14 +95,15 @@ def test_what_the_model_is_shown(server):
         mcp_tools("no_such_program_of_anyone --flag")
 
 
-@pytest.mark.parametrize("kind, why", [
+@each("kind why", [
     ("nan", "environment's reward is 'much', not a finite"), ("done", "server's done is 'yes'"), ("broken", "'s image"),
     ("text", "the environment's image is not base64"), ("many", "100 pieces"), ("die", "Connection closed")])
-def test_what_a_server_does_wrongly_ends_the_episode(kind, why, closing):
-    environment = closing(McpEnvironment(COMMAND, parts=PARTS, **PATIENT))
-    environment.reset(1)
-    with pytest.raises(ProtocolError, match=why):
-        environment.step(call("fault", kind=kind))
+def test_what_a_server_does_wrongly_ends_the_episode(server, kind, why):
+    address = COMMAND if kind == "die" else f"{server.url}/mcp"
+    with contextlib.closing(McpEnvironment(address, parts=PARTS, **PATIENT)) as environment:
+        environment.reset(1)
+        with pytest.raises(ProtocolError, match=why):
+            environment.step(call("fault", kind=kind))
 
 
 LIAR = """
@@ -138,7 +140,7 @@ def test_lies_about_types(tmp_path, listed, called, closing):
     file.write_text(LIAR.replace("LISTED", repr({"tools": listed})).replace("CALLED", repr(called))
                     .replace("inf", "float('inf')"))
     # what is no message of the protocol is no answer either, so some of these take step_s
-    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=5, reset_s=200))
+    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=3, reset_s=200))
     with pytest.raises(ProtocolError):
         environment.reset(1)
         environment.step(call("look") if called is not None else "")
@@ -294,33 +296,29 @@ def test_a_command_sees_few_variables_and_no_shell(monkeypatch, tmp_path):
 
 
 def test_addresses_and_variables():
-    for addresses, why in (
-            (["'open"], "No closing quotation"), ([""], "it is empty"), (["a", "b"], "must all be given as URLs"),
-            (["ws://a"], "must look like"), (["HTTP://me:x@a"], "has a user name or password")):
+    """What tests of environment.name see too is told by these classes and functions themselves."""
+    for address, why in (("ws://a", "must look like"), ("HTTP://me:x@a", "has a user name or password")):
         with pytest.raises(ConfigError, match=why):
-            checked_addresses(addresses)
+            checked_addresses([address])
     assert checked_addresses(["HTTP://a/MCP?x=1"]) == ["http://a/MCP?x=1"]
     for make in (McpEnvironment, mcp_tools):
-        with pytest.raises(ConfigError, match="names 'VLRL_NEVER_SET', which is not set"):
-            make(COMMAND, environment=["VLRL_NEVER_SET"])
-        for wrong in ({"environment": "HOME"}, {"tools": "look"}):
-            with pytest.raises(ConfigError, match="must be a list"):
+        for wrong, why in (({"environment": ["VLRL_NEVER_SET"]}, "names 'VLRL_NEVER_SET', which is not set"),
+                           ({"environment": "HOME"}, "must be a list"), ({"tools": "look"}, "must be a list")):
+            with pytest.raises(ConfigError, match=why):
                 make(COMMAND, **wrong)
 
 
-def test_a_tasks_own_two_lines():
+def test_a_tasks_own_two_lines(server):
     class Mine(Task):
         rewards = {"return": 1.0, "success": 0.0}
 
         def tools(self, sample):
-            return mcp_tools(COMMAND)
+            return mcp_tools(f"{server.url}/mcp")
 
         def environment(self, sample):
-            return McpEnvironment(COMMAND, **PATIENT)
+            return McpEnvironment(f"{server.url}/mcp", **PATIENT)
 
-    task, sample = Mine(), Sample(id="a")
-    assert len(schemas(task, sample)) == 4
-    environment = environment_of(task, sample)
-    environment.reset(1)
-    assert environment.step(call("guess", number=2)).parts == {"return": 1, "success": 1}
-    environment.close()
+    assert len(schemas(Mine(), Sample(id="a"))) == 4
+    with contextlib.closing(environment_of(Mine(), Sample(id="a"))) as environment:
+        environment.reset(1)
+        assert environment.step(call("guess", number=2)).parts == {"return": 1, "success": 1}

@@ -81,9 +81,30 @@ class Climbing(Task):
 
 
 @pytest.mark.slow
-def test_killed_slow_and_back_again():
-    """Two servers: one is stopped and then killed while episodes live on both; new ones go to the other."""
-    servers = [Serving("openenv_server.py", path="/health") for _ in range(2)]
+def test_a_server_that_is_full_says_so(server):
+    serving = Serving("openenv_server.py", "1", path="/health")
+    try:
+        one, two = opened(serving.url), opened(serving.url)
+        one.reset(1)
+        with pytest.raises(ProtocolError, match=r"CAPACITY_REACHED.*max_concurrent_envs"):
+            two.reset(1)
+        assert one.step("up").parts["return"] == 1
+        others = [opened([serving.url, server.url]) for _ in range(3)]
+        for other in others:  # go to the one that has a place
+            other.reset(1)
+            assert other.step("up").info["server"] == server.url
+            other.close()
+        one.close()
+        two.close()
+    finally:
+        serving.stop()
+
+
+@pytest.mark.slow
+def test_killed_slow_and_back_again(server):
+    """Two servers: one is stopped and then killed while episodes live on both; new ones go to the other. No later test
+    asks the server that all share: it is killed too."""
+    servers = [server, Serving("openenv_server.py", path="/health")]
     names = [f"openenv:{server.url}" for server in servers]
     chosen = EnvironmentSettings(name=names, workers=1, step_s=16, reset_s=400)
     task = Climbing()
@@ -116,28 +137,7 @@ def test_killed_slow_and_back_again():
         assert {step.info["server"] for step in host.step(again, ["up"] * 4)} == {stopped.url}
     finally:
         host.close()
-        for server in servers:
-            server.stop()
-
-
-@pytest.mark.slow
-def test_a_server_that_is_full_says_so(server):
-    serving = Serving("openenv_server.py", "1", path="/health")
-    try:
-        one, two = opened(serving.url), opened(serving.url)
-        one.reset(1)
-        with pytest.raises(ProtocolError, match=r"CAPACITY_REACHED.*max_concurrent_envs"):
-            two.reset(1)
-        assert one.step("up").parts["return"] == 1
-        others = [opened([serving.url, server.url]) for _ in range(3)]
-        for other in others:  # go to the one that has a place
-            other.reset(1)
-            assert other.step("up").info["server"] == server.url
-            other.close()
-        one.close()
-        two.close()
-    finally:
-        serving.stop()
+        servers[1].stop()
 
 
 GOOD = {"observation": {"text": "on"}, "reward": 1.0, "done": False}
