@@ -186,8 +186,7 @@ def test_watching_changes_no_answer(parts):
     policy, _, requests = parts
     for rows in (64, 3):
         plain, seen = HFEngine(policy, 0, rows).generate(requests), []
-        watched = HFEngine(policy, 0, rows).generate(
-            requests, watch=lambda so_far, seen=seen: seen.append(so_far()))
+        watched = HFEngine(policy, 0, rows).generate(requests, watch=lambda so_far, seen=seen: seen.append(so_far()))
         assert tokens_of(watched) == tokens_of(plain), rows
         for a, b in zip(itertools.chain(*watched), itertools.chain(*plain), strict=True):
             assert a.logprobs.tobytes() == b.logprobs.tobytes() and a.text == b.text, rows

@@ -61,9 +61,8 @@ def prefills(policy, work):
     """Tokens of each prompt pass while `work` runs."""
     seen = []
     inner = policy.base.model
-    hook = inner.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape) if kwargs["input_ids"].shape[1] > 1 else None,
-        with_kwargs=True)
+    hook = inner.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape)
+                                           if kwargs["input_ids"].shape[1] > 1 else None, with_kwargs=True)
     try:
         return work(), seen
     finally:

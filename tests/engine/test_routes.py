@@ -122,36 +122,30 @@ def writing(routes, version):
         task.cancel()
 
 
-async def test_a_load_whose_trainer_was_killed_ends_before_the_next_begins(server):
+@pytest.mark.parametrize("killed", ["loads", "waits"])
+async def test_a_load_whose_trainer_was_killed_ends_before_the_next_begins(server, killed):
+    """Or one that only waits for another."""
     gone, held = asyncio.Event(), asyncio.Event()
     server.engine.held["a-1"] = held
-    first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1"), gone))
+    first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1"), gone if killed == "loads" else None))
     await until(lambda: server.engine.inside)
-    gone.set()  # its connection breaks in the middle of the load
-    second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1")))
+    if killed == "loads":  # its connection breaks in the middle of the load
+        gone.set()
+    second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1"), gone if killed == "waits" else None))
     for _ in range(20):
         await asyncio.sleep(0)
+    if killed == "waits":
+        gone.set()
+        assert await second is None
     assert len(server.engine.calls) == 1 and server.routes.version == ""
     assert (await server.ask("/vlrl/generate", FOREIGN))[0] == 409
     held.set()
-    assert await first is None and await second == (200, {"version": "b-1"})
-    assert server.engine.most == 1
-    assert [os.path.basename(call[1]) for call in server.engine.calls] == ["a-1", "b-1"]
-    assert server.routes._base == server.routes.version == "b-1"
-
-
-async def test_a_load_that_only_waits_ends_with_its_trainer(server):
-    gone, held = asyncio.Event(), asyncio.Event()
-    server.engine.held["a-1"] = held
-    first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1")))
-    await until(lambda: server.engine.inside)
-    second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1"), gone))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    gone.set()
-    assert await second is None
-    held.set()
-    assert await first == (200, {"version": "a-1"}) and len(server.engine.calls) == 1
+    if killed == "waits":
+        assert await first == (200, {"version": "a-1"}) and len(server.engine.calls) == 1
+    else:
+        assert await first is None and await second == (200, {"version": "b-1"}) and server.engine.most == 1
+        assert [os.path.basename(call[1]) for call in server.engine.calls] == ["a-1", "b-1"]
+        assert server.routes._base == server.routes.version == "b-1"
 
 
 async def test_weights_that_could_not_be_taken_leave_no_version(server):

@@ -43,6 +43,18 @@ def run(folder, model, *words, **task):
     return RunFolder(train(loaded).folder.path)
 
 
+@pytest.fixture
+def once(tiny_models, tmp_path):
+    """Makes a run of one step without evaluations."""
+    return lambda *words, name="run", **task: run(tmp_path / name, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0",
+                                                  *words, **task)
+
+
+def gaps_of(row):
+    """Of the log-probability of each sampled token, between engine and trainer."""
+    return np.abs(np.subtract(row["logprobs"], row["trainer_logprobs"]))[np.array(row["loss_mask"])]
+
+
 @pytest.fixture(scope="module", params=[TWO[0], pytest.param(TWO[1], marks=pytest.mark.slow)])
 def ran(request, tiny_models, tmp_path_factory):
     return run(tmp_path_factory.mktemp(request.param) / "run", tiny_models[request.param])
@@ -125,9 +137,8 @@ def test_without_an_environment_nothing_is_changed(tiny_models, tmp_path):
 
 
 @pytest.mark.slow
-def test_each_episode_is_compared_with_the_greedy_one(tiny_models, tmp_path):
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "eval.samples=0", "steps=1", "algo.advantage=remax")
-    rows = folder.rollouts().to_pylist()
+def test_each_episode_is_compared_with_the_greedy_one(once):
+    rows = once("algo.advantage=remax").rollouts().to_pylist()
     greedy = {r["group_id"]: r for r in rows if r["variant"] == "greedy"}
     assert len(greedy) == 2 and all(len(actions(r)) == 3 and r["episode_id"] for r in greedy.values())
     for row in (r for r in rows if r["variant"] != "greedy"):
@@ -136,19 +147,16 @@ def test_each_episode_is_compared_with_the_greedy_one(tiny_models, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_second_half_of_a_group_is_played_by_a_policy_that_forgot_the_first(tiny_models, tmp_path):
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "eval.samples=0", "steps=1", "rollout.forget.lr=0.002",
-                 "algo.correction=token_truncate")
+def test_the_second_half_of_a_group_is_played_by_a_policy_that_forgot_the_first(once):
     gaps = [[], []]
-    for row in folder.rollouts().to_pylist():
-        gap = np.abs(np.subtract(row["logprobs"], row["trainer_logprobs"]))[row["loss_mask"]]
-        gaps[row["index"]].append(gap.max())
+    for row in once("rollout.forget.lr=0.002", "algo.correction=token_truncate").rollouts().to_pylist():
+        gaps[row["index"]].append(gaps_of(row).max())
     assert max(gaps[0]) < 1e-5 and min(gaps[1]) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("history", ["full", "last:1"])
-def test_a_variant_has_an_environment_of_its_own(tiny_models, tmp_path, history, monkeypatch):
+def test_a_variant_has_an_environment_of_its_own(once, history, monkeypatch):
     """Its episodes begin with what its own media make the environment show, and are trained behind the plain prompt."""
     groups = []
 
@@ -157,12 +165,11 @@ def test_a_variant_has_an_environment_of_its_own(tiny_models, tmp_path, history,
         return update(policy, optimizer, given, *more)
 
     monkeypatch.setattr(loop, "update", watched)
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "eval.samples=0", "steps=1", "task.name=" +
-                 TASK.replace("Acting", "Varied"), f"episode.history={history}")
+    folder = once(f"task.name={TASK.replace('Acting', 'Varied')}", f"episode.history={history}")
     rows = folder.rollouts().to_pylist()
     assert [r["variant"] for r in rows] == [None, "noisy"] * 2 and all(len(actions(r)) == 3 for r in rows)
     assert not any(r["error"] for r in rows) and folder.metrics()[0]["grad_norm"] > 0
-    gaps = [np.abs(np.subtract(r["logprobs"], r["trainer_logprobs"]))[r["loss_mask"]].max() for r in rows]
+    gaps = [gaps_of(r).max() for r in rows]
     assert max(gaps[::2]) < 1e-5 < min(gaps[1::2])
     for policy, group in groups:
         for rollout in group.rollouts:
@@ -170,17 +177,21 @@ def test_a_variant_has_an_environment_of_its_own(tiny_models, tmp_path, history,
                 assert np.array_equal(row.shown.positions, positions(policy, group.prompt, row.shown))
 
 
+def measured(config, folder):
+    """What `vlrl eval` and `vlrl data difficulty` find of two samples."""
+    chosen, scope = measure.choose_model(config), difficulty.MeasurementScope(answers=2, limit=2)
+    ((record, groups),) = measure.measure(config, chosen)
+    with measure.open_runtime(config, chosen) as ready:
+        found = difficulty.measure(ready, scope, folder, difficulty.facts(config, chosen, scope), lambda *told: None)
+    return record, groups, found
+
+
 @pytest.mark.slow
 def test_commands_play_episodes_as_the_run_does(ran, tmp_path):
-    config = configs.load(str(ran.path / "config.yaml"))
-    ((record, groups),) = measure.measure(config, measure.choose_model(config))
+    record, groups, found = measured(configs.load(str(ran.path / "config.yaml")), tmp_path / "part")
     mean = {k: v for k, v in record.items() if k.startswith("vowels")}
     assert mean == {k: v for k, v in ran.evals()[-1].items() if k in mean} and mean
     assert [len(g.rollouts[0].completion.turns) for g in groups] == [6, 6]
-    chosen, scope = measure.choose_model(config), difficulty.MeasurementScope(answers=2, limit=2)
-    with measure.open_runtime(config, chosen) as ready:
-        found = difficulty.measure(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
-                                    lambda *told: None)
     assert [len(m.rewards) for m in found] == [2, 2] and len({r for m in found for r in m.rewards}) > 1
 
 
@@ -197,9 +208,8 @@ def test_stored_episodes_are_scored_again_and_measured(ran):
 @pytest.mark.parametrize("words, reason, turns", [
     (["episode.max_turns=2"], "turns", 2), (["episode.max_media=1"], "media", 2),
     (["episode.max_tokens=40"], "tokens", None)])
-def test_limits_end_an_episode(tiny_models, tmp_path, words, reason, turns):
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", *words)
-    rows = [r for r in folder.rollouts().to_pylist() if r["sample_id"] == "train-1"]  # a picture in each turn
+def test_limits_end_an_episode(once, words, reason, turns):
+    rows = [r for r in once(*words).rollouts().to_pylist() if r["sample_id"] == "train-1"]  # a picture in each turn
     assert {r["finish_reason"] for r in rows} == {reason} and all(r["truncated"] for r in rows)
     assert turns is None or {len(actions(r)) for r in rows} == {turns}
     assert reason != "tokens" or all(len(r["token_ids"]) <= 40 for r in rows)
@@ -259,17 +269,15 @@ class Broken(Acting):
 
 
 @pytest.mark.slow
-def test_a_broken_environment_is_counted_and_not_paid(tiny_models, tmp_path):
-    words = ("steps=1", "eval.samples=0", "environment.step_s=2")
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], *words, "rollout.prompts_per_step=7",
-                 name="tests/environments/test_episodes.py:Broken")
+def test_a_broken_environment_is_counted_and_not_paid(once):
+    folder = once("environment.step_s=2", "rollout.prompts_per_step=7", f"task.name={__file__}:Broken")
     for row, message in ((r, [*FAULTS.values()][json.loads(r["sample"])["id"]]) for r in folder.rollouts().to_pylist()):
         if message:
             assert row["reward"] is None and message in row["error"], row["error"]
         else:
             assert row["error"] is None and row["reward"] is not None and len(actions(row)) == 3
     assert folder.metrics()[-1]["environment/errors"] == 2 * 6
-    unlike = run(tmp_path / "unlike", tiny_models["qwen3_vl"], *words, fault="unlike").rollouts().to_pylist()
+    unlike = once("environment.step_s=2", name="unlike", fault="unlike").rollouts().to_pylist()
     assert all(r["reward"] is None and "must be the same for the same seed" in r["error"] for r in unlike)
 
 
@@ -293,17 +301,11 @@ def test_what_cannot_be_reset_is_counted_and_not_paid(tiny_models, tmp_path, wor
 
 
 @pytest.mark.slow
-def test_commands_go_on_where_a_reset_fails(tiny_models, tmp_path):
+def test_commands_go_on_where_a_reset_fails(once, tmp_path):
     """vlrl eval, vlrl eval at length, vlrl data difficulty and vlrl play."""
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", fault="away")
-    file = str(folder.path / "config.yaml")
-    config = configs.load(file, ["eval.samples=2"])
-    ((record, _),) = measure.measure(config, measure.choose_model(config))
+    file = str(once(fault="away").path / "config.yaml")
+    record, _, found = measured(configs.load(file, ["eval.samples=2"]), tmp_path / "part")
     assert (record["n"], record["unscorable"], record["environment/errors"]) == (2, 1, 1)
-    chosen, scope = measure.choose_model(config), difficulty.MeasurementScope(answers=2, limit=2)
-    with measure.open_runtime(config, chosen) as ready:
-        found = difficulty.measure(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
-                                    lambda *told: None)
     assert [[r is None for r in m.rewards] for m in found] == [[False] * 2, [True] * 2]
     assert not any(m.left_out for m in found)
     for words in (["eval", file, "--answers", "2", "--json", "eval.samples=2"],
@@ -314,9 +316,9 @@ def test_commands_go_on_where_a_reset_fails(tiny_models, tmp_path):
 
 
 @pytest.mark.slow
-def test_too_many_errors_stop_the_run_and_what_episodes_do_not_go_with_is_refused(tiny_models, tmp_path):
+def test_too_many_errors_stop_the_run_and_what_episodes_do_not_go_with_is_refused(once):
     with pytest.raises(Exception, match="2 of 4 episodes ended with an error of their environment, more than"):
-        run(tmp_path / "run", tiny_models["qwen3_vl"], "limits.environment_errors=0.2", "eval.samples=0", fault="raise")
+        once("limits.environment_errors=0.2", fault="raise")
     config = configs.validate({"task": TASK, "model": {"name": "x"}, "rollout": {"step_tokens": 4}})
     with pytest.raises(ConfigError, match=r"has an environment.*docs/write-an-environment"):
         refuse_episodes(config, make_task(config))
@@ -324,11 +326,11 @@ def test_too_many_errors_stop_the_run_and_what_episodes_do_not_go_with_is_refuse
 
 @pytest.mark.slow
 @pytest.mark.parametrize("history", ["full", "last:1"])
-def test_turns_have_credit_of_their_own(tiny_models, tmp_path, history):
+def test_turns_have_credit_of_their_own(once, history):
     """The advantage of a turn is its return to go against the same turn of the other episode, in the files and in the
     update; a turn is one ratio."""
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", f"episode.history={history}",
-                 "algo.advantage={name: turn_return, normalize: false}", "algo.loss=gspo_turn", "rollout.minibatches=2")
+    folder = once(f"episode.history={history}", "algo.advantage={name: turn_return, normalize: false}",
+                  "algo.loss=gspo_turn", "rollout.minibatches=2")
     rows = folder.rollouts().to_pylist()
     for number in {r["group_id"] for r in rows}:
         group = [r for r in rows if r["group_id"] == number]
@@ -362,18 +364,15 @@ class Waiting(Acting):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["arrival", "fixed"])
-def test_with_arrival_a_slow_environment_holds_up_no_other(tiny_models, tmp_path, order):
+def test_with_arrival_a_slow_environment_holds_up_no_other(once, tmp_path, order):
     limit = "60" if order == "arrival" else "3"
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", f"environment.order={order}",
-                 "environment.workers=4", f"environment.step_s={limit}", name=f"{__file__}:Waiting",
-                 fault=str(tmp_path / "open"))
+    folder = once(f"environment.order={order}", "environment.workers=4", f"environment.step_s={limit}",
+                  f"task.name={__file__}:Waiting", fault=str(tmp_path / "open"))
     for row in folder.rollouts().to_pylist():
         waited = row["sample_id"] == "train-0"
         if order == "fixed" and waited:
             assert "step: no result within 3 s" in row["error"]
             continue
-        assert row["error"] is None and len(actions(row)) == 3
-        mask, gaps = np.array(row["loss_mask"]), np.array(row["logprobs"]) - np.array(row["trainer_logprobs"])
-        assert np.abs(gaps[mask]).max() < 1e-5
+        assert row["error"] is None and len(actions(row)) == 3 and gaps_of(row).max() < 1e-5
     line = folder.metrics()[-1]
     assert line["time/environment_s"] > 0 and line["time/waiting_s"] > 0

@@ -44,6 +44,8 @@ def test_sampler_and_trainer_agree(tiny):
         assert all(len({tuple(c.tokens) for c in group}) > 1 for group in answers), temperature
         again = tiny.vllm.generate(requests)
         assert [[c.tokens.tolist() for c in g] for g in again] == [[c.tokens.tolist() for c in g] for g in answers]
+    text = [tiny.vllm.generate([ask(tiny.prompts["text"], 3, (0, key))])[0] for key in (1, 99)]
+    assert [c.tokens.tolist() for c in text[0]] != [c.tokens.tolist() for c in text[1]]
     pick = np.random.default_rng(0)
     longer = [tiny.prompts["text"].followed_by(pick.integers(100, 200, 180)) for _ in range(64)]
     requests = [ask(p, 1, (0, i), max_new_tokens=4) for i, p in enumerate(longer)]
@@ -70,17 +72,6 @@ def test_greedy_answers_are_the_hf_engines(tiny):
     mixed = [ask(image, temperature=0.0), ask(image, 3, temperature=0.5)]
     greedy, sampled = tiny.vllm.generate(mixed)
     assert close_to_trainer(tiny, mixed[:1], [greedy]) and close_to_trainer(tiny, mixed[1:], [sampled], 0.5)
-
-
-def test_answers_do_not_depend_on_what_runs_beside(tiny):
-    requests = [ask(p, 3, (0, i)) for i, p in enumerate(tiny.prompts.values())]
-    together = tiny.vllm.generate(requests)
-    alone = [tiny.vllm.generate([r])[0] for r in requests]
-    pairs = [(a, b) for x, y in zip(together, alone, strict=True) for a, b in zip(x, y, strict=True)]
-    # the last bits of the logits may in principle tip a draw; nearly all are equal
-    assert sum(a.tokens.tolist() == b.tokens.tolist() for a, b in pairs) >= len(pairs) - 1
-    other = tiny.vllm.generate([ask(tiny.prompts["text"], 3, (0, 99))])
-    assert [c.tokens.tolist() for c in other[0]] != [c.tokens.tolist() for c in together[2]]
 
 
 def test_end_tokens_and_limits(tiny):
@@ -227,8 +218,7 @@ def test_a_forced_token_is_told_among_all(tiny, monkeypatch):
 def test_a_start_that_fails_names_the_setting(tiny, tmp_path):
     from vlrl.engine.vllm.engine import VLLMEngine
 
-    config = tiny.config.model_copy(
-        update={"engine": tiny.config.engine.model_copy(update={"max_model_len": 10**6})})
+    config = tiny.config.model_copy(update={"engine": tiny.config.engine.model_copy(update={"max_model_len": 10**6})})
     with pytest.raises(ConfigError, match=r"engine\.max_model_len=1000000 \(lower this setting"):
         VLLMEngine(tiny.policy, config, tmp_path)
     config = tiny.config.model_copy(update={"engine": tiny.config.engine.model_copy(update={"memory": 50.0})})

@@ -12,12 +12,9 @@ from vlrl.engine.vllm.sync_check import SyncCheck, counted_differences, trainer_
 from vlrl.errors import TrainingError
 from vlrl.models.sharding.fsdp import shard
 
-PLANTED = {
-    "language layer": "model.language_model.layers.2.self_attn.k_proj.weight",
-    "vision tower": "model.visual.blocks.1.mlp.down_proj.weight",
-    "merger": "model.visual.merger.mlp.2.weight",
-    "tied head": "model.language_model.embed_tokens.weight",
-    "norm": "model.language_model.norm.weight"}
+PLANTED = {"language layer": "model.language_model.layers.2.self_attn.k_proj.weight",
+           "vision tower": "model.visual.blocks.1.mlp.down_proj.weight", "merger": "model.visual.merger.mlp.2.weight",
+           "tied head": "model.language_model.embed_tokens.weight", "norm": "model.language_model.norm.weight"}
 
 
 class Copy:

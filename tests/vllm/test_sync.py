@@ -121,7 +121,6 @@ def follows(made, policy):
         perturb(policy, step, by=0.1)
         before = state(policy)
         made.weights.push(policy)
-        print(f"{made.weights.way} sync {made.weights.seconds:.3f} s")
         assert all(torch.equal(t, before[n]) for n, t in policy.model.state_dict().items())
         assert made.difference(policy) < EXACT  # from the second time on with images that the engine has seen
         assert made.check(policy) < EXACT
@@ -177,7 +176,6 @@ def test_weights_by_files_and_not_while_answers_are_written(full, monkeypatch):
     monkeypatch.setattr(full.llm.llm_engine.vllm_config.load_config, "load_format", "auto")
     full.weights.push(full.policy)
     monkeypatch.undo()
-    print(f"by files {full.weights.seconds:.3f} s")
     assert full.difference() < EXACT
     from vllm import SamplingParams
 
