@@ -167,7 +167,7 @@ STALE = {"language": ("full", "model.language_model.layers.1.self_attn.k_proj.we
          "merged": ("merged", "model.visual.blocks.0.mlp.linear_fc1.weight"),
          "adapter": ("lora", "base_model.model.model.language_model.layers.1.mlp.up_proj.lora_B.weight"),
          "head": ("full", "lm_head.weight (tied to the embedding)")}
-"""What learns, and the weight; of a head the packed copy is that of the embedding before, as vLLM's own reload leaves it
+"""What learns, and the weight; of a head the packed copy is the embedding before, as vLLM's own reload leaves it
 on CPUs."""
 
 
