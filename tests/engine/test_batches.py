@@ -132,8 +132,7 @@ def test_caches_of_other_kinds_are_put_side_by_side(name, tmp_path):
     """Sliding windows (of 20 tokens) and states of linear attention."""
     policy, encode = load(settings(others.build(name, tmp_path / name)))
     prompts = [encode(Vowels(), SAMPLES[kind]) for kind in kinds_of(policy.family, ("text", "image", "two images"))]
-    greedy = Sampling(max_new_tokens=8, temperature=0)
-    requests = [Request(prompt=p, n=2, sampling=greedy) for p in prompts]
+    requests = [Request(prompt=p, n=2, sampling=Sampling(max_new_tokens=8, temperature=0)) for p in prompts]
     whole, single = (HFEngine(policy, 0, 64, most).generate(requests) for most in (10**6, 1))
     assert tokens_of(whole) == tokens_of(single)
     drift = [np.abs(a.logprobs - b.logprobs).max() for x, y in zip(whole, single, strict=True)

@@ -52,8 +52,7 @@ def test_greedy_equals_plain_generate(parts, monkeypatch):
             out = policy.base.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **more,
                                        **prompt.mm, do_sample=False, max_new_tokens=12,
                                        eos_token_id=sorted(policy.eos), suppress_tokens=policy.banned.tolist())
-        expected = out[0, len(prompt):].tolist()
-        assert answer.tokens.tolist() == expected
+        assert answer.tokens.tolist() == out[0, len(prompt):].tolist()
 
 
 def test_sampler_and_trainer_agree(parts):
@@ -63,8 +62,7 @@ def test_sampler_and_trainer_agree(parts):
     answers = HFEngine(policy, seed=3, batch_rollouts=5).generate([
         request(p, n=4, temperature=0.7, length=n) for p, n in zip(prompts.values(), lengths, strict=False)])
     flat = [(p, c) for p, group in zip(prompts.values(), answers, strict=True) for c in group]
-    pieces = pieces_of([p for p, _ in flat], [c.tokens for _, c in flat], 10**6)
-    (batch,) = pack(pieces, 10**6)
+    (batch,) = pack(pieces_of([p for p, _ in flat], [c.tokens for _, c in flat], 10**6), 10**6)
     with torch.no_grad():
         trainer = policy.logprobs(batch, 0.7).logprobs.numpy()
     sampler = np.concatenate([c.logprobs for _, c in flat])
@@ -89,8 +87,7 @@ def test_one_copy_of_a_prompt_is_as_good_as_many(parts):
 
     for one, *others in zip(generate(True), generate(False), generate(False, 1), strict=True):
         for other in others:
-            assert one.tokens.tolist() == other.tokens.tolist()
-            assert np.abs(one.logprobs - other.logprobs).max() < 2e-5
+            assert one.tokens.tolist() == other.tokens.tolist() and np.abs(one.logprobs - other.logprobs).max() < 2e-5
     assert [type(h) for h in held] == [SharedRows, CopiedRows, CopiedRows]
 
 
@@ -115,15 +112,13 @@ def test_limits_and_finish_reasons(parts):
     assert all(len(c.tokens) <= 2 for c in answers[1])
     for c in answers[0] + answers[1]:
         assert len(c.tokens) == len(c.logprobs) == len(c.loss_mask) and np.isfinite(c.logprobs).all()
-        ended = int(c.tokens[-1]) in policy.eos
-        assert c.finish_reason == ("stop" if ended else "length")
+        assert c.finish_reason == ("stop" if int(c.tokens[-1]) in policy.eos else "length")
         assert not any(int(t) in policy.eos for t in c.tokens[:-1])
 
 
 def test_vision_tokens_are_never_sampled(parts):
     policy, _ = parts
-    vocabulary = policy.base.config.get_text_config().vocab_size
-    logits = torch.zeros(400, vocabulary)
+    logits = torch.zeros(400, policy.base.config.get_text_config().vocab_size)
     logits[:, policy.banned] = 50.0
     draws = torch.linspace(0, 1 - 1e-7, 400)
     token, logp = sample_tokens(logits, torch.ones(400), draws, policy.banned)
@@ -161,8 +156,7 @@ def test_every_answer_of_every_request_has_a_stream_of_its_own():
         return HFEngine._draws(SimpleNamespace(seed=seed), request((), n=2, key=key), index, count).tolist()
 
     own = [draws(seed, (step, i), k) for seed in (0, 1) for step in (0, 1) for i in (2, 3) for k in (0, 1)]
-    assert len({tuple(d) for d in own}) == 16
-    assert own[0] == draws(0, (0, 2), 0) == draws(0, (0, 2), 0, 9)[:4]
+    assert len({tuple(d) for d in own}) == 16 and own[0] == draws(0, (0, 2), 0) == draws(0, (0, 2), 0, 9)[:4]
     requests = [request((), n=n) for n in (3, 5, 1)]
     assert list(batches(requests, Capacity(rows=4).fits)) == [
         [(0, [0, 1, 2]), (1, [0])], [(1, [1, 2, 3, 4])], [(2, [0])]]

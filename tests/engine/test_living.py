@@ -76,8 +76,7 @@ def test_living_caches_give_the_log_probabilities_of_prompts_read_anew(tiny):
     (alive, *_), rest_read = prefills(policy, lambda: play(policy, encode, alive=True))
     for before, after in zip(anew, alive, strict=True):
         for a, b in zip(before, after, strict=True):
-            assert a.tokens.tolist() == b.tokens.tolist()
-            assert np.abs(a.logprobs - b.logprobs).max() < 1e-5
+            assert a.tokens.tolist() == b.tokens.tolist() and np.abs(a.logprobs - b.logprobs).max() < 1e-5
     assert all_read[0] == rest_read[0] and len(all_read) == len(rest_read) == TURNS
     longest = max(len(encode.observation(observation(turn, i), "s")) for turn in range(TURNS) for i in range(6))
     assert max(width for _, width in rest_read[1:]) <= longest + 2  # the action's last token, and one that closes it

@@ -68,8 +68,7 @@ def test_results_come_in_order_and_the_work_is_shared(stubs):
     both = pool(a, b)
     assert len(both.admit_all()) == 2
     found = both.run([asking(i) for i in range(40)], lambda *one: done.append((threading.get_ident(), *one)))
-    assert found == [*range(40)]
-    assert sorted([*a.seen, *b.seen]) == [*range(40)] and min(len(a.seen), len(b.seen)) >= 10
+    assert found == [*range(40)] and sorted([*a.seen, *b.seen]) == [*range(40)] and min(len(a.seen), len(b.seen)) >= 10
     assert len(done) == 39  # not for the last one
     assert all(thread == threading.get_ident() and number == result for thread, number, result in done)
 
@@ -106,8 +105,7 @@ def test_no_server_gets_more_answers_at_once_than_allowed(stubs):
         return 200, {"echo": body}
 
     one = stubs(answer)
-    assert pool(one, most=12).run([asking(i, weight=4) for i in range(20)]) == [*range(20)]
-    assert most[0] <= 12
+    assert pool(one, most=12).run([asking(i, weight=4) for i in range(20)]) == [*range(20)] and most[0] <= 12
     assert pool(one, most=2).run([asking(1, weight=4)]) == [1]  # a group that is too large goes alone
     free = threading.Event()
     slow, quick = stubs(held(free)), stubs()
@@ -136,8 +134,7 @@ def test_a_task_may_take_several_steps(stubs):
 
     none = asking(0)
     none.close()
-    assert pool(one).run([twice(1), none, twice(2)]) == [(1, "end"), None, (2, "end")]
-    assert pool(one).run([]) == []
+    assert pool(one).run([twice(1), none, twice(2)]) == [(1, "end"), None, (2, "end")] and pool(one).run([]) == []
 
 
 def test_a_server_killed_while_it_works_loses_no_answer(stubs):
@@ -148,8 +145,7 @@ def test_a_server_killed_while_it_works_loses_no_answer(stubs):
     threading.Thread(target=lambda: (until(lambda: dying.seen), dying.kill())).start()
     assert both.run([asking(i) for i in range(30)]) == [*range(30)]
     assert dying.seen and set(dying.seen) <= set(other.seen)  # what it held was asked again of the other
-    assert sorted(other.seen) == [*range(30)]
-    assert not both.replicas[0].ready and both.replicas[0].problem
+    assert sorted(other.seen) == [*range(30)] and not both.replicas[0].ready and both.replicas[0].problem
     never.set()
 
 
@@ -166,8 +162,7 @@ def test_a_server_that_comes_back_gets_nothing_before_it_is_admitted(stubs):
     both = pool(dying, other, admit=admit)
     both.admit_all()
     dying.kill()
-    assert both.run([asking(i) for i in range(8)]) == [*range(8)]
-    assert [r.ready for r in both.replicas] == [False, True]
+    assert both.run([asking(i) for i in range(8)]) == [*range(8)] and [r.ready for r in both.replicas] == [False, True]
     back = stubs(port=dying.port)
     asked.clear()
 
@@ -188,8 +183,7 @@ def test_a_server_that_comes_back_gets_nothing_before_it_is_admitted(stubs):
         calls = [ServerCall("/do", lambda i=i: json.dumps(i).encode()) for i in range(20)]
         return found["echo"], [f["echo"] for f in (yield calls)]
 
-    assert both.run([second()]) == [("first", [*range(20)])]
-    assert back.seen and both.replicas[0].ready
+    assert both.run([second()]) == [("first", [*range(20)])] and back.seen and both.replicas[0].ready
 
 
 def test_an_error_of_the_server_is_tried_again_elsewhere(stubs):
@@ -255,8 +249,7 @@ def test_a_host_that_is_gone_breaks_no_connection_but_is_given_up(stubs):
         more = yield [ServerCall("/do", lambda k=k: str(k).encode()) for k in range(2, 30)]
         return [found["echo"], *(m["echo"] for m in more)]
 
-    assert both.run([slow()]) == [[*range(1, 30)]]
-    assert silent.seen == [1]
+    assert both.run([slow()]) == [[*range(1, 30)]] and silent.seen == [1]
 
 
 def test_doubt_and_a_server_that_is_up_later(stubs):
@@ -307,8 +300,7 @@ def test_no_server_is_asked_twice_at_a_time(stubs):
         if address == b.address:
             asked.append(len(asked))
             inside.append(address)
-            assert len(inside) == 1
-            assert free.wait(PATIENT)
+            assert len(inside) == 1 and free.wait(PATIENT)
             inside.remove(address)
             if len(asked) == 1:
                 raise ConfigError("with the weights before")

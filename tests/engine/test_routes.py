@@ -201,8 +201,7 @@ async def test_two_runs_take_turns_and_newer_weights_end_what_was_written_before
     status, said = await server.ask("/vlrl/generate", body)
     assert status == 409 and "another run uses this server" in said["error"]
     with writing(server.routes, "b-1") as task:
-        assert (await server.ask("/vlrl/load", server.load("b-2")))[0] == 200
-        assert task.cancelled()
+        assert (await server.ask("/vlrl/load", server.load("b-2")))[0] == 200 and task.cancelled()
 
 
 async def test_pictures_for_other_weights_are_not_decoded(server, monkeypatch):

@@ -65,8 +65,7 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(parts):
 
 def test_a_request_keeps_to_its_own_stop_strings(parts):
     (plain,) = generate(parts, PLAIN)
-    stop = plain[0].text[3:5]
-    both = generate(parts, PLAIN, dataclasses.replace(PLAIN, stop=(stop,)))
+    both = generate(parts, PLAIN, dataclasses.replace(PLAIN, stop=(plain[0].text[3:5],)))
     assert [c.tokens.tolist() for c in both[0]] == [c.tokens.tolist() for c in plain]
     assert both[1][0].text.startswith(plain[0].text[:5]) and len(both[1][0].tokens) < len(plain[0].tokens)
     free = [PLAIN, Sampling(max_new_tokens=3, temperature=0)]
@@ -86,8 +85,7 @@ def test_the_token_that_completes_a_stop_string_is_known(parts, data):
     start = data.draw(st.integers(0, max(len(text) - 1, 0)))
     stop = text[start:start + data.draw(st.integers(1, 12))].replace("\ufffd", "")
     if stop and stop in text:
-        last = ids[cut_at(texts, ids, (stop,)) - 1]
-        assert texts.ending((stop,))[last]
+        assert texts.ending((stop,))[ids[cut_at(texts, ids, (stop,)) - 1]]
         texts._ending.clear()
 
 
@@ -129,8 +127,7 @@ def test_thinking_over_budget_is_ended(parts):
 
 def test_the_closing_text_counts_towards_the_length_and_may_stop_the_answer(parts):
     _, _, texts = parts
-    short = Sampling(max_new_tokens=7, thinking_budget=5)
-    (found,) = generate(parts, short)
+    (found,) = generate(parts, Sampling(max_new_tokens=7, thinking_budget=5))
     cut = [c for c in found if len(c.tokens) == 7]
     assert cut and all(c.tokens[5:].tolist() == texts.ids("\n</think>\n")[:2].tolist() for c in cut)
     assert all(c.loss_mask.tolist() == [True] * 5 + [False] * 2 and c.finish_reason == "length" for c in cut)
@@ -191,8 +188,7 @@ def test_evaluations_sample_as_training_does(tiny_models):
                                                         thinking_budget=2)
     task = Two()
     _, groups = evaluate(task, Prefetcher(encode, task, 0), HFEngine(policy, 0), config, "heldout", 0)
-    answers = [g.rollouts[0].completion for g in groups]
-    assert any(not c.loss_mask.all() for c in answers)
+    assert any(not c.loss_mask.all() for c in [g.rollouts[0].completion for g in groups])
 
 
 def test_nothing_is_learned_from_forced_tokens(tiny_models):

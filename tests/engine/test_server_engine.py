@@ -96,8 +96,7 @@ def test_a_server_that_hangs_gets_nothing_more_before_it_answers_again(two):
     free = threading.Event()
     hung.planted = lambda body: free.wait(PATIENT)
     for count in (4, 8):
-        found = it.engine.generate(requests(it.prompts["text"], count))
-        assert [len(made) for made in found] == [2] * count
+        assert [len(made) for made in it.engine.generate(requests(it.prompts["text"], count))] == [2] * count
     assert len(hung.asked) == 2 and len(other.asked) == 4 - 2 + 2 + 8
     assert [r.ready for r in it.engine.pool.replicas] == [False, True]
     free.set()

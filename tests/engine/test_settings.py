@@ -181,9 +181,8 @@ def recorded(monkeypatch):
 
 
 def small(tmp_path, model, *words: str) -> config.Config:
-    path = write_config(tmp_path, model)
     return load("engine=vllm", "steps=2", "save.every=1", "eval.every=0", "eval.samples=2", "log.samples_every=0",
-                f"run.dir={tmp_path}/run", *words, path=path)
+                f"run.dir={tmp_path}/run", *words, path=write_config(tmp_path, model))
 
 
 @pytest.mark.slow

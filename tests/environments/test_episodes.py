@@ -223,8 +223,7 @@ def test_episodes_of_training_grow_with_the_horizon_and_those_of_evaluations_are
     """Every episode counts as correct here, so each step has a turn more."""
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], HORIZON, "episode.max_turns=3", "curriculum.pass_at=0",
                  "steps=3", "eval.every=1")
-    rows = folder.rollouts().to_pylist()
-    assert {(r["step"], len(actions(r)), r["finish_reason"]) for r in rows} == {
+    assert {(r["step"], len(actions(r)), r["finish_reason"]) for r in folder.rollouts().to_pylist()} == {
         (0, 1, "turns"), (1, 2, "turns"), (2, 3, "stop")}
     assert [line["episode/horizon"] for line in folder.metrics()] == [1, 2, 3]
     played = folder.rollouts(split="heldout").to_pylist()
@@ -369,8 +368,7 @@ def test_with_arrival_a_slow_environment_holds_up_no_other(once, tmp_path, order
     folder = once(f"environment.order={order}", "environment.workers=4", f"environment.step_s={limit}",
                   f"task.name={__file__}:Waiting", fault=str(tmp_path / "open"))
     for row in folder.rollouts().to_pylist():
-        waited = row["sample_id"] == "train-0"
-        if order == "fixed" and waited:
+        if order == "fixed" and row["sample_id"] == "train-0":
             assert "step: no result within 3 s" in row["error"]
             continue
         assert row["error"] is None and len(actions(row)) == 3 and gaps_of(row).max() < 1e-5

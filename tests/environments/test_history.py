@@ -35,8 +35,7 @@ def scene(request, tiny_models):
     """A model, its encoder, groups of windowed episodes with an advantage of their own each, the folder."""
     folder = tiny_models[request.param]
     policy, encode = load(settings(folder))
-    groups = played(policy, encode, settings(folder, **LAST))
-    return policy, encode, [credited(g) for g in groups], folder
+    return policy, encode, [credited(g) for g in played(policy, encode, settings(folder, **LAST))], folder
 
 
 def credited(group, values=(1.0, -0.5, 0.25)):
@@ -59,8 +58,7 @@ def test_a_turn_is_asked_under_the_prompt_and_the_last_observations(scene):
                     ids = [*group.prompt.ids, *([encode.end] if turn >= last else []), *c.tokens[first:action.start]]
                     assert list(action.prompt_ids) == ids
                     assert [*group.prompt.ids, *window.ids] == [*ids, *c.tokens[action.start:action.end]]
-                    seen = [name for t in shown[:turn][-last:] for name in t.media]
-                    assert [m.sha256 for m in window.media] == seen
+                    assert [m.sha256 for m in window.media] == [name for t in shown[:turn][-last:] for name in t.media]
                     assert np.array_equal(window.positions, positions(policy, group.prompt, window))
 
 

@@ -56,8 +56,7 @@ def test_its_tools_are_called_and_its_images_seen(server, over):
     assert door.observation.text == "Door 2 is open.\nDoor 1 is open." and door.parts == {"tool_success": 1}
     wrong = environment.step(call("open_door", number="two"))
     assert "valid integer" in wrong.observation.text and wrong.parts == {"tool_success": 0} and not wrong.done
-    hidden = environment.step(call("start", seed=1))
-    assert hidden.observation.text.startswith("Error: no tool 'start'")
+    assert environment.step(call("start", seed=1)).observation.text.startswith("Error: no tool 'start'")
     assert "Error executing tool fault" in environment.step(call("fault", kind="raise")).observation.text
     long = environment.step(call("fault", kind="long")).observation.text
     assert len(long) < 10_100 and long.endswith("[cut: 10000 of 50000 characters are shown]")

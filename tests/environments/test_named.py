@@ -142,8 +142,7 @@ def test_the_perfect_way_earns_one_and_a_wrong_one_none():
                 (step,) = host.step([episode], [action])
                 assert isinstance(step, Step)
                 turns.append(PastAction(action=action, parts=step.parts, state=step.state, done=step.done))
-            answer = parse_answer(way[-1])
-            (scored,) = score_group(task, sample, [replace(answer, turns=tuple(turns))], 0)
+            (scored,) = score_group(task, sample, [replace(parse_answer(way[-1]), turns=tuple(turns))], 0)
             assert (scored.reward, scored.correct, turns[-1].done) == (reward, reward == 1, True)
             assert scored.parts["progress"] == reward
             host.close_episodes([episode])
@@ -167,8 +166,7 @@ def test_seeds_of_the_splits_are_apart_and_rows_of_a_file(tmp_path):
     assert (one["instruction"], one["seed"], two["instruction"]) == ("Climb.", 4, "Go up.")
     turn = PastAction(action="7", parts={"return": 0.0})
     for text, success in (("<answer> 7 </answer>", 1.0), ("8", 0.0)):
-        answer = parse_answer(text)
-        scored = score_group(task, two, [replace(answer, turns=(turn,))], 0)
+        scored = score_group(task, two, [replace(parse_answer(text), turns=(turn,))], 0)
         assert scored[0].parts["success"] == success and scored[0].correct is bool(success)
     for wrong in (-1, "4", True, 2**31):
         with pytest.raises(DataError, match="must be a whole number from 0"):

@@ -129,8 +129,7 @@ def test_killed_slow_and_back_again(server):
         steps = host.step(fresh, ["up"] * 4)
         assert {step.info["server"] for step in steps} == {s.url for s in servers} - {stopped.url}
         stopped.start()
-        other = next(s for s in servers if s is not stopped)
-        other.kill()
+        next(s for s in servers if s is not stopped).kill()
         assert all(isinstance(f, EnvironmentFailure) for f in host.step(fresh, ["up"] * 4))
         again = [host.open(sample, 5) for sample in task.samples("train")]
         assert all(isinstance(f, Observation) for f in host.reset(again))  # taken back
@@ -268,8 +267,7 @@ def web():
 
 def test_no_redirect_no_proxy_and_no_endless_body(web, monkeypatch, liar, closing):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert healthy(web) and openenv.action_schema(web) == {"properties": {}}
-    assert not healthy(f"{web}/away")
+    assert healthy(web) and openenv.action_schema(web) == {"properties": {}} and not healthy(f"{web}/away")
     with pytest.raises(httpx.HTTPStatusError, match="302"):
         openenv.action_schema(f"{web}/away")
     assert not healthy(f"{web}/huge")

@@ -59,8 +59,7 @@ def tiny(request, installed, tiny_models, tmp_path_factory):
 def trainer_logprobs(policy, pairs, temperature: float = 1.0, model=None) -> np.ndarray:
     """[N] log-probabilities of the tokens of (prompt, completion) pairs as the trainer computes them, of another model
     where one is given."""
-    pieces = pieces_of([prompt for prompt, _ in pairs], [c.tokens for _, c in pairs], 10**6)
-    (batch,) = pack(pieces, 10**6)
+    (batch,) = pack(pieces_of([prompt for prompt, _ in pairs], [c.tokens for _, c in pairs], 10**6), 10**6)
     with torch.no_grad():
         return policy.logprobs(batch, temperature, model).logprobs.numpy()
 

@@ -79,7 +79,6 @@ def test_the_proof_of_a_sync_reads_an_image_of_a_second_turn(play):
     proof, read = engine._proof, engine.weights.logprobs
     first, second = proof.prompt.media
     turned = replace(second, frames=tuple(f.transpose(Image.Transpose.ROTATE_180) for f in second.frames))
-    other = replace(proof.prompt, media=(first, turned))
     with pytest.raises(TrainingError, match="not compute the trainer's log-probabilities"):
-        proof.check(play.policy, lambda prompt, answer: read(other, answer))
+        proof.check(play.policy, lambda prompt, answer: read(replace(proof.prompt, media=(first, turned)), answer))
     assert proof.check(play.policy, read) < EXACT

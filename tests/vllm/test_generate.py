@@ -150,8 +150,7 @@ def test_answers_go_on_from_their_own_text(tiny):
     for c, b in zip(grown, rest, strict=True):
         assert c.tokens[:4].tolist() == b.written.tokens.tolist() and len(c.tokens) > 4
         assert [(t.start, t.end) for t in c.turns] == [(0, 4), (4, len(c.tokens))]
-    assert close_to_trainer(tiny, [request], [grown])
-    assert len({tuple(c.tokens[4:]) for c in grown}) > 1
+    assert close_to_trainer(tiny, [request], [grown]) and len({tuple(c.tokens[4:]) for c in grown}) > 1
 
 
 def test_answers_go_on_from_each_other(tiny):
@@ -170,14 +169,12 @@ def test_whole_requests_are_handed_on_and_global_random_states_are_left_alone(ti
     calls = []
     requests = [ask(prompts[0], 2, max_new_tokens=14), ask(prompts[1], 3, max_new_tokens=2), ask(prompts[2], 0)]
     answers = tiny.vllm.generate(requests, lambda i, made: calls.append((i, made)))
-    assert [i for i, _ in calls] == [2, 1] and answers[2] == []
-    assert calls[1][1] is answers[1]
+    assert [i for i, _ in calls] == [2, 1] and answers[2] == [] and calls[1][1] is answers[1]
     torch.manual_seed(5)
     np.random.seed(5)
     before = torch.get_rng_state(), np.random.get_state(legacy=True)
     tiny.vllm.generate([ask(tiny.prompts["text"], 3)])
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert str(np.random.get_state(legacy=True)) == str(before[1])
+    assert torch.equal(torch.get_rng_state(), before[0]) and str(np.random.get_state(legacy=True)) == str(before[1])
     assert torch.set_num_threads.__name__ == "set_num_threads" and "vllm" not in torch.set_num_threads.__module__
 
 
@@ -196,8 +193,7 @@ def test_what_cannot_be_is_named_and_the_engine_goes_on(tiny):
 
     with pytest.raises(RuntimeError, match="scoring failed"):
         tiny.vllm.generate([ask(prompt, 2), ask(prompt, max_new_tokens=1)], fail)
-    assert not tiny.vllm.llm.llm_engine.has_unfinished_requests()
-    assert len(tiny.vllm.generate([ask(prompt, 2)])[0]) == 2
+    assert not tiny.vllm.llm.llm_engine.has_unfinished_requests() and len(tiny.vllm.generate([ask(prompt, 2)])[0]) == 2
 
 
 def test_a_forced_token_is_told_among_all(tiny, monkeypatch):

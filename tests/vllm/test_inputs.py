@@ -47,8 +47,7 @@ def test_media_go_in_raw_beside_unexpanded_ids(tiny):
     assert given["multi_modal_data"] == {"image": [m.frames[0] for m in two.media]}
     assert prompt_input(text) == {"prompt_token_ids": text.ids.tolist()}
     ((frames, metadata),) = prompt_input(video)["multi_modal_data"]["video"]
-    assert frames.shape == (4, 64, 64, 3) and frames.dtype == np.uint8
-    assert metadata["do_sample_frames"] is False
+    assert frames.shape == (4, 64, 64, 3) and frames.dtype == np.uint8 and metadata["do_sample_frames"] is False
     assert [i / metadata["fps"] for i in metadata["frames_indices"]] == list(video.media[0].timestamps)
 
 

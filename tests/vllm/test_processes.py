@@ -53,8 +53,7 @@ class Faulty(Shades):
 
 def write_config(folder, model, engine):
     """A short run whose pictures differ in size; samples are drawn in order."""
-    task = TASK.replace('(64, 64)', '(64, 64) if i % 3 else (128, 96)')
-    (folder / "shades.py").write_text(task + FAULTY)
+    (folder / "shades.py").write_text(TASK.replace('(64, 64)', '(64, 64) if i % 3 else (128, 96)') + FAULTY)
     config = folder / "run.json"  # JSON is YAML
     config.write_text(json.dumps({
         "steps": STEPS, "task": f"{folder}/shades.py:Faulty", "seed": 5,

@@ -112,8 +112,7 @@ def both_there(it, served):
 
 def gap(policy, requests, answers, temperature=1.0):
     pairs = [(r.prompt, c) for r, group in zip(requests, answers, strict=True) for c in group]
-    sampled = np.concatenate([c.logprobs for _, c in pairs])
-    return np.abs(trainer_logprobs(policy, pairs, temperature) - sampled).max()
+    return np.abs(trainer_logprobs(policy, pairs, temperature) - np.concatenate([c.logprobs for _, c in pairs])).max()
 
 
 @pytest.mark.parametrize("learns", ["full", "lora"])
@@ -126,8 +125,7 @@ def test_servers_sample_from_the_policy_after_every_sync(engines, learns):
         requests = [Request(prompt=p, n=3, sampling=Sampling(max_new_tokens=10, temperature=0.7), key=(7, i))
                     for i, p in enumerate(it.prompts.values())]
         answers = it.engine.generate(requests)
-        assert [len(group) for group in answers] == [3] * 4
-        assert gap(it.policy, requests, answers, 0.7) < 1e-5
+        assert [len(group) for group in answers] == [3] * 4 and gap(it.policy, requests, answers, 0.7) < 1e-5
         assert not {t for group in answers for c in group for t in c.tokens.tolist()} & {*it.policy.banned.tolist()}
         again = it.engine.generate(requests) if not step else answers
         assert sum(a.tokens.tolist() == b.tokens.tolist() for x, y in zip(answers, again, strict=True)
@@ -264,8 +262,7 @@ def test_proofs_beside_each_other_and_beside_answers(served, engines, learns):
     with ThreadPoolExecutor() as threads:
         answers = threads.submit(it.engine.generate, requests)
         gaps = list(threads.map(lambda i: it.engine._gap(served.servers[i % 2], it.engine._target), range(12)))
-        assert max(gaps) < 1e-5
-        assert gap(it.policy, requests, answers.result()) < 1e-5
+        assert max(gaps) < 1e-5 and gap(it.policy, requests, answers.result()) < 1e-5
 
 
 def test_servers_of_other_settings_are_refused(served, engines):
@@ -277,9 +274,8 @@ def test_servers_of_other_settings_are_refused(served, engines):
         patch.setattr(vllm_server, "EXTENSION", "vlrl.engine.vllm.worker.Extension")
         with pytest.raises(ConfigError, match=r"extension is tests\.vllm\.planted"):
             ServerEngine(it.policy, it.config, served.root / "full")
-    elsewhere = served.root.parent / "elsewhere"
     with pytest.raises(ConfigError, match="loads weights from"):
-        ServerEngine(it.policy, it.config, elsewhere)
+        ServerEngine(it.policy, it.config, served.root.parent / "elsewhere")
     other = it.config.model_copy(update={"engine": it.config.engine.model_copy(update={"key_file": ""})})
     with pytest.raises(ConfigError, match=r"engine\.key_file"):
         ServerEngine(it.policy, other, served.root / "full")
@@ -304,8 +300,7 @@ def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served,
     dead = it.engine.pool.replicas[1]
     assert dead.requests and not dead.ready and dead.problem
     assert [len(group) for group in answers] == [2] * len(requests)
-    assert len(finished) == len({*finished}) == len(requests) - 1
-    assert gap(it.policy, requests, answers) < 1e-5
+    assert len(finished) == len({*finished}) == len(requests) - 1 and gap(it.policy, requests, answers) < 1e-5
     assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
     client = ServerClient(read_key(served.key_file), PATIENT)
 
@@ -324,6 +319,5 @@ def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served,
 
     until(back, dead.problem)
     assert state()["version"] == it.engine._target.version
-    again = it.engine.generate(requests)
-    assert gap(it.policy, requests, again) < 1e-5
+    assert gap(it.policy, requests, it.engine.generate(requests)) < 1e-5
     client.close()

@@ -135,8 +135,7 @@ def runs(request, tmp_path_factory):
     root, words = tmp_path_factory.mktemp(request.param), (*ASYNC, *CASES[request.param])
     whole = broken = start(root / "whole", *words, make_session=Keeping)
     if request.param == "lora":
-        killed = kill_after(QUICKSTART, root / "broken", 2, *SMALL, *words, timeout=PATIENT)
-        assert killed == -signal.SIGKILL
+        assert kill_after(QUICKSTART, root / "broken", 2, *SMALL, *words, timeout=PATIENT) == -signal.SIGKILL
         broken = start(root / "broken", *words, make_session=Keeping)
     return whole, broken, AGES[request.param], words
 

@@ -137,9 +137,8 @@ def test_windows_of_the_history_are_read_as_sampled(played, monkeypatch):
     for prompt, completion in windowed(play, monkeypatch):
         assert len(completion.windows) == 4
         assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
-        other = other_pixels(completion.windows[3])
         found = first_difference(play.policy, play.encode, prompt, replace(
-            completion, windows=(*completion.windows[:3], other)), EXACT)
+            completion, windows=(*completion.windows[:3], other_pixels(completion.windows[3]))), EXACT)
         assert found and found.turn == 6 and "log-probabilities" in found.what
 
 
