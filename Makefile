@@ -106,7 +106,7 @@ test-rest: $(STAMP)
 # A file at a time, as tests of one file share their engines, and those first that take longest. They wait half the time
 test-vllm: $(VLLM_STAMP)
 	$(VLLM) $(TESTS) -n $$(( ($(JOBS) * 3 + 1) / 2 )) $(BY_FILE) -m "vllm and not gpu" $(ARGS) \
-	  $(addprefix tests/vllm/test_,faults.py processes.py server.py) tests/vllm || test $$? -eq 5
+	  $(addprefix tests/vllm/test_,faults.py training.py processes.py episodes.py) tests/vllm || test $$? -eq 5
 
 test-zero: $(ZERO_STAMP)
 	$(TESTS) $(BY_FILE) -m "not gpu" -k zero $(ARGS) $(addprefix tests/e2e/test_,zero.py sharding.py last_save.py)

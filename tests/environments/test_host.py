@@ -33,46 +33,6 @@ class Gate(Environment):
         return Step(Observation(action), done=True)
 
 
-class Gates(Task):
-    rewards = {"none": 1.0}
-
-    def environment(self, sample):
-        return Gate(sample)
-
-
-@pytest.fixture
-def opened(tmp_path):
-    hosts = []
-
-    def open_(hangs, **settings):
-        host = Environments(lambda convention: Gates(), EnvironmentSettings(**settings))
-        hosts.append(host)
-        row = {"file": str(tmp_path / "open")}
-        return host, [host.open(Sample(id=str(i), row={**row, "hang": h}), i) for i, h in enumerate(hangs)]
-
-    yield open_
-    for host in hosts:
-        host.close()
-
-
-def test_calls_wait_and_have_limits_of_their_own(opened):
-    host, (one, other, behind) = opened([False] * 3, workers=2)
-    assert [o.text for o in host.reset([one, other, behind])] == ["0", "1", "2"]
-    waiting = host.begin_step(one, "wait")
-    late = host.begin_step(behind, "late")  # in the process of `one`
-    assert not waiting.done() and not late.done()
-    assert host.begin_step(other, "open").result(60).observation.text == "open"
-    assert waiting.result(60).observation.text == "wait" and late.result(60).observation.text == "late"
-    assert one.seconds > 0 and host.restarts == 0
-    host, (hung, well) = opened([True, False], workers=1, reset_s=0.5)
-    begun = time.monotonic()
-    first, second = host.reset([hung, well])
-    assert isinstance(first, EnvironmentFailure) and first.reason == "reset: no result within 0.5 s"
-    assert second.text == "1"
-    assert time.monotonic() - begun < 30  # not that of the start of a process, a minute more
-    assert host.restarts == 1
-
-
 class Fleeting(Environment):
     """A world of which one thing is another one in each process, as its sample says; "die" ends the process."""
 
@@ -126,21 +86,54 @@ class Worlds(Task):
     rewards = {"won": 1.0}
 
     def environment(self, sample):
-        return Flaky(sample) if "how" in sample.row else Fleeting(sample)
+        return next(kind for name, kind in (("hang", Gate), ("how", Flaky), ("anew", Fleeting)) if name in sample.row)(
+            sample)
 
 
 @pytest.fixture
-def worlds(tmp_path, monkeypatch):
+def hosting():
+    hosts = []
+
+    def made(**settings):
+        hosts.append(Environments(lambda convention: Worlds(), EnvironmentSettings(**settings)))
+        return hosts[-1]
+
+    yield made
+    for host in hosts:
+        host.close()
+
+
+@pytest.fixture
+def worlds(hosting, tmp_path, monkeypatch):
     monkeypatch.setattr("vlrl.environments.host._PAUSES_S", (0.01, 0.02, 0.04))
-    host = Environments(lambda convention: Worlds(), EnvironmentSettings(workers=1, reset_s=20))
-    numbers = iter(range(1000))
+    host, numbers = hosting(workers=1, reset_s=20), iter(range(1000))
 
     def begun(**row):
         episode = host.open(Sample(id=str(next(numbers)), row={"folder": str(tmp_path), **row}), 1)
         return episode, host.reset([episode])[0]
 
-    yield host, begun
-    host.close()
+    return host, begun
+
+
+def test_calls_wait_and_have_limits_of_their_own(hosting, tmp_path):
+    def opened(host, hangs):
+        return [host.open(Sample(id=str(i), row={"file": str(tmp_path / "open"), "hang": h}), i)
+                for i, h in enumerate(hangs)]
+
+    host = hosting(workers=2)
+    one, other, behind = opened(host, [False] * 3)
+    assert [o.text for o in host.reset([one, other, behind])] == ["0", "1", "2"]
+    waiting = host.begin_step(one, "wait")
+    late = host.begin_step(behind, "late")  # in the process of `one`
+    assert not waiting.done() and not late.done()
+    assert host.begin_step(other, "open").result(60).observation.text == "open"
+    assert waiting.result(60).observation.text == "wait" and late.result(60).observation.text == "late"
+    assert one.seconds > 0 and host.restarts == 0
+    host, begun = hosting(workers=1, reset_s=0.5), time.monotonic()
+    first, second = host.reset(opened(host, [True, False]))
+    assert isinstance(first, EnvironmentFailure) and first.reason == "reset: no result within 0.5 s"
+    assert second.text == "1" and host.restarts == 1
+    assert time.monotonic() - begun < 30  # not that of the start of a process, a minute more
 
 
 ANEW = ("text", "pixels", "file", "frames", "part", "done", "state", "reset", "")
@@ -196,14 +189,10 @@ def test_resets_while_a_server_is_away_have_one_try_each_until_it_is_back(worlds
     assert tries("back", 0) == 1 and tries("again", 2) == 3
 
 
-def test_resets_have_a_limit_and_done_is_a_truth_value(tmp_path):
-    host = Environments(lambda convention: Worlds(), EnvironmentSettings(workers=1, reset_s=0.6))
-    try:
-        episode = host.open(Sample(id="a", row={"how": "raise", "fails": 99, "file": str(tmp_path / "log")}), 1)
-        host.reset([episode])
-        assert len((tmp_path / "log").read_text()) == 2  # a third would begin after 0.75 s
-    finally:
-        host.close()
+def test_resets_have_a_limit_and_done_is_a_truth_value(hosting, tmp_path):
+    host = hosting(workers=1, reset_s=0.6)
+    host.reset([host.open(Sample(id="a", row={"how": "raise", "fails": 99, "file": str(tmp_path / "log")}), 1)])
+    assert len((tmp_path / "log").read_text()) == 2  # a third would begin after 0.75 s
     for done in ("no", "yes", "", 2, None, [], float("nan")):
         with pytest.raises(ProtocolError, match="done is"):
             checked_step(Step(Observation(), {}, done=done))

@@ -35,12 +35,7 @@ class Both:
         self.prompts = {kind: self.encode(Ask(), SAMPLES[kind]) for kind in ("image", "two images", "text")}
         self.engine, self.folder = VLLMEngine(self.policy, self.config, folder), folder
         self.llm, self.weights = self.engine.llm, self.engine.weights
-        self.proof, self._start = SyncCheck.of(self.encode), state(self.policy)
-
-    def anew(self):
-        """Itself with the policy as it was at first: weights that wander far lose digits."""
-        self.policy.model.load_state_dict(self._start)
-        return self
+        self.proof, self.start = SyncCheck.of(self.encode), state(self.policy)
 
     def difference(self, policy=None):
         """The largest difference of a log-probability of an answer that the engine samples, and of a fixed one."""
@@ -91,25 +86,23 @@ FULL, ADAPTED = [("qwen2_5_vl", False), ("qwen3_vl", True)], [("qwen2_5_vl", Tru
 
 
 @pytest.fixture(scope="module", params=FULL, ids=lambda p: p[0])
-def full_engine(request, tiny_models, tmp_path_factory):
+def full(request, tiny_models, tmp_path_factory):
     with both(tiny_models, tmp_path_factory, *request.param) as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=ADAPTED, ids=lambda p: p[0])
-def lora_engine(request, tiny_models, tmp_path_factory):
+def lora(request, tiny_models, tmp_path_factory):
     with both(tiny_models, tmp_path_factory, *request.param, lora={"rank": 4}) as made:
         yield made
 
 
-@pytest.fixture
-def full(full_engine):
-    return full_engine.anew()
-
-
-@pytest.fixture
-def lora(lora_engine):
-    return lora_engine.anew()
+@pytest.fixture(autouse=True)
+def anew():
+    """Each test ends with the policy as it was at first: weights that wander far lose digits."""
+    yield
+    for made in OPEN:
+        made.policy.model.load_state_dict(made.start)
 
 
 def state(policy):
