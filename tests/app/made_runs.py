@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 
 import vlrl
 from vlrl import config
+from vlrl.rewards.boxes import iou
 from vlrl.store import PER_TOKEN, RunFolder, files, lock
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
@@ -73,12 +74,10 @@ def _near(values: list[float], rng: random.Random, skill: float, by: float = 30)
     return [round(v + (1 - skill) * rng.uniform(-by, by), 1) for v in values]
 
 
-def iou(a: list[float], b: list[float]) -> float:
-    """Of two boxes [x1, y1, x2, y2], also swapped ones; of two spans [start, end] given twice as [s, 0, e, 1]."""
-    (ax1, ax2), (ay1, ay2), (bx1, bx2), (by1, by2) = (sorted((q[i], q[i + 2])) for q in (a, b) for i in (0, 1))
-    inter = max(0.0, min(ax2, bx2) - max(ax1, bx1)) * max(0.0, min(ay2, by2) - max(ay1, by1))
-    union = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - inter
-    return inter / union if union else 0.0
+def _marked(kind: str, found: Any, label: str, target: Any, name: str, **more: Any) -> list[dict[str, Any]]:
+    """The marks of an answer and of its target."""
+    return [{"kind": kind, "at": at, "label": words, "role": role, **more}
+            for at, words, role in ((found, label, "answer"), (target, name, "target"))]
 
 
 def _boxes(number: int) -> Scene:
@@ -89,13 +88,11 @@ def _boxes(number: int) -> Scene:
     images = (_media(_picture(number, boxes)),)
     if number % 5 == 4:  # some prompts show two images
         images = (_media(_picture(number + 1000, {colours[0]: _box(rng)}, 180)), *images)
-    place = len(images) - 1
 
     def answer(rng, skill):
         found = _near(target, rng, skill)
         score = iou(found, target)
-        marks = [{"kind": "box", "at": found, "label": f"{colours[-1]} {score:.2f}", "role": "answer", "media": place},
-                 {"kind": "box", "at": target, "label": colours[-1], "role": "target", "media": place}]
+        marks = _marked("box", found, f"{colours[-1]} {score:.2f}", target, colours[-1], media=len(images) - 1)
         return json.dumps({"bbox_2d": found}), found, {"iou": score}, marks
 
     return Scene(f"Where is the {colours[-1]} shape? Give its box.", {"box": target}, images, colours[-1], answer)
@@ -156,8 +153,7 @@ def _spans(number: int) -> Scene:
     def answer(rng, skill):
         start, end = sorted(_near(target, rng, skill, 1.5))
         score = iou([start, 0, end, 1], [target[0], 0, target[1], 1])
-        marks = [{"kind": "span", "at": [start, end], "label": f"{score:.2f}", "role": "answer", "media": 0},
-                 {"kind": "span", "at": target, "label": "moves", "role": "target", "media": 0}]
+        marks = _marked("span", [start, end], f"{score:.2f}", target, "moves", media=0)
         return f"{start:.1f} to {end:.1f}", [start, end], {"span": score}, marks
 
     return Scene("When does the shape move?", {"span": target}, (_clip(number),), "span", answer)
@@ -169,15 +165,10 @@ def _tracks(number: int) -> Scene:
     def answer(rng, skill):
         found = [[t, _near(list(box), rng, skill, 12)] for t, box in target]
         score = sum(iou(a, b) for (_, a), (_, b) in zip(found, target, strict=True)) / len(target)
-        marks = [{"kind": "track", "at": found, "label": f"{score:.2f}", "role": "answer", "media": 0},
-                 {"kind": "track", "at": target, "label": "shape", "role": "target", "media": 0}]
+        marks = _marked("track", found, f"{score:.2f}", target, "shape", media=0)
         return json.dumps(found), found, {"track": score}, marks
 
     return Scene("Follow the shape.", {"track": target}, (_clip(number),), "track", answer)
-
-
-def _clips(number: int) -> Scene:
-    return (_spans if number % 2 else _tracks)(number)
 
 
 def _paths(number: int) -> Scene:
@@ -188,16 +179,15 @@ def _paths(number: int) -> Scene:
     def answer(rng, skill):
         found = [_near(p, rng, skill) for p in way]
         away = sum(abs(a[0] - b[0]) + abs(a[1] - b[1]) for a, b in zip(found, way, strict=True)) / 3
-        marks = [{"kind": "path", "at": found, "label": "plan", "role": "answer"},
-                 {"kind": "path", "at": way, "label": "driven", "role": "target"}]
+        marks = _marked("path", found, "plan", way, "driven")
         return json.dumps(found), {"plan": found}, {"plan": max(0.0, 1 - away / 40), "safe": None}, marks
 
     return Scene("Plan the next three seconds.", {"path": way}, (_media(image),), "merge", answer)
 
 
 SCENES: dict[str, tuple[str, Callable[[int], Scene]]] = {
-    "boxes": ("grounding", _boxes), "points": ("gui", _points), "clips": ("video", _clips),
-    "paths": ("driving", _paths)}
+    "boxes": ("grounding", _boxes), "points": ("gui", _points), "paths": ("driving", _paths),
+    "clips": ("video", lambda number: (_spans if number % 2 else _tracks)(number))}
 """Kind of run -> (task, scene of a sample)."""
 
 
@@ -302,9 +292,7 @@ def _per_token(groups: list[Group], seed: int) -> dict[str, list[np.ndarray | No
     return out
 
 
-@functools.cache
-def _environment() -> dict[str, Any]:
-    return files.environment(0)
+_environment = functools.cache(files.environment)
 
 
 def tracked() -> Group:
@@ -322,7 +310,7 @@ def write(path: Path, kind: str = "boxes", *, steps: int = 4, prompts: int = 4, 
             "model": {"name": "embedded/tiny-qwen3-vl"}, "run": {"dir": str(path)}, **(settings or {})}
     files.write_text(path / "config.yaml", config.dump(config.validate(tree)))
     started = {"seed": seed, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    files.write_text(path / "env.json", json.dumps(_environment() | started))  # as RunFolder.create, looked up once
+    files.write_text(path / "env.json", json.dumps(_environment(0) | started))  # as RunFolder.create, looked up once
     shutil.copyfile(_ASSETS / "tokenizer.json", path / "tokenizer.json")
     beat = {"steps": planned, "eta_s": 0.0}
     if evaluate:
@@ -361,10 +349,10 @@ def _metrics(step: int, groups: list[Group]) -> dict[str, float]:
             "completion/length_mean": float(np.mean(lengths)), "completion/length_max": max(lengths),
             "completion/truncated_frac": float(np.mean([r.completion.truncated for r in rollouts])),
             "groups/zero_variance_frac": float(np.mean([g.zero_variance for g in groups])),
-            "groups/count": len(groups), "tokens/completion": sum(lengths), "loss": -0.01 / (step + 1),
-            "grad_norm": 1.0, "lr": 1e-4, "kl": 0.001 * step, "clip_frac": 0.02, "entropy": 0.6 - 0.02 * step,
-            "mismatch/kl": 1e-5, "score_errors": 0, "curriculum/epoch": step / 3, "groups/wasted": float(step % 2),
-            "time/rollout_s": 0.6, "time/train_s": 0.4, "time/total_s": 1.1, "tokens_per_s": 900.0 + 10 * step,
+            "groups/count": len(groups), "groups/wasted": float(step % 2), "tokens/completion": sum(lengths),
+            "tokens_per_s": 900.0 + 10 * step, "loss": -0.01 / (step + 1), "lr": 1e-4, "grad_norm": 1.0,
+            "clip_frac": 0.02, "kl": 0.001 * step, "entropy": 0.6 - 0.02 * step, "mismatch/kl": 1e-5, "score_errors": 0,
+            "curriculum/epoch": step / 3, "time/rollout_s": 0.6, "time/train_s": 0.4, "time/total_s": 1.1,
             "memory/peak_gib": 0.8}
 
 

@@ -249,14 +249,6 @@ def test_a_run_that_goes_on_is_followed(chromium, tmp_path):
         expect(page.locator("#v-list .v-count")).to_contain_text("16 groups", timeout=20_000)
 
 
-def test_an_empty_folder_says_what_to_do_and_shows_the_first_run(chromium, tmp_path):
-    with serving(tmp_path) as address, opened(chromium) as page:
-        page.goto(address)
-        expect(page.locator("#v-runs")).to_contain_text("vlrl train configs/quickstart.yaml")
-        made_runs.write(tmp_path / "first", steps=1)
-        expect(page.locator("#v-runs tbody tr")).to_have_count(1, timeout=20_000)
-
-
 def test_tags_find_runs_and_archived_ones_are_hidden_unless_asked(chromium, tmp_path):
     for name in ("old", "new"):
         made_runs.write(tmp_path / name, steps=1, prompts=1, evaluate=False)
@@ -282,9 +274,12 @@ def test_tags_find_runs_and_archived_ones_are_hidden_unless_asked(chromium, tmp_
         assert page.evaluate("window.hacked") is None and (tmp_path / "old/config.yaml").read_bytes() == config
 
 
-def test_two_annotators_flag_the_same_answers_and_see_how_far_they_agree(chromium, tmp_path):
-    made_runs.write(tmp_path / "boxes", "boxes", steps=1, evaluate=False)
+def test_an_empty_folder_says_what_to_do_and_two_annotators_of_its_first_run_see_how_far_they_agree(chromium, tmp_path):
     with serving(tmp_path) as address, opened(chromium) as page:
+        page.goto(address)
+        expect(page.locator("#v-runs")).to_contain_text("vlrl train configs/quickstart.yaml")
+        made_runs.write(tmp_path / "boxes", "boxes", steps=1, evaluate=False)
+        expect(page.locator("#v-runs tbody tr")).to_have_count(1, timeout=20_000)
         for name, keys in (("anna", "ggb"), ("ben", "gbb")):
             page.goto(f"{address}?page=rollouts&run=boxes&step=0&group=train-0-0&by={name}")
             expect(page.locator(".v-card")).to_have_count(4)

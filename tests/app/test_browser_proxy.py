@@ -75,13 +75,6 @@ def test_under_a_name_of_its_own_with_a_password(chromium, runs, names_host):
             look_around(page, f"http://{name}:{port}/vlrl/")
 
 
-def test_a_proxy_whose_name_is_not_allowed_is_told_the_option(chromium, runs):
-    with serving(runs) as inner, listening(proxy(inner)) as port, chromium.new_page() as page:
-        answer = page.goto(f"http://box.localhost:{port}/")
-        assert answer and answer.status == 421
-        expect(page.locator("body")).to_contain_text("--allow-host NAME")
-
-
 def test_a_frame_shows_it_to_a_page_that_may_hold_it(chromium, runs):
     with listening(framing()) as port:
         holder = f"http://127.0.0.1:{port}"

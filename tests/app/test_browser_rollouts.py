@@ -150,8 +150,7 @@ def test_keys_pressed_before_the_answer_are_meant_for_it(page, served):
     gate = Gate(page)
     page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
     counted(page, "16 groups")
-    rows = page.locator(".v-row .v-line1")
-    names = rows.all_text_contents()
+    names = page.locator(".v-row .v-line1").all_text_contents()
     page.locator(".v-row").nth(1).click()
     expect(page.locator(".v-card")).to_have_count(4)
     opened_row = page.locator(".v-row.v-open .v-line1")
@@ -175,8 +174,10 @@ def test_keys_pressed_before_the_answer_are_meant_for_it(page, served):
     assert "group=" not in page.url
 
 
-def test_a_key_flags_an_answer_and_the_next_one_comes(chromium, tmp_path):
+def test_a_key_flags_an_answer_and_an_episode_is_walked_with_the_arrow_keys(chromium, tmp_path):
     made_runs.write(tmp_path / "boxes", "boxes", steps=2, evaluate=False)
+    made = made_runs.zoomed(1, turns=64, text="<img src=x onerror=alert(1)>\u202e</article>" * 100)
+    made_runs.RunFolder(tmp_path / "a").write_rollouts(0, 0, [made])
     with serving(tmp_path) as address, opened(chromium) as page:
         page.goto(f"{address}?page=rollouts&run=boxes")
         counted(page, "8 groups")
@@ -205,6 +206,26 @@ def test_a_key_flags_an_answer_and_the_next_one_comes(chromium, tmp_path):
         page.get_by_role("link", name="to review", exact=True).click()
         counted(page, "7 groups")  # not the one whose four answers all have a flag or a comment
         expect(page.locator("#v-list .v-row", has_text="3 of 4 fit")).to_have_count(1)
+        page.goto(f"{address}?page=rollouts&run=a&step=0&group={made.id}&rollout=1")
+        turns = page.locator(".v-turns .v-turn")
+        expect(turns).to_have_count(65)
+        page.keyboard.press("t")
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+        expect(turns.nth(2)).to_be_focused()
+        expect(turns.nth(2).locator("img")).to_have_js_property("complete", True)
+        expect(page.locator(".v-chosen")).to_have_id("v-answer-1")  # the keys did not leave the answer
+        for kind, begins in (("gif", b"GIF8"), ("mp4", b"\0\0\0\x20ftyp")):
+            with page.expect_download() as saved:
+                page.get_by_role("link", name=f"as {kind.upper()}").click()
+            assert saved.value.path().read_bytes().startswith(begins)
+            assert saved.value.suggested_filename.endswith(f"-1.{kind}")
+        page.goto(f"{address}?page=rollouts&run=a&view=rollouts&tool=yes&tmin=64&end=limit")
+        counted(page, "1 rollout")
+        expect(page.locator(".v-row")).to_contain_text("tool errors: 1")
+        for words in ("tool errors ×", "turns ≥ 64 ×", "ended by limit ×"):
+            expect(page.get_by_role("link", name=words)).to_be_visible()
 
 
 def test_reading_an_answer(page, served):
@@ -261,30 +282,3 @@ def test_a_phone_shows_the_list_or_a_group(phone, served):
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
     phone.get_by_role("link", name="‹ list").click()
     counted(phone, "16 groups")
-
-
-def test_an_episode_is_walked_with_the_arrow_keys(page, tmp_path):
-    hostile = "<img src=x onerror=alert(1)>\u202e</article>"
-    made = made_runs.zoomed(1, turns=64, text=hostile * 100)
-    made_runs.RunFolder(tmp_path / "a").write_rollouts(0, 0, [made])
-    with serving(tmp_path) as address:
-        page.goto(f"{address}?page=rollouts&run=a&step=0&group={made.id}&rollout=1")
-        turns = page.locator(".v-turns .v-turn")
-        expect(turns).to_have_count(65)
-        page.keyboard.press("t")
-        for _ in range(3):
-            page.keyboard.press("ArrowRight")
-        page.keyboard.press("ArrowLeft")
-        expect(turns.nth(2)).to_be_focused()
-        expect(turns.nth(2).locator("img")).to_have_js_property("complete", True)
-        expect(page.locator(".v-chosen")).to_have_id("v-answer-1")  # the keys did not leave the answer
-        for kind, begins in (("gif", b"GIF8"), ("mp4", b"\0\0\0\x20ftyp")):
-            with page.expect_download() as saved:
-                page.get_by_role("link", name=f"as {kind.upper()}").click()
-            assert saved.value.path().read_bytes().startswith(begins)
-            assert saved.value.suggested_filename.endswith(f"-1.{kind}")
-        page.goto(f"{address}?page=rollouts&run=a&view=rollouts&tool=yes&tmin=64&end=limit")
-        counted(page, "1 rollout")
-        expect(page.locator(".v-row")).to_contain_text("tool errors: 1")
-        for words in ("tool errors ×", "turns ≥ 64 ×", "ended by limit ×"):
-            expect(page.get_by_role("link", name=words)).to_be_visible()

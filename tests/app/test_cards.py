@@ -129,8 +129,7 @@ def test_hostile_groups_stay_text(text, value, number):
     view = group(answer, rollout(1), sample_id=text, category=text, prompt=text, target=value, sample={text: value},
                  mean=number, difficulty=number, notes=(text,), task=text)
     made = Markup(cards.group(view, Plain()))
-    assert not made.odd
-    assert set(made.tags) <= TAGS
+    assert not made.odd and set(made.tags) <= TAGS
     assert not any(name.startswith("on") for a in made.attributes for name in a)
 
 
@@ -154,14 +153,12 @@ def test_boxes_by_hand_and_the_chosen_answer_stands_out():
     made = drawn(a, b)
     assert by_mark(made) == ["t", "0", "1"]  # the target once, first
     assert "#0 IoU 0.50" in made.text and "#1 IoU 1.00" in made.text and "target cat" in made.text
-    svg = next(s for s in made.all("svg"))
-    assert svg["viewbox"] == "0 0 200 100"
+    assert next(s for s in made.all("svg"))["viewbox"] == "0 0 200 100"
     rects = [r for r in made.all("rect") if r["class"] == "v-line"]
     assert [(r["x"], r["y"], r["width"], r["height"]) for r in rects] == [
         ("10", "10", "20", "20"), ("10", "10", "20", "10"), ("10", "10", "20", "20")]
     assert [g["style"] for g in made.all("g")] == [f"--v-c:{c}" for c in (TARGET, COLORS[0], COLORS[1])]
-    assert "v-target" in made.all("g")[0]["class"]
-    assert made.all("img")[0]["src"] == "/picture?run/a.png/None"
+    assert "v-target" in made.all("g")[0]["class"] and made.all("img")[0]["src"] == "/picture?run/a.png/None"
     assert "200 × 100 px · processed 196 × 112 · 28 visual tokens" in made.text
     boxes = [i for i in made.all("input") if i["class"].startswith("v-on")]
     assert [i["class"] for i in boxes] == ["v-on-t", "v-on-0", "v-on-1"]
@@ -231,8 +228,7 @@ def test_spans_and_tracks():
         ["left:20.000%", "width:20.000%"], ["left:30.000%", "width:20.000%"], ["left:40.000%", "width:20.000%"],
         ["left:20.000%", "width:80.000%"]]
     assert "v-target" in bars[0]["class"] and "v-inverted" in bars[2]["class"] and "v-beyond" in bars[3]["class"]
-    assert "IoU 0.33" in made.text and "IoU 0.00" in made.text
-    assert made.all("video")[0]["src"] == "/video?run/a.mp4"
+    assert "IoU 0.33" in made.text and "IoU 0.00" in made.text and made.all("video")[0]["src"] == "/video?run/a.mp4"
     assert [i["src"] for i in made.all("img")] == [f"/frame?{s}" for s in (0, 2, 4, 6, 8)]
     target = mark("track", [[0, [0, 0, 10, 10]], [1, [10, 0, 20, 10]]], "target")
     answer = mark("track", [[0, [0, 0, 10, 5]], [1, [10, 0, 20, 10]]])
@@ -253,8 +249,7 @@ def test_spans_and_tracks():
     assert at_frame([(None, one), (None, two)], 3, [0, 1, 2, 3]) == two
     assert at_frame([(0.0, one), (1.1, two)], 1, [0, 1, 2]) == two and at_frame([(0.0, one)], 1, [0, 1, 2]) is None
     assert "no picture" in drawn(media=()).text
-    spans = drawn(rollout(0, [mark("span", [1, 2]), mark("span", [1, 2], "target")]), media=())
-    assert "IoU 1.00" in spans.text
+    assert "IoU 1.00" in drawn(rollout(0, [mark("span", [1, 2]), mark("span", [1, 2], "target")]), media=()).text
 
 
 NUMBERS = st.one_of(st.floats(), st.integers(-10, 300), st.just(10 ** 400), st.none(), st.booleans(), st.just("1"))

@@ -62,8 +62,7 @@ def test_every_rule_has_advice_that_names_settings_and_filters_that_are_there():
             section, dot, name = word.partition(".")
             if dot and section in ("train", "algo", "rollout", "curriculum", "model"):
                 assert any(name in part.get("properties", {}) for part in known.values()), word
-        query = query_of({"run": "r", **filters})
-        assert not filters or query != query_of({"run": "r"}), filters
+        assert not filters or query_of({"run": "r", **filters}) != query_of({"run": "r"}), filters
 
 
 def test_rewards_without_variance_or_without_the_held_out_answers():
@@ -79,8 +78,7 @@ def test_rewards_without_variance_or_without_the_held_out_answers():
     solved = [Answer(g, 1.1, 5) for g in range(4) for _ in range(2)]  # or never: one value alone does not tell
     [(_, words)] = said(diagnosis.zero_variance, metrics=metrics, answers=solved)
     assert "too hard" not in words and "too easy" not in words
-    single = [Answer(g, float(g), 5) for g in range(9)]
-    assert said(diagnosis.zero_variance, metrics=metrics, answers=single) == []
+    assert said(diagnosis.zero_variance, metrics=metrics, answers=[Answer(g, float(g), 5) for g in range(9)]) == []
     rising, down = [0.2, 0.3] * 3 + [0.6, 0.7] * 3, (0.3, 0.2, 0.39)
     for rewards, last, kind in (
             (rising, down, "bad"), (rising, (0.45, 0.35, 0.55), "warn"), (rising, (0.5, 0.4, 0.6), None),
@@ -175,8 +173,7 @@ def test_a_run_is_read_and_read_again_when_it_goes_on(tmp_path):
     assert {a.length for a in first.answers} == {len(row["loss_mask"]) for row in rows}
     assert first.answers[0].parts.keys() == {name for name, _ in rows[0]["parts"]}
     made_runs.write_step(run, "boxes", 2)
-    alerts = Alerts(AlertSettings(kl_above=0.1), run.path, lambda _: None)
-    alerts.check({"step": 2, "kl": 0.5})
+    Alerts(AlertSettings(kl_above=0.1), run.path, lambda _: None).check({"step": 2, "kl": 0.5})
     again = reader.of("one")
     assert len(again.metrics) == 3 and len(again.answers) > len(first.answers)
     assert diagnose(again)[0].words.startswith("Alert at step 2: the KL to the reference is 0.5")
@@ -211,8 +208,7 @@ def group(sample, step, rewards, *, split="train", category=None, parts=None, nu
     made = made_runs.made_group("boxes", number, step, split=split, size=len(rewards))
     rollouts = tuple(replace(r, reward=reward, parts={"iou": part}, error=None) for r, reward, part
                      in zip(made.rollouts, rewards, parts or rewards, strict=True))
-    row = {**made.sample.row, "category": category}
-    sample_of = replace(made.sample, id=sample, row=row)
+    sample_of = replace(made.sample, id=sample, row={**made.sample.row, "category": category})
     return replace(made, id=f"{split}-{step}-{sample}", rollouts=rollouts, sample=sample_of, target=sample)
 
 
@@ -350,8 +346,7 @@ def test_a_history_is_of_one_picture(seeds, monkeypatch, tmp_path):
     assert [v.key.run for v in found.visits] == ["a", "b"] and "asked in other words" in found.notes[0]
     drawn = []
     monkeypatch.setattr(history_page, "figures", lambda found, rows: drawn.extend(rows) or [])
-    site = Site(seeds.library, seeds, MediaStore(seeds.library), Notes(tmp_path))
-    history_page.show(site, {"sample": "p"})
+    history_page.show(Site(seeds.library, seeds, MediaStore(seeds.library), Notes(tmp_path)), {"sample": "p"})
     assert [row.key.run for row in drawn] == ["a"]
 
 
@@ -387,8 +382,7 @@ def test_an_answer_passes_when_the_run_says_that_it_is_correct(tmp_path):
     library = Library(tmp_path)
     index = Index(library, budget_s=60)
     found = curriculum(index, library, "a")
-    assert found.judged and found.categories[0].pass_rate == 0.5
-    assert history(index, "x").visits[0].pass_rate == 0.5
+    assert found.judged and found.categories[0].pass_rate == 0.5 and history(index, "x").visits[0].pass_rate == 0.5
     asked = curriculum(index, library, "a", threshold=1.0)
     assert not asked.judged and asked.categories[0].pass_rate == 1
     index.close()

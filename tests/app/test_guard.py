@@ -14,12 +14,11 @@ from vlrl.app import guard as guards
 from vlrl.app.guard import Address, Guard, parsed
 from vlrl.errors import ConfigError
 
-PAGE = "<html><head><script>one()</script><script src='/a.js'></script></head><body>page</body></html>"
-
 
 async def app(scope, receive, send):
     """Answers everything; the page says the query it was asked with."""
-    await HTMLResponse(f"{PAGE}<i>{scope['query_string'].decode()}</i>")(scope, receive, send)
+    page = "<html><head><script>one()</script><script src='/a.js'></script></head><body>page</body></html>"
+    await HTMLResponse(f"{page}<i>{scope['query_string'].decode()}</i>")(scope, receive, send)
 
 
 def client_of(host="127.0.0.1", password=None, at="http://127.0.0.1:7860", **reach):
@@ -112,8 +111,7 @@ def test_the_path_of_a_proxy_may_come_or_be_cut_off():
 
 def test_a_password_below_a_path_and_behind_tls():
     client = client_of(password="x", root_path="/p", hosts=("box.example",), at="http://127.0.0.1:7860")
-    asked = client.get("/p/?run=a", follow_redirects=False)
-    assert asked.headers["location"] == "/p/vlrl/login?run=a"
+    assert client.get("/p/?run=a", follow_redirects=False).headers["location"] == "/p/vlrl/login?run=a"
     assert 'action="/p/vlrl/login?run=a"' in client.get("/p/vlrl/login?run=a").text
     right = client.post("/p/vlrl/login?run=a", data={"password": "x"}, follow_redirects=False)
     assert right.headers["location"] == "/p/?run=a"

@@ -57,8 +57,7 @@ def test_the_list_metrics_and_settings_of_runs(library, runs):
 
 
 def test_metrics_grow_and_half_a_line_waits(tmp_path):
-    run = bare(tmp_path / "a")
-    lines, library = run / "metrics.jsonl", Library(tmp_path)
+    lines, library = bare(tmp_path / "a") / "metrics.jsonl", Library(tmp_path)
     assert library.metrics("a") == []
     lines.write_text('{"step": 0, "x": NaN}\n{"step": 1, "x": 1')
     assert library.metrics("a") == [{"step": 0, "x": None}] and library.notes("a") == ()
@@ -110,8 +109,7 @@ def test_broken_heartbeats_and_locks_do_no_harm(tmp_path):
 def test_runs_are_looked_for_in_folders_but_not_in_runs_media_or_links(tmp_path):
     for name in ("one", "deep/er/two", "one/inner", "media/three", "checkpoints/four", ".hidden/five"):
         bare(tmp_path / name)
-    outside = bare(tmp_path.parent / f"{tmp_path.name}-outside")
-    (tmp_path / "link").symlink_to(outside, target_is_directory=True)
+    (tmp_path / "link").symlink_to(bare(tmp_path.parent / f"{tmp_path.name}-outside"), target_is_directory=True)
     (tmp_path / "deep/loop").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "too/d/e/e/e/e").mkdir(parents=True)
     bare(tmp_path / "too/d/e/e/e/e/p")
@@ -137,9 +135,16 @@ def test_runs_come_and_go(tmp_path):
         library.metrics("a")
 
 
-def test_a_run_whose_process_is_gone_is_stale_and_no_folder_is_an_error(tmp_path):
+def test_a_run_whose_process_is_gone_is_stale_and_a_pipe_is_no_file(tmp_path):
     bare(tmp_path / "a", state="running", time=time.time())
     assert Library(tmp_path).run("a").state == "stale"
+    run = tmp_path / "b"
+    run.mkdir()
+    os.mkfifo(run / "heartbeat.json")
+    os.mkfifo(run / "metrics.jsonl")
+    (run / "run.lock").write_text("{}")
+    library = Library(tmp_path)
+    assert library.run("b").state == "unknown" and library.metrics("b") == [] == library.folder("b").metrics()
     with pytest.raises(AppError, match="is not a folder"):
         Library(tmp_path / "none")
 
@@ -147,18 +152,12 @@ def test_a_run_whose_process_is_gone_is_stale_and_no_folder_is_an_error(tmp_path
 @settings(max_examples=40)
 @given(st.one_of(st.text(), st.sampled_from([
     "..", "../boxes", "/etc", "boxes/", "./boxes", "sweep", "boxes/../boxes", "boxes/media", "\0", "a" * 5000, "~",
-    "%2e"]), st.integers(), st.none(), st.lists(st.text())))
-def test_only_listed_ids_are_runs(library, id):
-    if id in [info.id for info in library.runs()]:
-        return
-    with pytest.raises(AppError, match="there is no run"):
-        library.run(id)
-
-
-@settings(max_examples=40)
-@given(st.one_of(st.text(), st.sampled_from([
-    "../boxes-slow/config.yaml", "../../../../../../../etc/passwd", "/etc/passwd", "media", "..", "\0", "a" * 5000])))
-def test_files_lie_inside(library, name):
+    "%2e"]), st.integers(), st.none(), st.lists(st.text())), st.one_of(st.text(), st.sampled_from([
+        "../boxes-slow/config.yaml", "../../../../../../etc/passwd", "/etc/passwd", "media", "..", "\0", "a" * 5000])))
+def test_only_listed_ids_are_runs_and_files_lie_inside(library, id, name):
+    if id not in [info.id for info in library.runs()]:
+        with pytest.raises(AppError, match="there is no run"):
+            library.run(id)
     found = library.file("boxes", name)
     assert found is None or (found.is_relative_to(library.root) and found.is_file())
 
@@ -195,16 +194,6 @@ def test_links_that_lead_out_are_not_read(tmp_path, name):
     read = (info.step, info.started, library.metrics("a"), library.evals("a"), library.settings("a"), run.metrics(),
             run.last_heartbeat(), run.rollouts().to_pylist())
     assert "777" not in str(read) and (name != "env.json" or info.started != 978307200.0)
-
-
-def test_a_pipe_is_no_file(tmp_path):
-    run = tmp_path / "a"
-    run.mkdir()
-    os.mkfifo(run / "heartbeat.json")
-    os.mkfifo(run / "metrics.jsonl")
-    (run / "run.lock").write_text("{}")
-    library = Library(tmp_path)
-    assert library.run("a").state == "unknown" and library.metrics("a") == [] and library.folder("a").metrics() == []
 
 
 def test_two_hundred_runs_are_listed_again_at_once(tmp_path):
@@ -272,8 +261,7 @@ def test_what_is_not_there_is_said_and_media_have_sizes(library):
             (("boxes", "train", None, None), "no group"), (("boxes", "train", 0, "\ud800"), "no group")):
         with pytest.raises(AppError, match=words):
             group(library, *asked)
-    view = group(library, "sweep/clips", "train", 1, "train-1-5")
-    [clip] = view.media
+    [clip] = group(library, "sweep/clips", "train", 1, "train-1-5").media
     assert (clip.kind, clip.size, clip.processed_size, clip.visual_tokens) == ("video", (160, 120), (168, 112), 24)
     assert clip.timestamps == tuple(i / 2 for i in range(8)) and (library.root / "sweep/clips" / clip.name).is_file()
     two = group(library, "boxes", "train", 1, "train-1-4").media
@@ -285,8 +273,7 @@ def test_what_is_not_there_is_said_and_media_have_sizes(library):
 @given(st.text(alphabet=st.characters(exclude_categories=[]), max_size=40))
 def test_group_and_sample_ids_may_hold_any_character(tmp_path_factory, text):
     made = made_runs.made_group("boxes", 1, 0)
-    folder = tmp_path_factory.mktemp("ids")
-    library, _ = one(folder, replace(made, id=text, sample=replace(made.sample, id=text)))
+    library, _ = one(tmp_path_factory.mktemp("ids"), replace(made, id=text, sample=replace(made.sample, id=text)))
     view = group(library, "a", "train", 0, text)
     assert view.sample_id == view.key.group == text.encode("utf-8", "backslashreplace").decode()
 

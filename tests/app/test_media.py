@@ -64,12 +64,10 @@ def test_frames_of_a_video_by_their_times(media, runs, suffix):
     centres = []
     for frame in frames:
         assert frame.shape == (120, 160, 3)
-        coloured = frame.max(-1) - frame.min(-1) > 90
-        centres.append(np.flatnonzero(coloured.any(0)).mean())
+        centres.append(np.flatnonzero((frame.max(-1) - frame.min(-1) > 90).any(0)).mean())
     assert np.allclose(centres, [25 + 28 * t for t in (0.0, 1.5, 3.5)], atol=4)  # where made_runs drew them
     first = opened(media.thumbnail("sweep/clips", path.name, 160))
-    assert abs(first - frames[0]).max() < 40
-    assert media.frames("sweep/clips", path.name, []) == []
+    assert abs(first - frames[0]).max() < 40 and media.frames("sweep/clips", path.name, []) == []
     assert len(media.frames("sweep/clips", path.name, [0.5] * 500, 32)) == 64
     with pytest.raises(AppError, match="seconds"):
         media.frames("sweep/clips", path.name, ["x"])
@@ -229,8 +227,7 @@ def test_the_pictures_of_an_episode_in_their_order_also_as_mp4(shown):
     found = frames(film.rendered(media, view, one))
     assert len(found) == TURNS + 1 and {picture.shape for picture, _ in found} == {(120, 160, 3)}
     assert [red(picture) for picture, _ in found[1:]] == pytest.approx(range(TURNS), abs=1)
-    assert [ms for _, ms in found] == [800] * TURNS + [2400]
-    assert len(film.pictures(view, one)) == TURNS + 1
+    assert [ms for _, ms in found] == [800] * TURNS + [2400] and len(film.pictures(view, one)) == TURNS + 1
     # at 5 frames a second: 0.8 s are 4 frames, the last picture's 2.4 s are 12
     found = decoded(film.rendered(media, view, one, "mp4"))
     pictures = [picture for picture, _ in frames(film.rendered(media, view, one))]

@@ -46,18 +46,19 @@ def test_no_file_of_the_machine_is_served(client, runs):
         assert client.get("/vlrl/media", params={"run": run, "name": picture(runs).name}).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/etc/hostname", "config.yaml", "http://127.0.0.1:9/x", "\0"])
-def test_a_request_names_no_file_but_uploads(client, runs, tmp_path, monkeypatch, path):
+def test_a_request_names_no_file_but_uploads(client, runs, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))  # Gradio copies what a request names to here, and serves it
-    named = {"path": str(runs / "boxes" / path) if path == "config.yaml" else path,
-             "meta": {"_type": "gradio.FileData"}}
-    calls = [call for call in client.get("/config").json()["dependencies"] if len(call["inputs"]) == 2]
-    body = {"data": [named, None], "fn_index": calls[0]["id"], "session_hash": "a"}
-    assert client.post("/gradio_api/run/predict", json=body).status_code == 500
-    assert not any(tmp_path.rglob("*"))
+    call = next(call for call in client.get("/config").json()["dependencies"] if len(call["inputs"]) == 2)
+
+    def status(path):
+        body = {"data": [{"path": path, "meta": {"_type": "gradio.FileData"}}, None], "fn_index": call["id"],
+                "session_hash": "a"}
+        return client.post("/gradio_api/run/predict", json=body).status_code
+
+    for path in ("/etc/hostname", str(runs / "boxes" / "config.yaml"), "http://127.0.0.1:9/x", "\0"):
+        assert status(path) == 500 and not any(tmp_path.rglob("*")), path
     (tmp_path / "a.png").write_bytes(b"x")  # as the route for uploads does
-    body["data"][0] = {**named, "path": str(tmp_path / "a.png")}
-    assert client.post("/gradio_api/run/predict", json=body).status_code == 200
+    assert status(str(tmp_path / "a.png")) == 200
 
 
 def test_media_have_fixed_types_and_parts_and_pages_are_compressed(client, runs):
@@ -74,8 +75,7 @@ def test_media_have_fixed_types_and_parts_and_pages_are_compressed(client, runs)
     clip = next(p for p in (runs / "sweep" / "clips" / "media").iterdir() if p.suffix == ".webm")
     where = {"run": "sweep/clips", "name": clip.name}
     assert client.get("/vlrl/media", params=where).headers["content-type"] == "video/webm"
-    frame = client.get("/vlrl/media", params={**where, "size": 64, "at": 0.5})
-    assert frame.headers["content-type"] == "image/jpeg"
+    assert client.get("/vlrl/media", params={**where, "size": 64, "at": 0.5}).headers["content-type"] == "image/jpeg"
     answer = client.get("/vlrl/media", params={"run": "boxes", "name": "0.png"}, headers={"Sec-Fetch-Dest": "image"})
     assert answer.status_code == 200 and "no picture stored" in answer.text
     answer = client.get("/vlrl/media", params={"run": "boxes", "name": "0.mp4"}, headers={"Sec-Fetch-Dest": "video"})
@@ -92,24 +92,18 @@ def test_media_have_fixed_types_and_parts_and_pages_are_compressed(client, runs)
 
 def test_others_need_a_password_and_what_is_missing_is_named(runs, capsys, monkeypatch, tmp_path):
     monkeypatch.delenv("VLRL_APP_PASSWORD", raising=False)
-    assert main(["app", str(runs), "--host", "0.0.0.0", "--no-open"]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--host 0.0.0.0" in said and "--password" in said and "VLRL_APP_PASSWORD" in said
-    assert main(["app", str(runs), "--allow-host", "box.example"]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--allow-host box.example allows remote access" in said and "VLRL_APP_PASSWORD" in said
-    assert main(["app", str(runs), "--root-path", "https://box.example/x"]) == 1
-    assert "--root-path https://box.example/x is not a path: write only" in " ".join(capsys.readouterr().err.split())
-    assert main(["app", str(runs), "--allow-frame", "box"]) == 1
-    assert "--allow-frame box" in " ".join(capsys.readouterr().err.split())
-    assert main(["app", str(tmp_path / "none"), "--no-open"]) == 1
-    assert str(tmp_path / "none") in "".join(capsys.readouterr().err.split())
-    assert main(["app", str(tmp_path), "--host", "203.0.113.7", "--password", "x"]) == 1
-    assert "--host 203.0.113.7" in " ".join(capsys.readouterr().err.split())
-    from vlrl.cli import inspector as inspecting
-    monkeypatch.setattr(inspecting.importlib.util, "find_spec", lambda name: None)
-    assert main(["app", str(tmp_path)]) == 1
-    assert "pip install 'vlrl[app]'" in " ".join(capsys.readouterr().err.split())
+    for folder, words, wanted in (
+            (runs, ["--host", "0.0.0.0"], ["--host 0.0.0.0", "--password", "VLRL_APP_PASSWORD"]),
+            (runs, ["--allow-host", "box.example"], ["--allow-host box.example allows remote", "VLRL_APP_PASSWORD"]),
+            (runs, ["--root-path", "https://b/x"], ["--root-path https://b/x is not a path: write only"]),
+            (runs, ["--allow-frame", "box"], ["--allow-frame box"]), (runs / "no", ["--no-open"], ["is not a folder"]),
+            (tmp_path, ["--host", "203.0.113.7", "--password", "x"], ["--host 203.0.113.7"]),
+            (tmp_path, [], ["pip install 'vlrl[app]'"])):
+        if not words:
+            monkeypatch.setattr("vlrl.cli.inspector.importlib.util.find_spec", lambda name: None)
+        assert main(["app", str(folder), *words]) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert all(text in said for text in wanted), said
 
 
 def test_the_command_takes_its_port_or_none_and_ends_with_ctrl_c(tmp_path):

@@ -62,8 +62,7 @@ def test_an_episode_as_the_store_has_it_with_the_box_of_a_call_on_the_picture_be
     assert [t.marks[0].label for t in found[:3]] == ["zoom", "zoom", "zoom failed"]
     html = Markup(turns.strip(view, view.rollouts[1], found, Plain()))
     assert html.odd == [] and len(html.all("img")) == 4
-    assert [r["x"] for r in html.all("rect") if r["class"] == "v-line"] == ["40"] * 3
-    assert "no such box" in html.text
+    assert [r["x"] for r in html.all("rect") if r["class"] == "v-line"] == ["40"] * 3 and "no such box" in html.text
 
 
 def test_boxes_in_the_conventions_of_models():
@@ -93,8 +92,7 @@ def test_parts_advantages_errors_and_cards_of_episodes():
     one = episode(ACTION, SHOWN, *[{**ACTION, "text": f"go {i}"} for i in range(20)], finish_reason="turns")
     text = Markup(cards.card(group(one), one)).text
     assert "21 turns" in text and "13 more turns" in text and "go 6" in text and "go 7" not in text
-    assert "limit of turns" in text and "is missing" not in text
-    assert "You moved." not in text
+    assert "limit of turns" in text and "is missing" not in text and "You moved." not in text
     plain = Markup(cards.card(group(), rollout())).text
     assert "Reasoning" in plain and "turns" not in plain
     at = [{**ACTION, "text": None, "parts": None, "info": json.dumps({"value": v, "visits": 2})} for v in (0.25, -1.0)]
@@ -118,8 +116,7 @@ def test_a_long_episode_is_cut_and_says_so():
     text = Markup(html).text
     assert all(f"<{i}>" in text and f"[{i}]" in text for i in range(64))
     more = episode(*many[:2] * 300)
-    assert f"{300 - turns.MOST_TURNS} more turns" in shown(more).text
-    assert len(cards.card(group(one), one)) < 10_000
+    assert f"{300 - turns.MOST_TURNS} more turns" in shown(more).text and len(cards.card(group(one), one)) < 10_000
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
@@ -163,8 +160,7 @@ def test_filters_on_episodes_and_their_turns_and_tool_errors_in_the_list(stored)
 
 def test_files_without_turns_or_with_others_are_read(tmp_path):
     run = RunFolder(tmp_path / "a")
-    file = run.write_rollouts(0, 0, [made_runs.zoomed(1, size=5)])
-    table = pq.read_table(file)
+    table = pq.read_table(run.write_rollouts(0, 0, [made_runs.zoomed(1, size=5)]))
     infos = ["[" * 100_000, '{"calls": 3}', '{"calls": [3, {"error": {}}, {"error": "x"}]}', None]
     rows = table.to_pylist()
     for row, info in zip(rows, ["", *infos], strict=False):
@@ -237,8 +233,7 @@ def test_numbers_colours_and_what_pointing_shows(texts, encode):
     n = numbers(of_tokens())
     np.testing.assert_allclose(n.gap, [0.1, 0, 0, -0.3], atol=1e-6)
     np.testing.assert_allclose(n.contribution, [-2.2, 0, 0, -1.0], atol=1e-6)  # clipped and masked pull nothing
-    without = numbers(of_tokens(ratio=None, clipped=None, loss_mask=None))
-    np.testing.assert_allclose(without.contribution, [-2] * 4)
+    np.testing.assert_allclose(numbers(of_tokens(ratio=None, clipped=None, loss_mask=None)).contribution, [-2] * 4)
     assert np.isnan(numbers(of_tokens(advantage=None, loss_mask=None, clipped=None)).contribution).all()
     assert strengths(answer(of_tokens(), "logprob")) == [8, 17, 33, 100]  # -logprob / 6
     assert strengths(answer(of_tokens(), "entropy")) == [0, 20, 50, 100]  # entropy / 3

@@ -128,8 +128,7 @@ def test_what_is_there_is_not_asked_again(tmp_path):
     path.write_bytes(text[:-40])  # the last row of the first chunk is half there
     r = ready()
     file, _, told = asked(r, path, Grid(answers=2))
-    assert len(r.engine.asked) == 10 and told[0] == ("answering heldout", 0, 20)
-    assert file.rows() == whole.rows()
+    assert len(r.engine.asked) == 10 and told[0] == ("answering heldout", 0, 20) and file.rows() == whole.rows()
     r = ready()
     asked(r, path, Grid(answers=2))
     assert r.engine.asked == []
@@ -185,8 +184,7 @@ def names(**asked):
 
 
 def test_combinations_and_seeds():
-    assert names() == [("greedy", (3,), 1)]
-    assert names(answers=4) == [("temperature 1", (3,), 4)]
+    assert names() == [("greedy", (3,), 1)] and names(answers=4) == [("temperature 1", (3,), 4)]
     assert names(seeds=(1, 2)) == [("temperature 1", (1, 2), 1)]
     assert names(answers=4, temperatures=(0.0, 0.5), top_ps=(0.9, 1.0), max_new_tokens=(8,)) == [
         ("greedy, 8 tokens", (3,), 1), ("temperature 0.5, top_p 0.9, 8 tokens", (3,), 4),
@@ -268,8 +266,7 @@ def test_a_file_goes_on_after_a_kill(tmp_path):
 
 def test_what_replaces_an_answer_and_which_file_is_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
-    file = RowFile(path, FACTS)
-    file.add([row(0), {**row(0), "unanswered": True}, {**row(1), "unanswered": True}])
+    RowFile(path, FACTS).add([row(0), {**row(0), "unanswered": True}, {**row(1), "unanswered": True}])
     with open(path, "a") as later:  # another process, or an older file that was appended
         later.write(json.dumps({**row(0), "unanswered": True, "answer": "late"}) + "\n")
     again = RowFile(path, FACTS)

@@ -54,8 +54,7 @@ def test_which_samples_are_the_same(tmp_path):
     b = stored(tmp_path / "b", group("9", question="q", image="other/b.png", processed_size=[56, 56], difficulty=0.2,
                                      difficulty_given=0.7, pass_at_k=0.8))
     assert paired(pair(a, b)) == [("1", "9")] and a[0].row == b[0].row == '{"question": "q"}'
-    other = stored(tmp_path / "c", group("9", question="how many cats?"))
-    assert a[0].row != other[0].row
+    assert a[0].row != stored(tmp_path / "c", group("9", question="how many cats?"))[0].row
     a = stored(tmp_path / "d", group("1", "", "2+2?", target=4), group("2", "", "2+3?", target=5))
     b = stored(tmp_path / "e", group("1", "", "2+3?", target=5), group("2", "", "2+4?", target=6))
     assert paired(pair(a, b)) == [("2", "1")]
@@ -77,8 +76,7 @@ def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
     assert found.unpaired == 4 and found.reworded == 0
     said = "\n".join(found.notes("a", "b"))
     assert "1 of a left out: without a counterpart on the other side" in said
-    assert "different content (media 1, target 1)" in said
-    assert "data.seed" in said
+    assert "different content (media 1, target 1)" in said and "data.seed" in said
 
 
 def test_copies_and_other_words_of_one_sample(tmp_path):
@@ -108,8 +106,7 @@ def test_episodes_and_rows_that_cannot_be_read(tmp_path):
     row = {"sample_id": "1", "prompt": None, "target": None, "sample": "{" * 9, "media": None, "turns": None,
            "episode_id": None}
     other = {**row, "sample": "[1]", "media": ["aa"]}
-    assert [i.row for i in items([row, other])] == ["{}", "{}"]
-    assert items([row])[0] == Item("1", value=[row])
+    assert [i.row for i in items([row, other])] == ["{}", "{}"] and items([row])[0] == Item("1", value=[row])
 
 
 _ITEMS = st.lists(st.builds(
@@ -162,8 +159,7 @@ def two(tmp_path):
 
 
 def told(capsys, *words):
-    code = main(["compare", *words])
-    return code, capsys.readouterr()
+    return main(["compare", *words]), capsys.readouterr()
 
 
 def test_a_comparison_by_hand(two, capsys):
@@ -209,8 +205,7 @@ def test_samples_that_are_left_out(tmp_path, capsys):
     found = compare([parse_side(a)], [parse_side(b)])
     assert [(s.id, s.other) for s in found.samples] == [("0", "1"), ("1", "0")] and found.unpaired == 2
     assert any("with the id of a sample on the other side, but different content (media 1)" in n for n in found.notes)
-    other = write(tmp_path / "c", [1.0] * 3, pictures="def")
-    code, out = told(capsys, a, other)
+    code, out = told(capsys, a, write(tmp_path / "c", [1.0] * 3, pictures="def"))
     assert code == 1 and "no sample of 'heldout' is in all of" in out.err and "data.seed" in out.err
     a, b, c = (write(tmp_path / name, [0.0] * n) for name, n in (("f", 4), ("g", 3), ("h", 4)))
     found = compare([parse_side(a), parse_side(b)], [parse_side(c)])

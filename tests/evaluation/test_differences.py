@@ -61,8 +61,7 @@ def test_without_an_interval_and_effect_sizes_by_hand():
     assert effect_size([0, 0, 0], [1, 2, 3]) == pytest.approx(2.0, abs=1e-12)
     assert effect_size([[0, 0], [2, 2]], [[1, 3]]) == pytest.approx(1 / 2 ** 0.5, abs=1e-12)
     assert effect_size([1, 2], [1, 2]) == 0 and effect_size([1, 2], [0, 1]) == -np.inf
-    assert np.isnan(effect_size([1], [2]))
-    assert outcomes([0.1, 0.2, 0.3, 0.4], [0.1 + 1e-12, 0.3, 0.1, 0.5]) == (2, 1, 1)
+    assert np.isnan(effect_size([1], [2])) and outcomes([0.1, 0.2, 0.3, 0.4], [0.1 + 1e-12, 0.3, 0.1, 0.5]) == (2, 1, 1)
 
 
 TABLES = arrays.arrays(np.float64, arrays.array_shapes(min_dims=2, max_dims=2, max_side=6),

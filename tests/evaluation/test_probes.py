@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -85,6 +85,7 @@ def test_what_abstains_and_what_is_the_same_answer():
     assert not same_answer([1, 2], [1, 2, 3, 4])
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=200), st.sampled_from(["no_premise", "reworded"]))
 def test_any_question(text, name):
     try:
@@ -97,8 +98,7 @@ def test_any_question(text, name):
 def test_a_model_that_does_not_read_its_premise(sums, tmp_path, capsys):  # noqa: F811
     """It reads the first number where there is one, else it says 5 whatever was asked; and is right as it is."""
     def script(body, number):
-        text = str(body["messages"][-1]["content"])
-        return "5 or so, I guess" if "some+1" in text else worked_out(body, number)
+        return "5 or so, I guess" if "some+1" in str(body["messages"][-1]["content"]) else worked_out(body, number)
 
     with served(script) as server:
         words = ["eval", *sums, "--endpoint", server.url, "--probe", "no_premise", "--probe", "reworded"]
@@ -132,10 +132,10 @@ def test_verdicts(sums, capsys):  # noqa: F811
         assert said in call(capsys, "eval", *sums, *words, code=code)[1], (words, said, code)
 
 
+@settings(max_examples=40)
 @given(st.text())
 def test_any_text_has_a_verdict_or_none(text):
-    assert read_verdict(text) in (True, False, None)
-    assert read_verdict(text + '{"verdict": "no"}') is False
+    assert read_verdict(text) in (True, False, None) and read_verdict(text + '{"verdict": "no"}') is False
 
 
 def test_cot_pass_at_k_of_planted_verdicts():
@@ -190,5 +190,4 @@ def test_a_judge_is_asked_for_right_answers_once(sums, tmp_path, capsys):  # noq
         assert len(second.asked) == 3 and again["judge"]["cached"] == 15  # the answer that lacked a verdict
         assert again["results"] == found["results"] and len(server.asked) == 12
     assert len([*(tmp_path / "out").glob("verdicts-*.jsonl")]) == 1
-    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert written["judge"]["answers"] == 6
+    assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["judge"]["answers"] == 6

@@ -30,8 +30,7 @@ def test_a_first_block_by_hand():
 
 def test_the_look_equals_an_enumeration_of_two_blocks():
     """n = 2, all 36 permutations of two blocks, written with sets of places instead of a matrix."""
-    rng = np.random.default_rng(3)
-    blocks = rng.normal(size=(2, 2, 2)) + np.array([[[0.0], [1.5]]])
+    blocks = np.random.default_rng(3).normal(size=(2, 2, 2)) + np.array([[[0.0], [1.5]]])
     test = Sequential(("a", "b"), n=2, blocks=2, alpha=0.6)
     first = test.add({"a": blocks[0, 0], "b": blocks[0, 1]})
     sums = [[sum(z[list(chosen)]) / 2 - (sum(z) - sum(z[list(chosen)])) / 2
@@ -90,8 +89,7 @@ def test_a_labelling_that_ties_with_a_threshold_goes_on():
 
 
 def test_of_three_only_the_undecided_go_on_and_the_same_scores_decide_alike():
-    rng = np.random.default_rng(0)
-    test = play(rng, {"a": 0.0, "b": 0.1, "c": 8.0}, resamples=2000)
+    test = play(np.random.default_rng(0), {"a": 0.0, "b": 0.1, "c": 8.0}, resamples=2000)
     assert test.decisions[("a", "c")] == test.decisions[("b", "c")] == "c" and test.decisions[("a", "b")] == ""
     assert [len(look.statistics) for look in test.looks] == [3, 1, 1, 1, 1] and test.looks[0].decided.keys() == {
         ("a", "c"), ("b", "c")}
@@ -112,8 +110,7 @@ def test_a_pair_is_decided_when_every_hypothesis_that_calls_it_equal_is_rejected
     names, alpha = "abc", 0.4
     for _ in range(6):
         scores = {name: rng.normal(shift, 1, 3) for name, shift in zip(names, (0, 1, 2), strict=True)}
-        test = Sequential(tuple(names), n=3, blocks=1, alpha=alpha, resamples=4000)
-        look = test.add(scores)
+        look = Sequential(tuple(names), n=3, blocks=1, alpha=alpha, resamples=4000).add(scores)
         rejected = {}
         for group in ("ab", "ac", "bc", "abc"):
             pool, above, drawn = np.concatenate([scores[name] for name in group]), 0, 1500

@@ -33,6 +33,15 @@ def alerts(folder, said, before=(), **settings):
     return Alerts(AlertSettings(**settings), folder, said.append, before)
 
 
+def posted(folder, url, value=2.0, step=0):
+    """What one alert is told as, and what it says; it has been posted when this returns."""
+    said = []
+    found = alerts(folder, said, kl_above=1, webhook=url)
+    names = found.check({"step": step, "kl": value})
+    found.close()
+    return names, said
+
+
 def steps(found, rows):
     """The names of what is told at each step."""
     return [sorted(name.removeprefix("alerts/") for name in found.check({"step": i, **row}))
@@ -65,8 +74,7 @@ def rewards(*values, std=0.1):
     ({}, [{"kl": 0.0, "skipped": 0.0, "entropy": 0.0, "completion/truncated_frac": 1.0}] * 3, [])])
 def test_rules(tmp_path, settings, rows, told):
     said = []
-    off = dict.fromkeys(RULES, None) if settings else {}
-    found = steps(alerts(tmp_path, said, **{**off, **settings}), rows)
+    found = steps(alerts(tmp_path, said, **{**(dict.fromkeys(RULES, None) if settings else {}), **settings}), rows)
     assert [i for i, names in enumerate(found) if names] == told
     path = tmp_path / "alerts.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if told else []
@@ -118,38 +126,27 @@ def test_a_part_that_is_never_paid_is_told(tmp_path):
 
 
 def test_an_alert_is_posted(tmp_path, monkeypatch):
-    said = []
     with hook() as server:
-        found = alerts(tmp_path, said, kl_above=1, webhook=server.url)
-        assert found.check({"step": 7, "kl": 2.5}) == {"alerts/kl_above": 2.5}
-        ((path, headers, body),) = come(server.asked, 1)
-        found.close()
-    assert (path, headers["Content-Type"]) == ("/v1", "application/json") and said == ["ALERT " + body["text"]]
+        names, said = posted(tmp_path, server.url, 2.5, 7)
+    ((path, headers, body),) = server.asked
+    assert (path, headers["Content-Type"]) == ("/v1", "application/json")
+    assert names == {"alerts/kl_above": 2.5} and said == ["ALERT " + body["text"]]
     assert body == json.loads((tmp_path / "alerts.jsonl").read_text())
     assert (body["alert"], body["step"], body["value"], body["limit"]) == ("kl_above", 7, 2.5, 1)
     assert str(tmp_path) == body["run"] and "2.5" in body["text"] and "alerts.kl_above" in body["text"]
     with hook() as server:
-        found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
-        found.check({"step": 7, "kl": float("inf")})
-        ((_, _, body),) = come(server.asked, 1)
-        found.close()
+        posted(tmp_path, server.url, float("inf"), 7)
+    ((_, _, body),) = server.asked
+
     def refuse(text):
         raise AssertionError(text)
     _, line = (tmp_path / "alerts.jsonl").read_text().splitlines()
     assert json.loads(line, parse_constant=refuse) == body and body["value"] is None and "inf" in body["text"]
     with hook() as server, hook() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
-        found.check({"step": 0, "kl": 2})
-        found.close()
+        posted(tmp_path, server.url)
         assert len(server.asked) == 1 and not proxy.asked
-    with hook() as server:
-        url = server.url
-    said = []
-    found = alerts(tmp_path, said, kl_above=1, webhook=url)
-    found.check({"step": 0, "kl": 2})
-    found.close()
-    assert any("refused" in s for s in said)
+    assert any("refused" in s for s in posted(tmp_path, server.url)[1])  # that server has ended
 
 
 def test_what_is_kept_and_asked(tmp_path, monkeypatch):
@@ -198,9 +195,7 @@ def test_a_url_from_the_environment(monkeypatch, tmp_path):
         alerts(tmp_path, [], webhook="env:NO_HOOK")
     with hook() as server:
         monkeypatch.setenv("HOOK", server.url + "\n")
-        found = alerts(tmp_path, [], kl_above=1, webhook="env:HOOK")
-        found.check({"step": 0, "kl": 2})
-        assert come(server.asked, 1)
-        found.close()
+        posted(tmp_path, "env:HOOK")
+    assert len(server.asked) == 1
     for url in ("https://hooks.example.com/T/secret", "http://localhost:1/x", "http://[::1]:8/"):
         assert config.validate({"task": "x", "model": {"name": "x"}, "alerts": {"webhook": url}}).alerts.webhook == url

@@ -1,10 +1,14 @@
 """Groups at trackers: what is drawn and told of them, and that each tracker's own package reads back its files."""
 
 import importlib.util
+import io
 import json
+import os
 import struct
+import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.helpers import made_group
 from vlrl.monitoring import trackers
 from vlrl.monitoring.tracked_groups import TARGET, group_view, markdown, send
-from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample
+from vlrl.types import LoadedMedia
 
 GREEN, BLUE, ORANGE = (34, 197, 94), (76, 141, 255), (245, 133, 24)
 
@@ -24,24 +29,20 @@ JUNK = ["junk", {"kind": "box", "at": [1, float("nan"), 2, 3]}, {"kind": "path",
 
 def group(number=0, marks=True, size=(256, 128)):
     media = LoadedMedia(kind="image", frames=(Image.new("RGB", size, "white"),), sha256="0" * 64)
-    prompt = Prompt(sample_id=f"s{number}", text="Where?", ids=np.arange(3), raw_ids=np.arange(3),
-                    positions=np.arange(3)[None], media=(media,))
+    made = made_group(f"s{number}", rewards=(None, 0.75), prompt="Where?", media=(media,), target=[10, 10, 100, 100])
     target = {"kind": "box", "at": [10, 10, 100, 100], "role": "target"}
     rollouts = []
-    for i in range(2):
-        done = Completion(tokens=np.arange(3 + i), logprobs=np.zeros(3 + i, np.float32),
-                          loss_mask=np.ones(3 + i, bool), text=f"box | {i}", finish_reason="stop")
+    for i, rollout in enumerate(made.rollouts):
+        done = replace(rollout.completion, tokens=np.arange(3 + i), logprobs=np.zeros(3 + i, np.float32),
+                       loss_mask=np.ones(3 + i, bool), text=f"box | {i}")
         own = {"kind": "box", "at": [150 + 50 * i, 20, 190 + 50 * i, 60], "role": "answer"}
-        rollouts.append(Rollout(group_id=f"g{number}", index=i, completion=done, policy_step=0, reward=(None, 0.75)[i],
-                                parts={"iou": (None, 0.5)[i], "format": 1.0}, parsed=[1, 2], advantage=2.0 * i - 1,
-                                marks=[target, own] if marks else JUNK))
-    return Group(id=f"g{number}", task="t", split="train", sample=Sample(id=f"s{number}", row={"target": 1}),
-                 prompt=prompt, rollouts=tuple(rollouts), weights={"iou": 1.0}, target=[10, 10, 100, 100])
+        rollouts.append(replace(rollout, completion=done, parts={"iou": (None, 0.5)[i], "format": 1.0}, parsed=[1, 2],
+                                advantage=2.0 * i - 1, marks=[target, own] if marks else JUNK))
+    return replace(made, rollouts=tuple(rollouts))
 
 
 def test_pictures_have_the_marks_at_their_places():
-    view = group_view([group(), group(1)], 1, 7)
-    ((picture, caption),) = view.pictures
+    ((picture, caption),) = group_view([group(), group(1)], 1, 7).pictures
     assert picture.size == (256, 128) and caption == "s0: rewards - 0.75"
     at = [picture.getpixel(place) for place in ((10, 50), (150, 40), (200, 40), (5, 5))]
     assert at == [GREEN, BLUE, ORANGE, (255, 255, 255)] and TARGET == "#22c55e"
@@ -86,11 +87,11 @@ def sent(name, folder, start=0):
     return run
 
 
-local = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the trackers' packages
-
-
 def needs(name):
-    return [*local, pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"{name} is not installed")]
+    """For a test of that tracker's package, whose warnings do not count."""
+    marks = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"),
+             pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"{name} is not installed")]
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks)])
 
 
 @pytest.fixture
@@ -106,10 +107,8 @@ def picture_of(image):
     return image.size == (256, 128) and image.convert("RGB").getpixel((10, 50)) == GREEN
 
 
-@pytest.mark.parametrize("name", [pytest.param("tensorboard", marks=needs("tensorboard"))])
+@needs("tensorboard")
 def test_tensorboard(name, here):
-    import io
-
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sent(name, here / "run")
@@ -124,7 +123,7 @@ def test_tensorboard(name, here):
     assert "| 1 | s0 | 1 |" in text.tensor_proto.string_val[0].decode()
 
 
-@pytest.mark.parametrize("name", [pytest.param("mlflow", marks=needs("mlflow"))])
+@needs("mlflow")
 def test_mlflow(name, here, monkeypatch):
     import mlflow
 
@@ -145,12 +144,9 @@ def test_mlflow(name, here, monkeypatch):
         "groups/histograms/step-000001.png", "groups/histograms/step-000003.png"]
 
 
-@pytest.mark.parametrize("name", [pytest.param("trackio", marks=needs("trackio"))])
+@needs("trackio")
 def test_trackio(name, here):
     """In a process of its own, which reads TRACKIO_DIR when it imports the package."""
-    import os
-    import subprocess
-
     code = ("import sys; sys.path[:0] = [sys.argv[1]]\nfrom pathlib import Path\n"
             "from tests.monitoring.test_tracked_groups import sent\nsent('trackio', Path(sys.argv[2]))\n")
     read = ("import json, sys, trackio\nfrom trackio.sqlite_storage import SQLiteStorage\n"
@@ -189,7 +185,7 @@ def records(path):
             piece = b""
 
 
-@pytest.mark.parametrize("name", [pytest.param("wandb", marks=needs("wandb"))])
+@needs("wandb")
 def test_wandb(name, here, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(here))

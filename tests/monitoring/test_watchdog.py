@@ -58,13 +58,10 @@ def test_a_main_thread_that_waits_is_made_to_raise(tmp_path):
     stacks = (tmp_path / "stuck-rank-00000.txt").read_text()
     assert "test_a_main_thread_that_waits" in stacks and "'generate'" in stacks
     assert signal.getsignal(signal.SIGVTALRM) == before
-
-
-def test_off_and_at_rest(tmp_path):
     for seconds in (0, 1000):
         with Watchdog(seconds, tmp_path):
             pass
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["stuck-rank-00000.txt"]  # the one of before
 
 
 def start(tmp_path, what, seconds):
@@ -75,8 +72,12 @@ def start(tmp_path, what, seconds):
 @pytest.mark.slow
 def test_a_process_that_cannot_end_is_ended(tmp_path):
     (tmp_path / "run.lock").write_text("{}")
-    process = start(tmp_path, "holds_on_to_everything", 0.2)
+    (tmp_path / "full").mkdir()
+    process, filling = (start(folder, what, 0.2) for folder, what in (
+        (tmp_path, "holds_on_to_everything"), (tmp_path / "full", "fills_a_pipe")))
     out, err = process.communicate(timeout=120)
+    assert filling.wait(120) == 1  # nobody reads what it prints
+    filling.communicate()
     assert process.returncode == 1 and "limits.stuck_s" in err and not out
     assert "holds_on_to_everything" in (tmp_path / "stuck-rank-00000.txt").read_text()
     assert not (tmp_path / "run.lock").exists()
@@ -84,13 +85,6 @@ def test_a_process_that_cannot_end_is_ended(tmp_path):
     process = start(tmp_path / "run", "holds_on_to_everything", 0.2)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1 and "could not be written" in err
-
-
-@pytest.mark.slow
-def test_no_full_pipe_keeps_it(tmp_path):
-    process = start(tmp_path, "fills_a_pipe", 0.2)
-    assert process.wait(120) == 1  # nobody reads what it prints
-    process.communicate()
 
 
 @pytest.mark.slow
@@ -167,8 +161,7 @@ def started(path, before=None):
 def test_a_closed_terminal_is_a_signal_and_no_error(tmp_path):
     process, terminal = started(tmp_path / "said")
     os.close(terminal)
-    assert process.wait(20) == 0
-    assert (tmp_path / "said").read_text() == f"saved after [{int(signal.SIGHUP)}]"
+    assert process.wait(20) == 0 and (tmp_path / "said").read_text() == f"saved after [{int(signal.SIGHUP)}]"
 
 
 def test_under_nohup_a_closed_terminal_is_none():
