@@ -196,7 +196,7 @@ def disable_downloads(name: str) -> None:
                 raise AppError(f"This adapter was trained on {name[:200]!r}, which is not on this machine. Download "
                                "that model first; the inspector downloads nothing.")
             name = str(folder)
-    raise AppError("This adapter is based on a chain of more than eight adapters: merge it with `vlrl export` first.")
+    raise AppError("This adapter is based on a chain of more than eight adapters: merge them with `vlrl export`.")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -81,8 +81,8 @@ class Repair(Task):
         super().__init__(**settings)
         self._other = load(self.base, {**self.base_settings, **asking})
         if has_environment(self._other):
-            raise ConfigError(f"task.base={self.base}: its episodes have several turns already, but repair takes a "
-                              "task with one answer. Choose a base task such as grounding or digits")
+            raise ConfigError(f"task.base={self.base}: episodes of this task have several turns already, but repair "
+                              "takes a task with one answer. Choose a base task such as grounding or digits")
 
     @property
     def other(self) -> Task:

@@ -110,7 +110,7 @@ test_how_right_a_part_is = by_hand(level, [
     (1.0, 1.0, 1.0, "right"), (0.99, 1.0, 1.0, "partly right"), (0.0, 1.0, 1.0, "wrong"), (-2.0, 1.0, 1.0, "wrong"),
     (1.0, 1.0, 2.0, "partly right"), (0.0, -1.0, 1.0, "right"), (0.5, -1.0, 1.0, "wrong")])
 test_what_it_refuses = refused(ConfigError, lambda given: repair(**given), [
-    ({"base": "recall", "base_settings": {}}, "task.base=recall: its episodes have several turns already"),
+    ({"base": "recall", "base_settings": {}}, "task.base=recall: episodes of this task have several turns already"),
     ({"base": "repair", "base_settings": {}}, "repair takes a task with one answer"),
     ({"base": "nowhere"}, "no built-in task"), ({"base_settings": {"drawing": True}}, "unknown setting 'task.drawing'"),
     ({"attempts": 1}, "task.attempts")])

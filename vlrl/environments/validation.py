@@ -125,7 +125,7 @@ def checked_names(value: Any, what: str) -> tuple[str, ...]:
         raise ConfigError(f"{what}={value!r} must be a list: write {what}=[{value}]")
     wrong = next((name for name in value if isinstance(name, bool) or not isinstance(name, (str, int))), None)
     if wrong is not None:
-        raise ConfigError(f"{what}: {wrong!r} is not a name: put it in quotes")
+        raise ConfigError(f"{what}: {wrong!r} is not a name: put the name in quotes")
     return tuple(map(str, value))
 
 
