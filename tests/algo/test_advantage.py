@@ -70,8 +70,7 @@ def test_reinforce_pp_by_hand():
     found = group_advantage.reinforce_pp(scores([[1, 0]], **more), gamma=0.5)
     assert [f.tolist() for f in found] == [pytest.approx([0, 1], abs=1e-6), pytest.approx([-1], abs=1e-6)]
     # kl 1 2 | 0 at 0.1: paid -0.1 0.8 | 0, returns 0.7 0.8 | 0; mean 0.5, squares 0.04 0.09 0.25 over 2
-    with_kl = scores([[1, 0]], **more, kl=[np.array([1.0, 2.0]), np.zeros(1)], kl_coef=0.1)
-    found = group_advantage.reinforce_pp(with_kl)
+    found = group_advantage.reinforce_pp(scores([[1, 0]], **more, kl=[np.array([1.0, 2.0]), np.zeros(1)], kl_coef=0.1))
     assert torch.cat(found).tolist() == pytest.approx([d / ROOT(0.19) for d in (0.2, 0.3, -0.5)], abs=1e-6)
     masks = [np.array([True, False, True]), np.ones(1, bool), np.ones(2, bool)]
     s = scores([[1, 0, None]], tokens=[[5, 0, 6], [7], [8, 9]], masks=masks)

@@ -121,8 +121,7 @@ def written_again(rollout, rule, gamma, lam, inner, kl, coef, size):
             advantages |= dict.fromkeys(own, a)
             targets |= dict.fromkeys(own, a + v)
     else:
-        by_turn = summed(paid, [values[own[-1]] for own in tokens], gamma, lam)
-        for own, a in zip(tokens, by_turn, strict=True):
+        for own, a in zip(tokens, summed(paid, [values[own[-1]] for own in tokens], gamma, lam), strict=True):
             later = None
             for t in reversed(own):
                 if later is None:

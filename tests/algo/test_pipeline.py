@@ -43,8 +43,7 @@ def rewarded(groups, rewards):
 
 def answered(groups, change):
     """The groups with other completions: change(completion)."""
-    return [replace(g, rollouts=tuple(replace(r, completion=change(r.completion)) for r in g.rollouts))
-            for g in groups]
+    return [replace(g, rollouts=tuple(replace(r, completion=change(r.completion)) for r in g.rollouts)) for g in groups]
 
 
 def first_token(c):

@@ -13,7 +13,7 @@ from vlrl.training.loop import train
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "algorithms"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-SMALL = ("rollout.prompts_per_step=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0", "steps=2",
+SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0", "steps=2",
          "log.samples_every=0", "curriculum.max_refills=1", "data.workers=0", "save.every=0")
 """Answers of 24 tokens hold a box, so rewards differ; one step of most presets takes the embedded model .3 s."""
 OUTSIDE = {"rollout": {"temperature", "group_size", "forget", "branch", "updates", "minibatches"},
@@ -56,7 +56,8 @@ def runs(name):
 def test_a_preset_trains(name, tmp_path):
     (tmp_path / "explained.py").write_text(EXPLAINED)  # a hint is the beginning of a given reasoning
     more = {"ghpo": [f"task.name={tmp_path / 'explained.py'}:Explained"],
-            "gkd": ["algo.distillation.objective=1"]}.get(name, [])
+            "gkd": ["algo.distillation.objective=1"], "mdpo": ["rollout.updates=2"],
+            "deepsearch": ["rollout.branch.search.width=3", "rollout.branch.search.depth=4"]}.get(name, [])
     train(config.load(FOLDER.parent / "quickstart.yaml", [f"extends=algorithms/{name}.yaml", *SMALL, *more,
                                                           f"run.dir={tmp_path / 'run'}"]))
     lines = metrics(tmp_path / "run")

@@ -142,6 +142,5 @@ def test_options():
         bind("algo.stored.rule", Named(name="webrl", low=0.96), RULES)
     with pytest.raises(ConfigError, match=r"algo\.stored\.advantage='gae' needs .*values"):
         ReplayFunctions.of(StoredSettings(advantage="gae"))
-    free = ReplayFunctions.of(StoredSettings(rule={"name": "a_lol", "form": "free"}))
-    assert free.rule.requires == frozenset()
+    assert ReplayFunctions.of(StoredSettings(rule={"name": "a_lol", "form": "free"})).rule.requires == frozenset()
     assert ReplayFunctions.of(StoredSettings(rule="copg")).rule.requires == {"reference"}

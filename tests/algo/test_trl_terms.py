@@ -109,8 +109,7 @@ def vllm(mode, low, high):
 def made(seed):
     """A ragged step in which every rollout has a trained token, as TRL counts rollouts without one too."""
     x = random_step(seed, groups=3, size=4, longest=9)
-    starts = torch.unique_consecutive(x.rollout_id, return_counts=True)[1].cumsum(0) - 1
-    mask = x.mask.index_fill(0, starts, 1.0)
+    mask = x.mask.index_fill(0, torch.unique_consecutive(x.rollout_id, return_counts=True)[1].cumsum(0) - 1, 1.0)
     lengths = torch.zeros_like(x.lengths).index_add(0, x.rollout_id, mask)
     return replace(x, mask=mask, lengths=lengths, total_tokens=float(mask.sum()), total_sequences=float(len(lengths)),
                    entropy=x.entropy.float().double())  # TRL's quantile is of float32

@@ -58,8 +58,7 @@ def test_mobgrpo_by_hand():
     paid = [1.0, 0.81, -0.5, 0.0]  # two turns more than the best; gave up; met the limit
     mean, std = statistics.mean(paid), statistics.stdev(paid)
     assert mobgrpo(s).tolist() == pytest.approx([*((p - mean) / (std + 1e-4) for p in paid), 0])
-    none = episodes([[(0.0, turns), (0.0, turns)]], outcome=torch.tensor([False, False]))
-    assert mobgrpo(none).tolist() == [0, 0]
+    assert mobgrpo(episodes([[(0.0, turns), (0.0, turns)]], outcome=torch.tensor([False, False]))).tolist() == [0, 0]
 
 
 def test_without_states_gigpo_says_so_and_gives_turns_their_episode(caplog):
@@ -125,8 +124,7 @@ def test_one_ratio_a_turn_by_hand():
         [-math.exp(0.1)] * 2 + [0.0] + [math.exp(0.1)] * 2 + [-2 * math.exp(-0.4)])
     clipped, _ = gspo_turn(x, clip_low=0.05, clip_high=0.05)
     assert clipped[trained].tolist() == pytest.approx([-1.05, -1.05, math.exp(0.1), math.exp(0.1), -2 * math.exp(-0.4)])
-    small, _ = gspo_turn(flat([5e-4, -4e-4], [0.0, 0.0], adv=[1.0, -1.0], rollout=[0, 1],
-                              turns=torch.tensor([0, 0])))
+    small, _ = gspo_turn(flat([5e-4, -4e-4], [0.0, 0.0], adv=[1.0, -1.0], rollout=[0, 1], turns=torch.tensor([0, 0])))
     assert small.tolist() == pytest.approx([-1.0004, 0.9997], abs=1e-7)
     x = flat([0.3, -0.1, 0.2, 0.5], [0.1] * 4, adv=[1.0, 1.0, -1.0, -1.0], rollout=[0, 0, 1, 1],
              turns=torch.tensor([0] * 4))

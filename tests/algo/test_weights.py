@@ -52,8 +52,7 @@ def test_planning_tokens_by_hand(texts, rollouts, phrases, found):
 
 def test_hicra_by_hand():
     x = flat([-1.0] * 4, adv=[2.0, -1.0, 0.0, 2.0], texts=[" wait", "wait ", "wait", " no"], rollout=[0, 1, 2, 2])
-    weight = run(bound(WEIGHTS, "hicra"), x)
-    assert weight.tolist() == pytest.approx([1.2, 0.8, 1, 1])  # A + 0.2 |A|: 2.4, -0.8
+    assert run(bound(WEIGHTS, "hicra"), x).tolist() == pytest.approx([1.2, 0.8, 1, 1])  # A + 0.2 |A|: 2.4, -0.8
     assert run(bound(WEIGHTS, "hicra", phrases=["no"], alpha=0.5), x).tolist() == pytest.approx([1, 1, 1, 1.5])
     with pytest.raises(ConfigError, match="phrases is empty"):
         bound(WEIGHTS, "hicra", phrases=[" "])

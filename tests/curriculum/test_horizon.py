@@ -82,8 +82,7 @@ def test_it_goes_on_exactly_and_another_rule_begins_anew():
     rule = {"name": "success", "start": 1, "window": 3, "at": 0.6}
     for cut in range(1, 7):
         whole, first = Horizon(settings(rule)), Horizon(settings(rule))
-        rates = [0.9, 0.3, 0.7, 0.8, 0.9, 0.5, 0.7, 0.9]
-        for i, rate in enumerate(rates):
+        for i, rate in enumerate([0.9, 0.3, 0.7, 0.8, 0.9, 0.5, 0.7, 0.9]):
             if i == cut:
                 again = Horizon(settings(rule))
                 again.load_state_dict(first.state_dict())

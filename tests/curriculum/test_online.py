@@ -116,8 +116,7 @@ def test_replay_holds_the_last_that_differed_and_draws_its_share_by_advantage():
     passes = counts[2:].sum() / 58
     assert counts[2:].max() - counts[2:].min() <= 1 and counts[:2] - passes == pytest.approx(
         3000 * (weights[:2] - 0.7 / 60), rel=0.1)
-    assert follows(np.array([*(counts[:2] - passes).round(), passes * 60]),
-                   np.array([*(weights[:2] - 0.7 / 60), 0.7]))
+    assert follows(np.array([*(counts[:2] - passes).round(), passes * 60]), np.array([*(weights[:2] - 0.7 / 60), 0.7]))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 100.0])

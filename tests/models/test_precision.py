@@ -123,8 +123,7 @@ def test_a_scale_at_its_floor_ends_the_run(tiny_models):
 def test_a_loss_that_is_not_finite_ends_the_run(tiny_models):
     config, policy, encode = make(tiny_models["qwen3_vl"], {"limits": {"nonfinite_steps": 0}}, dtype="float16")
     (group,), before = credited_groups(policy, encode, config, ("text",)), snapshot(policy)
-    bad = dataclasses.replace(group, rollouts=tuple(
-        dataclasses.replace(r, advantage=math.nan) for r in group.rollouts))
+    bad = dataclasses.replace(group, rollouts=tuple(dataclasses.replace(r, advantage=math.nan) for r in group.rollouts))
     with pytest.raises(NonFinite, match=r"step 2.*loss is not finite under model\.dtype=float16.*65,504"):
         update(policy, make_optimizer(policy, config), [bad], config, step=2)
     assert not moved(policy, before) and policy.scaler.get_scale() == 2**16
@@ -198,8 +197,7 @@ def test_what_is_kept_in_4_bits(tiny_models, monkeypatch, target, others):
 @pytest.mark.slow
 @needs_bitsandbytes
 def test_training_over_4_bits_and_what_is_saved(tiny_models, tmp_path):
-    folder = tiny_models["qwen3_vl"]
-    config, policy, encode = make(folder, {"algo": {"kl_coef": 0.1}}, dtype="float32", lora=NF4)
+    config, policy, encode = make(tiny_models["qwen3_vl"], {"algo": {"kl_coef": 0.1}}, dtype="float32", lora=NF4)
     before = snapshot(policy)
     stats = train(policy, encode, config, kinds=("text",))
     assert_trained(policy, before)

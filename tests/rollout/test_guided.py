@@ -220,8 +220,7 @@ def test_episodes_are_played_again_from_the_same_start(tiny):
         samples = [reset_sample(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         algorithm = started(config, policy, encode)
-        generator = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
-        groups = generator.groups(asked, 0)
+        groups = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods).groups(asked, 0)
     for group in groups:
         assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)
         assert all(r.completion.error is None for r in group.aside)

@@ -118,8 +118,7 @@ def test_which_end_is_backed_up():
         tree = tree_of(width=3)
         children = grow(tree, *(([i], entropy, right) for i, (entropy, right) in enumerate(ends, 1)))
         assert tree.ends == [children[first]] and tree.current is None
-        worth = {True: 1.0, False: -1.0, None: 0.0}[ends[first][1]]
-        assert (tree.root.visits, tree.root.value) == (1, worth / 2)
+        assert (tree.root.visits, tree.root.value) == (1, {True: 1.0, False: -1.0, None: 0.0}[ends[first][1]] / 2)
     tree = tree_of(width=3)
     first, second, third = grow(tree, ([1], 2.0, False), ([2], 1.0, False), ([3], 3.0, True))
     assert tree.ends == [third] and tree.back_up_waiting() and tree.back_up_waiting() and not tree.back_up_waiting()
@@ -155,8 +154,7 @@ def ours(play, settings, wanted):
         node = tree.current
         drawn = play.pieces(node.written.tokens.tolist(), count)
         count += 1
-        made = [piece(node.written, [token], entropy, ends) for token, entropy, ends, _ in drawn]
-        ends = tree.grow(made, 99)
+        ends = tree.grow([piece(node.written, [token], entropy, ends) for token, entropy, ends, _ in drawn], 99)
         tree.judge(ends, [right for _, _, ended, right in drawn if ended])
         while len(tree.ends) < wanted and tree.current is None and tree.back_up_waiting():
             pass
