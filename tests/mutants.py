@@ -44,7 +44,7 @@ AREAS = {
     "credit": ("vlrl/training/advantages.py vlrl/methods/objectives/*advantage.py vlrl/methods/tree/advantage.py "
                "vlrl/methods/critic/gae.py", "tests/algo/test_advantage.py tests/algo/test_outcome.py "
                "tests/algo/test_turn_advantage.py tests/algo/test_turn_levels.py tests/algo/test_gae.py "
-               "tests/algo/test_credit.py tests/algo/test_reports.py tests/algo/test_preset_gradients.py"),
+               "tests/algo/test_credit.py tests/algo/test_shaping.py tests/algo/test_presets.py"),
 }
 """Source files, and the folders and files of tests, by area."""
 OBVIOUS = re.compile(r"_(Bit\w+|[LR]Shift|Pow|FloorDiv|Mod|Invert|Is|IsNot)$")

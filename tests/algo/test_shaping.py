@@ -1,20 +1,25 @@
-"""Shaped rewards against values worked out by hand, and what must hold for any answers."""
+"""Shaped rewards and the rollouts that are trained on, by hand and for any answers; faults of other projects."""
 
 import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
-from vlrl.algo.tables import SHAPINGS
+from vlrl import config
+from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.grouped import every_rollout
+from vlrl.algo.tables import ADVANTAGES, BATCHES, SHAPINGS
+from vlrl.methods.objectives.recompose import pf_ppo, rest, right, rorecomp
 from vlrl.methods.objectives.shaping import CallCost
 
 HALF = (1 + math.cos(math.pi / 2)) / 2  # 0.5
-CASES = {
+SHAPED = {
     # limit 10, buffer 2: free up to 8 tokens, -1 at 10
     "overlong": ("overlong", {}, [[1, 1, 0, 1, None]], {"lengths": [8, 9, 10, 4, 9]}, [1, 0.5, -1, 1, None]),
     "overlong, options": ("overlong", {"weight": 2.0, "limit": 20, "buffer": 8}, [[1, 1]], {"lengths": [16, 30]},
@@ -61,7 +66,7 @@ def shape(name, s, **options):
 
 
 def test_by_hand():
-    for case, (name, options, groups, more, expected) in CASES.items():
+    for case, (name, options, groups, more, expected) in SHAPED.items():
         found = shape(name, scores(groups, **more), **options).tolist()
         assert found == pytest.approx([math.nan if e is None else e for e in expected], abs=1e-9, nan_ok=True), case
 
@@ -115,3 +120,114 @@ def test_costs_are_measured_by_those_before_also_after_a_resume():
         CallCost()(scores([[1]], parts={"cost": [-2]}))
     with pytest.raises(ValueError, match=r"quantile=0.5 must be below 0.5"):
         CallCost(quantile=0.5)
+
+
+def recomposed(groups, lengths, step=6, **options):
+    return rorecomp(scores(groups, lengths=lengths, step=step), **{"decay": 1, **options}).tolist()
+
+
+def test_rorecomp_by_hand():
+    groups, lengths = [[1, 1, 1, 0, 0, None], [1, 1], [0]], [5, 3, 4, 7, 9, 1, 2, 6, 4]
+    assert recomposed(groups, lengths) == [False, True, True, False, True, False, True, False, True]
+    assert recomposed(groups, lengths, keep=0.0) == [False] * 9
+    assert recomposed(groups, lengths, keep=1.0) == [True] * 5 + [False] + [True] * 3
+    assert recomposed([[1, 1, 1]], [4, 4, 9], keep=0.3) == [True, True, False], "ties are kept"
+    assert recomposed([[0.4, 0.6]], [1, 1], correct=0.7, keep=0.5) == [True, True]
+    assert every_rollout(scores([[1, None]])).all() and BATCHES["all"] is every_rollout
+    # The area under (1 + cos) / 2 is half of its width; a step in which it passes a whole number is whole.
+    def steps(**options):
+        return [t for t in range(60) if all(rorecomp(scores([[1, 1]], lengths=[1, 2], step=t), **options).tolist())]
+    found = steps(decay=40)
+    assert len(found) == 20 and max(found) < 40
+    assert len([t for t in found if t < 10]) > len([t for t in found if 20 <= t < 30])
+    assert steps(decay=1, floor=0.1)[:3] == [5, 15, 25] and len(steps(decay=1, floor=1.0)) == 60
+
+
+@settings(max_examples=8)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, None]), st.integers(0, 9)), min_size=1, max_size=8),
+       st.floats(0, 1), st.randoms())
+def test_for_any_group(rows, keep, rng):
+    """Order does not matter; at least the share is kept, and unscorable answers never are."""
+    def of(rows):
+        kept = recomposed([[r for r, _ in rows]], [n for _, n in rows], keep=keep)
+        return dict(zip(map(id, rows), kept, strict=True))
+    moved = rng.sample(rows, len(rows))
+    found = of(rows)
+    assert of(moved) == found
+    assert not any(found[id(row)] for row in rows if row[0] is None)
+    for kind in (0.0, 1.0):
+        own = [row for row in rows if row[0] == kind]
+        assert sum(found[id(row)] for row in own) >= keep * len(own) - 1e-9
+
+
+def test_what_is_left_over():
+    groups, lengths = [[1, 1, 1, 0, 0, None], [1, 1], [0]], [5, 3, 4, 7, 9, 1, 2, 6, 4]
+    s = scores(groups, lengths=lengths, step=0)
+    assert rest(s).tolist() == [True, False, False, True, False, False, False, True, False]
+    assert rorecomp(s, floor=1.0).tolist() == [True] * 9
+    buffered = rorecomp(s, floor=1.0, buffered=True)
+    scorable = ~s.rewards.isnan()
+    assert (buffered ^ rest(s)).tolist() == scorable.tolist() and not (buffered & rest(s)).any()
+    assert right(s).tolist() == [True, True, True, False, False, False, True, True, False]
+
+
+def test_policy_filtration_by_hand():
+    s = scores([[0.5, 2.0, -1.0, 1.0, None], [3.0, 3.0]], step=4, seed=9)
+    assert pf_ppo(s, "best_worst", keep=1.0).tolist() == [False, True, True, False, False, True, True]
+    assert pf_ppo(s, "best_worst", keep=0.2).sum() == 2, "one of each group"
+    assert pf_ppo(s, "square", keep=1.0).tolist() == [True] * 4 + [False, True, True]
+    assert pf_ppo(scores([[0.0, 1.0]]), "square", keep=1.0).tolist() == [False, True]
+    assert (pf_ppo(s) == pf_ppo(s)).all()
+
+
+@pytest.mark.parametrize(("policy", "expected"), [
+    ("best_random", [1 / 6, 4 / 6, 1 / 6]), ("square", [1 / 6, 4 / 6, 1 / 6]), ("best_worst", [0, 0.5, 0.5])])
+def test_policy_filtration_draws_by_its_weights(policy, expected):
+    """One of three: by .1, .4, .1; by 1, 4, 1; by 0, 1, 1."""
+    counts = sum(pf_ppo(scores([[1.0, 2.0, -1.0]], step=step), policy, keep=0.1).double() for step in range(400))
+    assert counts.sum() == 400
+    assert (counts / 400).tolist() == pytest.approx(expected, abs=0.085)  # 3.5 standard errors
+    other = [pf_ppo(scores([[1.0, 2.0, -1.0]], seed=seed), policy, keep=0.1).tolist() for seed in range(20)]
+    assert len({*map(tuple, other)}) > 1, "the seed counts"
+
+
+LENGTHS = [40.0, 90.0, 200.0, 400.0, 350.0, 120.0]
+TEXTS = ["\n\n".join(["so then"] * n) + "<answer>1</answer>" for n in (1, 2, 3, 5, 4, 2)]
+OF_ACCURACY = sorted({*SHAPINGS} - {"overlong", "call_cost"})
+"""Shapings that pay right and wrong answers differently."""
+ELSEWHERE = {"w_reinforce": "a right answer has a constant", "deepsearch": "reads right and wrong of a search alone"}
+"""Advantages that do not compare rewards."""
+
+
+def shaped(name, right):
+    (shape,) = Algorithm(config.load("configs/quickstart.yaml", [f"algo.shaping=[{name}]"])).shaping
+    s = scores([[float(r) for r in right]], lengths=LENGTHS, max_length=512, step=150, texts=TEXTS,
+               outcome=torch.tensor(right), truncated=torch.zeros(6, dtype=torch.bool))
+    return shape(s).tolist()
+
+
+@pytest.mark.parametrize("name", OF_ACCURACY)
+def test_a_reward_of_length_moves_with_the_accuracy(name):
+    """VLM-R1#247: the length term was scaled by a constant in place of the accuracy."""
+    earned = [shaped(name, [i < right for i in range(6)]) for right in range(7)]
+    assert all(len({round(rewards[i], 6) for rewards in earned}) > 1 for i in range(6))
+    for i in range(6):  # being right never pays less than being wrong among the same others
+        assert earned[i + 1][i] > earned[i][i]
+
+
+@pytest.mark.parametrize("name", sorted({*ADVANTAGES} - {*ELSEWHERE}))
+def test_a_group_of_equal_fractions_has_advantage_zero(name):
+    """slime, geo3k_vlm: nine tenths less the mean of nine tenths is not 0 where it is rounded."""
+    critic = {"macro_gae": ["algo.critic={}", "algo.loss=ppo_macro"]}.get(name, ["algo.critic={}"])
+    words = [f"algo.advantage={name}", *(critic if name.endswith("gae") else ())]
+    algorithm = Algorithm(config.load("configs/quickstart.yaml", words))
+    for size in (6, 7, 12, 24):
+        lengths = [3 + (i % 4 if name != "rose" else 0) for i in range(size)]  # rose pays right answers by length
+        given = algorithm.advantage(scores(
+            [[0.9] * size], lengths=lengths, greedy=[0.9] * size, parts={"iou": [0.9] * size},
+            part_weights={"iou": 1.0}, max_length=8, outcome=torch.ones(size, dtype=torch.bool),
+            tokens=[np.arange(n) + 10 * i for i, n in enumerate(lengths)], masks=[np.ones(n, bool) for n in lengths],
+            steps=[[(0, n, 0.9)] for n in lengths], per_token=[{"values": np.full(n, 0.9)} for n in lengths]))
+        given = getattr(given, "advantages", given)
+        flat = given if torch.is_tensor(given) else torch.cat([torch.as_tensor(a).flatten() for a in given])
+        assert len(flat) >= size and bool((flat == 0).all()), size

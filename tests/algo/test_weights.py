@@ -1,4 +1,4 @@
-"""Weights on tokens and rollouts by hand."""
+"""Weights on tokens and rollouts, corrections for the sampler, and aggregations, by hand."""
 
 from dataclasses import replace
 from math import e, nan
@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, part, process, random_step, run, side_by_side, with_prepared
-from vlrl.algo.tables import WEIGHTS
+from vlrl.algo.aggregation import AGGREGATIONS
+from vlrl.algo.tables import CORRECTIONS, WEIGHTS
 from vlrl.errors import ConfigError
 from vlrl.methods.objectives.weights import planning_tokens
 
@@ -108,3 +109,72 @@ def test_of_no_token_and_in_low_precision():
         assert not weight(ready).requires_grad and (weight(ready) >= 0).all() and weight(part(ready, [])).shape == (0,)
         low = replace(x, logprobs=x.logprobs.detach().bfloat16(), advantages=x.advantages.bfloat16())
         assert run(weight, low).isfinite().all(), name
+
+
+# D = 0.4, 0.8 | -1.2, masked 0.9 | 0
+OLD, SAMPLER = [-1.0, -1.0, -2.0, -1.0, -3.0], [-1.4, -1.8, -0.8, -1.9, -3.0]
+IDS, MASK = [0, 0, 1, 1, 2], [1, 1, 1, 0, 1]
+
+
+CORRECTED = [
+    ("token_truncate", {}, [E(0.4), 2, E(-1.2), 1, 1], 1),
+    ("token_truncate", {"low": 0.5, "high": 1.2}, [1.2, 1.2, 0.5, 1, 1], 3),
+    ("token_truncate", {"high": None}, [E(0.4), E(0.8), E(-1.2), 1, 1], 0),
+    ("token_mask", {}, [E(0.4), E(0.8), 0, 1, 1], 1),
+    ("token_mask", {"low": None, "high": 2.0}, [E(0.4), 0, E(-1.2), 1, 1], 1),
+    # sums 1.2 | -1.2 | 0
+    ("sequence_truncate", {}, [3, 3, E(-1.2), E(-1.2), 1], 2),
+    ("sequence_truncate", {"low": 0.5, "high": 4.0}, [E(1.2), E(1.2), 0.5, 0.5, 1], 1),
+    ("sequence_mask", {}, [0, 0, E(-1.2), E(-1.2), 1], 2),
+    ("sequence_mask", {"low": 0.5, "high": 4.0}, [E(1.2), E(1.2), 0, 0, 1], 1),
+    # means 0.6 | -1.2 | 0
+    ("geometric_truncate", {}, [E(0.6), E(0.6), E(-1.2), E(-1.2), 1], 0),
+    ("geometric_truncate", {"low": 0.5, "high": 1.5}, [1.5, 1.5, 0.5, 0.5, 1], 3),
+    ("geometric_mask", {}, [0, 0, 0, 0, 1], 3),
+    ("geometric_mask", {"low": 0.5, "high": 2.0}, [E(0.4), E(0.8), 0, 0, 1], 1),
+    ("geometric_mask", {"low": 0.2, "high": 1.5, "kept": "geometric"}, [0, 0, E(-1.2), E(-1.2), 1], 2),
+    ("geometric_mask", {"low": 0.5, "high": 2.0, "kept": "one"}, [1, 1, 0, 0, 1], 1)]
+
+
+def test_corrections_by_hand():
+    for name, options, weight, outside in CORRECTED:
+        x = flat(OLD, OLD, rollout=IDS, mask=MASK, sampler_logprobs=SAMPLER)
+        got, metrics = run(bound(CORRECTIONS, name, **options), x)
+        assert got.tolist() == pytest.approx(weight, abs=1e-5) and not got.requires_grad, (name, options)
+        assert {k: v.item() for k, v in metrics.items()} == pytest.approx({
+            "correction/weight": sum(w * m for w, m in zip(weight, MASK, strict=True)), "correction/outside": outside})
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_unknown_far_and_masked_tokens(name):
+    x = flat([-1.0] * 4, [-1.0, 0.0, -900.0, -1.0], rollout=[0, 1, 2, 3], mask=[1, 1, 1, 0],
+             sampler_logprobs=[nan, -900.0, 0.0, nan])
+    weight, _ = run(bound(CORRECTIONS, name, low=None, high=None), x)
+    assert weight.tolist() == pytest.approx([1, E(20), E(-20), 1])
+    low = replace(x, old_logprobs=x.old_logprobs.bfloat16(), sampler_logprobs=x.sampler_logprobs.bfloat16())
+    assert run(bound(CORRECTIONS, name), low)[0].isfinite().all()
+    assert run(bound(CORRECTIONS, name), part(x, []))[0].shape == (0,)
+
+
+# two rollouts, of two tokens and of one; max_length 4
+PER_TOKEN, OF_TWO = [1.0, 3.0, -2.0], [0, 0, 1]
+
+
+def test_aggregations_by_hand():
+    for name, value, slope in (("token_mean", 2 / 3, [1 / 3] * 3),
+                               ("sequence_mean", (4 / 2 - 2) / 2, [1 / 4, 1 / 4, 1 / 2]),
+                               ("constant", 2 / (2 * 4), [1 / 8] * 3), ("sequence_sum", 2 / 2, [1 / 2] * 3)):
+        per_token = torch.tensor(PER_TOKEN, dtype=torch.float64, requires_grad=True)
+        loss = AGGREGATIONS[name](per_token, flat([0.0] * 3, rollout=OF_TWO))
+        assert loss.item() == pytest.approx(value, abs=1e-9), name
+        assert torch.autograd.grad(loss, per_token)[0].tolist() == pytest.approx(slope, abs=1e-9), name
+    for name, value in (("token_mean", (1 - 6) / 2), ("sequence_mean", (1 - 6) / 2), ("constant", (1 - 6) / 8),
+                        ("sequence_sum", -5 / 2)):  # masked tokens do not count, and samples have weights
+        x = flat([0.0] * 3, rollout=OF_TWO, mask=[1, 0, 1], weights=[1.0, 1.0, 3.0])
+        assert AGGREGATIONS[name](torch.tensor(PER_TOKEN).double(), x).item() == pytest.approx(value, abs=1e-9), name
+        nothing = flat([0.0] * 3, rollout=OF_TWO, mask=[0, 0, 0])
+        assert AGGREGATIONS[name](torch.tensor(PER_TOKEN).double(), nothing).item() == 0
+        low = replace(flat([0.0] * 3, rollout=OF_TWO), mask=torch.ones(3))
+        assert AGGREGATIONS[name](torch.tensor(PER_TOKEN).bfloat16(), low).isfinite()
+    x = flat([0.0] * 3, rollout=OF_TWO)
+    assert AGGREGATIONS["constant"](torch.tensor(PER_TOKEN).double(), x, length=64).item() == pytest.approx(2 / 128)
