@@ -43,7 +43,7 @@ AREAS = {
                "tests/training/test_resume.py tests/training/test_emergency_checkpoint.py tests/training/test_rest.py"),
     "credit": ("vlrl/training/advantages.py vlrl/methods/objectives/*advantage.py vlrl/methods/tree/advantage.py "
                "vlrl/methods/critic/gae.py", "tests/algo/test_advantage.py tests/algo/test_outcome.py "
-               "tests/algo/test_turn_advantage.py tests/algo/test_turn_levels.py tests/algo/test_gae.py "
+               "tests/algo/test_turn_advantage.py tests/algo/test_gae.py "
                "tests/algo/test_credit.py tests/algo/test_shaping.py tests/algo/test_presets.py"),
 }
 """Source files, and the folders and files of tests, by area."""

@@ -107,13 +107,12 @@ def seen(s, scale: float = 1.0):
     assert advantages(groups) == [[0, 1, 1], [10, 11, 11]]
 
 
-@pytest.mark.parametrize("body, says", [
-    ("return s.rewards[:2]", "returned 2 values for 6 rollouts"), ("return s.reward", r"own.py:2: AttributeError"),
-    ("return 1.0", "TypeError")])
-def test_an_own_function_that_fails_is_named(tmp_path, body, says):
-    (tmp_path / "own.py").write_text(f"def seen(s):\n    {body}\n")
-    with pytest.raises(ConfigError, match=f"algo.advantage='{tmp_path}/own.py:seen'.*{says}"):
-        credited(right_after(1), algo={"advantage": f"{tmp_path}/own.py:seen"})
+def test_an_own_function_that_fails_is_named(tmp_path):
+    for number, (body, says) in enumerate((("s.rewards[:2]", "returned 2 values for 6 rollouts"),
+                                           ("s.reward", "own2.py:1: AttributeError"), ("1.0", "TypeError")), 1):
+        (tmp_path / f"own{number}.py").write_text(f"def seen(s): return {body}\n")
+        with pytest.raises(ConfigError, match=f"algo.advantage='{tmp_path}/own{number}.py:seen'.*{says}"):
+            credited(right_after(1), algo={"advantage": f"{tmp_path}/own{number}.py:seen"})
 
 
 @pytest.mark.parametrize("algorithm, says", [

@@ -85,8 +85,8 @@ def test_however_it_is_cut(algo):
 
 RIGHT = 0.28
 """A reward that the answers of the tiny model reach in most groups, and miss in most."""
-MODEL = [{"aggregation": name} for name in AGGREGATIONS] + [
-    {"loss": "gspo", "aggregation": "sequence_mean"},
+MODEL = [
+    {"aggregation": "constant"}, {"loss": "gspo", "aggregation": "sequence_mean"},
     *({"loss": {"name": name, "above": RIGHT}} for name in ("pacs", "simko")),
     {"loss": {"name": "clip_cov", "share": 0.2, "cov_low": -0.1}}, {"loss": {"name": "kl_cov", "share": 0.2}},
     {"loss": "stable_reinforce"}, {"loss": "rover"}, {"weights": ["top_entropy"]},

@@ -54,7 +54,7 @@ def largest(gradient):
     return max(float(value.abs().max()) for value in gradient.values())
 
 
-@pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "rover", "nft", "pacs", "simko", "kl_cov"])
+@pytest.mark.parametrize("loss", ["ppo_clip", "rover", "nft", "simko"])
 def test_equal_rewards_have_no_gradient(scene, loss):
     groups, learn = scene
     for reward in (0.3, 1.0):

@@ -51,6 +51,7 @@ SHORT = {"length_bonus": ["algo.shaping.0.low=2", "algo.shaping.0.high=5"]}
 GROUPS, SIZE, STEP = 6, 4, 150
 
 
+@cache
 def loaded(*words):
     return config.load(FOLDER / "quickstart.yaml", words)
 

@@ -184,9 +184,9 @@ def test_policy_filtration_by_hand():
     ("best_random", [1 / 6, 4 / 6, 1 / 6]), ("square", [1 / 6, 4 / 6, 1 / 6]), ("best_worst", [0, 0.5, 0.5])])
 def test_policy_filtration_draws_by_its_weights(policy, expected):
     """One of three: by .1, .4, .1; by 1, 4, 1; by 0, 1, 1."""
-    counts = sum(pf_ppo(scores([[1.0, 2.0, -1.0]], step=step), policy, keep=0.1).double() for step in range(400))
-    assert counts.sum() == 400
-    assert (counts / 400).tolist() == pytest.approx(expected, abs=0.085)  # 3.5 standard errors
+    counts = sum(pf_ppo(scores([[1.0, 2.0, -1.0]], step=step), policy, keep=0.1).double() for step in range(200))
+    assert counts.sum() == 200
+    assert (counts / 200).tolist() == pytest.approx(expected, abs=0.12)  # 3.5 standard errors
     other = [pf_ppo(scores([[1.0, 2.0, -1.0]], seed=seed), policy, keep=0.1).tolist() for seed in range(20)]
     assert len({*map(tuple, other)}) > 1, "the seed counts"
 
@@ -206,13 +206,13 @@ def shaped(name, right):
     return shape(s).tolist()
 
 
-@pytest.mark.parametrize("name", OF_ACCURACY)
-def test_a_reward_of_length_moves_with_the_accuracy(name):
+def test_a_reward_of_length_moves_with_the_accuracy():
     """VLM-R1#247: the length term was scaled by a constant in place of the accuracy."""
-    earned = [shaped(name, [i < right for i in range(6)]) for right in range(7)]
-    assert all(len({round(rewards[i], 6) for rewards in earned}) > 1 for i in range(6))
-    for i in range(6):  # being right never pays less than being wrong among the same others
-        assert earned[i + 1][i] > earned[i][i]
+    for name in OF_ACCURACY:
+        earned = [shaped(name, [i < right for i in range(6)]) for right in range(7)]
+        assert all(len({round(rewards[i], 6) for rewards in earned}) > 1 for i in range(6)), name
+        # being right never pays less than being wrong among the same others
+        assert all(earned[i + 1][i] > earned[i][i] for i in range(6)), name
 
 
 @pytest.mark.parametrize("name", sorted({*ADVANTAGES} - {*ELSEWHERE}))

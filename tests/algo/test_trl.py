@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.algo.flat import part, random_step
+from tests.algo.flat import random_step
 from tests.algo.made import scores
 from vlrl.algo.advantage import dr_grpo, grpo, rloo
 from vlrl.algo.objective import Objective
@@ -173,17 +173,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_loss_and_gradient(trainer_class, name):
     theirs, mine = CASES[name]
-    for seed in range(2):
-        x = made(seed)
-        same(ours(x, **mine), trl(trainer_class, x, **theirs))
+    x = made(0)
+    same(ours(x, **mine), trl(trainer_class, x, **theirs))
 
 
 def test_gmpo(trainer_class):
     from trl.experimental.gmpo import GMPOTrainer
-    for seed in range(4):
-        x = made(seed)
-        own = {"epsilon_low": 0.4, "epsilon_high": 0.4}
-        same(ours(x, loss="gmpo", aggregation="sequence_mean"), trl(GMPOTrainer, x, "grpo", **own))
+    theirs = trl(GMPOTrainer, made(0), "grpo", epsilon_low=0.4, epsilon_high=0.4)
+    same(ours(made(0), loss="gmpo", aggregation="sequence_mean"), theirs)
 
 
 def test_clip_high_of_cispo_is_a_distance_from_1_and_what_is_far_is_bounded(trainer_class):
@@ -206,13 +203,6 @@ def test_a_rollout_without_trained_tokens_is_not_counted(trainer_class):
     same(ours(x, loss=PPO, aggregation="sequence_mean"), (theirs[0] * 12 / 11, theirs[1] * 12 / 11))
 
 
-def test_a_batch_mean_of_tokens_does_not_depend_on_micro_batches(trainer_class):
-    """TRL's bnpo divides by the tokens of a micro-batch; token_mean by those of the step, whatever batch sees them."""
-    x = made(0)
-    halves = [part(x, [0, 1, 2]), part(x, list(range(3, 12)))]
-    assert sum(ours(h, loss=PPO)[0] for h in halves) == pytest.approx(ours(x, loss=PPO)[0])
-
-
 N, SIZE = 5, 4
 
 
@@ -220,7 +210,7 @@ def trl_advantages(kind, rewards, weights=(1.0,), logprobs=(0.0, 0.0), lengths=N
     """What the trainer's own `_generate_and_score_completions` makes of rewards [R, parts]; everything before and
     after it is given: answers of `lengths` ones, log-probabilities (policy, reference) of every token."""
     from accelerate import Accelerator
-    from trl_advantages import GRPOTrainer, RLOOTrainer
+    from trl import GRPOTrainer, RLOOTrainer
 
     trainer = object.__new__({"grpo": GRPOTrainer, "rloo": RLOOTrainer}[kind])
     lengths = lengths or [2] * len(rewards)

@@ -181,12 +181,6 @@ def test_rows_derive_once_and_answers_of_similar_length_lie_side_by_side():
     assert [grid.shape for grid in layout.leaves] == [(2, 10), (1, 7), (1, 3)]
 
 
-@pytest.mark.slow
-def test_gradients_by_finite_differences():
-    layout = layout_of_trees(((3, (1, (2,), (1,)), (2,)), (2, (2,))))
-    assert torch.autograd.gradcheck(lambda *x: Merged.apply(*x, layout, 0.3), inputs(layout.length, torch.float64))
-
-
 def test_large_scores_neither_overflow_nor_leak_from_padding():
     layout = layout_of(RAGGED)
     qkv = [(x * 60).detach().requires_grad_() for x in inputs(layout.length, torch.float32)]

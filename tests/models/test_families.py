@@ -31,7 +31,7 @@ def make(folder, **model):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_media_and_ends_of_every_family(tiny_models, family):
-    policy, _ = make(tiny_models[family])
+    policy, encode = make(tiny_models[family])
     parts = {name: policy.family.part_of(name) for name, _ in policy.model.named_parameters()}
     assert {"language", "merger", "vision"} == set(parts.values())
     for name, part in parts.items():
@@ -40,16 +40,12 @@ def test_parts_media_and_ends_of_every_family(tiny_models, family):
         assert part == "language" or ("language_model" not in name and "text_model" not in name), name
     layers = policy.base.config.get_text_config().num_hidden_layers
     assert sum(p == "language" for p in parts.values()) >= 8 * layers
-    policy, encode = make(tiny_models[family])
-    counts = {"image": 1, "two images": 2, "video": 1, "text": 0}
+    known, processor, tokenizer = policy.base.config, policy.processor, policy.processor.tokenizer
     for kind in kinds_of(family):
-        prompt, count = encode(Ask(), SAMPLES[kind]), counts[kind]
-        known = policy.base.config
-        ids = {known.image_token_id, getattr(known, "video_token_id", None)}
-        assert len(prompt.visual_tokens) == count and all(n > 0 for n in prompt.visual_tokens)
-        assert sum(prompt.visual_tokens) == np.isin(prompt.ids, [i for i in ids if i is not None]).sum()
-    policy, encode = make(tiny_models[family])
-    tokenizer = policy.processor.tokenizer
+        prompt = encode(Ask(), SAMPLES[kind])
+        assert len(prompt.visual_tokens) == len(SAMPLES[kind].media) and all(n > 0 for n in prompt.visual_tokens)
+        assert sum(prompt.visual_tokens) == np.isin(
+            prompt.ids, [known.image_token_id, getattr(known, "video_token_id", None) or -1]).sum()
     for token in policy.family.vision_tokens:
         sample = Sample(id="t", media=SAMPLES["image"].media, row={"q": f"What is {token} here?{token}"})
         assert encode(Ask(), sample).visual_tokens == encode(Ask(), SAMPLES["image"]).visual_tokens, token
@@ -59,11 +55,9 @@ def test_parts_media_and_ends_of_every_family(tiny_models, family):
     assert not banned & policy.eos
     text = " ".join(policy.family.vision_tokens)
     assert not banned & set(encode.answer_ids(f"It is {text}.").tolist())  # of a row's own solution
-    policy, encode = make(tiny_models[family])
-    processor = policy.processor
     turn = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
     closed = processor.apply_chat_template([turn], tokenize=False, **policy.family.template).rstrip()
-    end = processor.tokenizer.convert_ids_to_tokens(int(encode.answer_ids("Yes.")[-1]))
+    end = tokenizer.convert_ids_to_tokens(int(encode.answer_ids("Yes.")[-1]))
     assert closed.endswith(f"Yes.{end}") and end in ("<|im_end|>", "<end_of_utterance>")
 
 

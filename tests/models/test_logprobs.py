@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from hypothesis import given
-from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -61,14 +59,8 @@ def test_chunks_equal_the_whole():
     for learns, bias, rows, temperature in itertools.product((True, False), (True, False), (1, 7, 22, N, 100),
                                                              (0.3, 1.0, 2.0)):
         assert_equal(*inputs(bias=bias, learns=learns), BANNED, temperature, rows)
-
-
-@pytest.mark.slow
-@given(n=st.integers(1, 40), width=st.integers(1, 20), vocabulary=st.integers(2, 90), rows=st.integers(1, 50),
-       temperature=st.floats(0.1, 3), banned=st.integers(0, 1), learns=st.booleans(), seed=st.integers(0, 9))
-def test_any_shape(n, width, vocabulary, rows, temperature, banned, learns, seed):
-    banned = torch.arange(banned)
-    assert_equal(*inputs(n, width, vocabulary, True, learns, seed, banned), banned, temperature, rows)
+    for n, width, vocabulary, banned in itertools.product((1, 40), (1, 20), (2, 90), (BANNED[:0], torch.arange(1))):
+        assert_equal(*inputs(n, width, vocabulary, banned=banned), banned, 0.1, 9)
 
 
 @pytest.mark.parametrize("learns", [True, False], ids=["learns", "frozen"])
@@ -204,7 +196,7 @@ def assert_like_the_model(policy, batch, monkeypatch, tolerance=1e-6):
 @pytest.mark.parametrize("family, model", [
     pytest.param(family, model, id=f"{family}, {'LoRA' if model else 'full'}",
                  marks=() if family == ("internvl" if model else "qwen3_vl") else pytest.mark.slow)
-    for family in FAMILIES for model in ({}, {"lora": {"rank": 4}})])
+    for family in FAMILIES for model in ({}, {"lora": {"rank": 4}}) if not model or family == "internvl"])
 def test_every_family(tiny_models, monkeypatch, family, model):
     policy, encode = load(settings(tiny_models[family], model={"name": str(tiny_models[family]), **model}))
     rows = assert_like_the_model(policy, batch_of(policy, encode), monkeypatch)

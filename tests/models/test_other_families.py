@@ -63,7 +63,7 @@ def test_every_trainable_parameter_changes(scene, model):
     groups = credited_groups(policy, encode, config, kinds(policy))
     optimizer = make_optimizer(policy, config)
     before = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
-    for step in range(3):
+    for step in range(2):  # in the second one the outer half of an adapter is no longer 0
         update(policy, optimizer, groups, config, step)
     trained = {n for n, _ in policy.trainable()}
     parts = {policy.family.part_of(n) for n in trained}
@@ -201,8 +201,7 @@ def test_experts_share_prompts_like_the_dense_model(tmp_path):
     config = settings(folder)
     before = {n: p.detach().clone() for n, p in policy.trainable()}
     optimizer, drawn = make_optimizer(policy, config), credited_groups(policy, encode, config)
-    for step in range(3):
-        update(policy, optimizer, drawn, config, step)
+    update(policy, optimizer, drawn, config, 0)
     assert all(not torch.equal(p, before[n]) for n, p in policy.trainable())
 
 

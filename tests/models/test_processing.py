@@ -1,18 +1,21 @@
-"""Sample -> Prompt: sizes, positions, and text that tries to pass for control tokens."""
+"""Sample -> Prompt: sizes, positions, text that tries to pass for control tokens, what templates begin answers with."""
 
 import dataclasses
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from jinja2 import Environment
 from qwen_vl_utils import smart_resize
 
 from tests.conftest import SAMPLES, TWO, noise, noise_video
 from vlrl.config import validate
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import policy as policies
+from vlrl.models.chat_template import opening_text, turn_beginning
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.task import Task
 from vlrl.types import Media, Sample
@@ -51,13 +54,8 @@ def test_processed_size_is_that_of_the_reference(parts, size):
     assert int((prompt.raw_ids == image_id).sum()) == 1  # unexpanded for engines with a processor of their own
 
 
-def test_limits_are_settings(tiny_models):
-    folder = tiny_models["qwen3_vl"]
-    _, small = load(folder, model={"name": str(folder), "max_pixels": 32 * 32})
-    ((width, height),) = small(Ask(), picture(400, 400)).processed_sizes
-    assert width * height <= 32 * 32
-    folder = tiny_models["qwen3_vl"]
-    _, encode = load(folder, limits={"prompt_tokens": 20})
+def test_a_prompt_that_is_too_long_is_refused(tiny_models):
+    _, encode = load(tiny_models["qwen3_vl"], limits={"prompt_tokens": 20})
     with pytest.raises(PromptTooLong, match=r"'text': the prompt has \d+ tokens, .*limits.prompt_tokens=20"):
         encode(Ask(), SAMPLES["text"])
 
@@ -79,11 +77,10 @@ def test_ids_equal_the_processors_own_and_videos_have_times(parts):
 
 
 def test_positions_go_on_after_the_prompt_and_answers_end_with_the_end_token(parts):
-    _, encode = parts
+    policy, encode = parts
     text, image = encode(Ask(), SAMPLES["text"]), encode(Ask(), SAMPLES["image"])
     assert (text.positions == np.arange(len(text))).all() and text.next_position == len(text)
     assert image.positions.shape == (3, len(image)) and image.next_position < len(image)
-    policy, encode = parts
     ids = encode.answer_ids("[1, 2]")
     assert ids[-1] == policy.processor.tokenizer.eos_token_id and len(ids) > 2
 
@@ -190,3 +187,61 @@ def test_options_of_the_chat_template_reach_the_prompt_and_unknown_ones_are_refu
     assert encode(Ask(), asked).text == plain(Ask(), asked).text + "<think></think>"
     with pytest.raises(ConfigError, match=r"chat_template_kwargs.enable_thinkin: .*Did you mean 'enable_thinking'"):
         load(folder, model={"name": str(folder), "chat_template_kwargs": {"enable_thinkin": False}})
+
+
+THINK = "<think>\n"
+EMPTY = "<think>\n\n</think>\n\n"
+QWEN = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n@{% endif %}")
+LAST_WITH_BLOCK = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}"
+                   "<think>\n\n</think>\n\n{% endif %}{{ m.content[0].text }}<|im_end|>\n{% endfor %}"
+                   "{% if add_generation_prompt %}<|im_start|>assistant\n@{% endif %}")
+BLOCK_IN_HISTORY = ("[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}"
+                    "<think></think>\n{{ m.content }}{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}"
+                    "{% endif %}{% endfor %}"
+                    "{% if add_generation_prompt %}<|assistant|>\n@{% endif %}")
+STRINGS_ALONE = ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
+                 "{% if add_generation_prompt %}<|assistant|>@{% endif %}")
+WORDS = ("{% for m in messages %}{{ {'user': 'User', 'assistant': 'Assistant', 'system': 'System'}[m.role] }}: "
+         "{{ m.content[0].text }}</s>\n{% endfor %}{% if add_generation_prompt %}Assistant:@{% endif %}")
+NO_HEADER = ("{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content[0].text }}[/INST]{% else %}"
+             "{{ m.content[0].text }}</s>{% endif %}{% endfor %}{% if messages[-1].role == 'user' %}@{% endif %}")
+CHANNELS = ("{% for m in messages %}<|turn>{{ {'assistant': 'model'}.get(m.role, m.role) }}\n{{ m.content[0].text }}"
+            "<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n@{% endif %}")
+ALWAYS = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content[0].text }}<|im_end|>\n{% endfor %}"
+          "{% if messages[-1].role != 'assistant' %}<|im_start|>assistant\n@{% endif %}")
+CONTROL = ("<|im_start|>", "<|im_end|>", "<|assistant|>", "<|user|>", "</s>", "[INST]", "[/INST]", "<|turn>", "<turn|>",
+           "<|channel>", "<channel|>")
+
+
+def render(template, messages, **options):
+    return Environment().from_string(template).render(messages=messages, add_generation_prompt=True, **options)
+
+
+def opened(template, *texts, system=""):
+    """What a prompt of the template opens behind some turns."""
+    made = partial(render, template)
+    messages = [{"role": "system", "content": [{"type": "text", "text": system}]}] if system else []
+    messages += [{"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]}
+                 for i, text in enumerate(texts)]
+    return opening_text(made(messages), turn_beginning(made), CONTROL)
+
+
+def test_the_end_of_a_generation_prompt():
+    for begun in ("", THINK, "<think>", EMPTY, "<think></think>\n", "<seed:think>", "Answer: ", "{"):
+        for template in (QWEN, LAST_WITH_BLOCK, BLOCK_IN_HISTORY, STRINGS_ALONE, WORDS, NO_HEADER, ALWAYS):
+            filled = template.replace("@", "{{ '" + begun.replace("\n", "\\n") + "' }}")
+            for texts in (("What is it?",), ("What?", "A cat.", "<think> Assistant: and now?")):
+                assert opened(filled, *texts) == begun, filled
+
+
+def test_it_may_differ_from_prompt_to_prompt_and_marks_of_the_template_are_no_text():
+    template = QWEN.replace("@", "{% if '/no_think' in messages[-1].content[0].text %}<think>\n\n</think>\n\n{% else %}"
+                            "<think>\n{% endif %}")
+    assert opened(template, "Why?") == THINK and opened(template, "Why? /no_think") == EMPTY
+    template = CHANNELS.replace("@", "<|channel>thought\n<channel|>")
+    assert opened(template, "Why?") == "" and opened(template.replace("<channel|>", ""), "Why?") == "thought\n"
+    assert turn_beginning(partial(render, "{% for m in messages %}{{ m.role }}{% endfor %}<think>")) == ""
+    assert turn_beginning(partial(render, "{{ raise_exception('no') }}")) == ""
+    assert opening_text("Why?<think>", "", CONTROL) == ""

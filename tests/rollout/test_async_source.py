@@ -3,7 +3,6 @@
 Whole runs, killed ones and those of two processes: tests/e2e/test_async.py."""
 
 import dataclasses
-import math
 import threading
 
 import pytest
@@ -16,7 +15,6 @@ from tests.rollout.test_group_source import BAD, Number
 from vlrl import config as configs
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.inputs import LossInputs
 from vlrl.config import validate
 from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine.base import Request, Sampling
@@ -347,27 +345,6 @@ def test_objectives_that_correct_themselves_samplers_that_probe_and_the_name_of_
                 async_source.check(config, sampler)
         else:
             async_source.check(config, sampler)
-
-
-def test_the_decoupled_objective_by_hand():
-    """min(p(prox) / p(behave), 5) min(u A, clip(u) A), u = p / p(prox): AReaL (2505.24298), eq. 5, mean over tokens."""
-    now, prox, behave = [-1.0, -0.5, -2.0, -0.1], [-1.1, -1.0, -1.5, -0.1], [-1.5, -0.8, -1.4, -2.9]
-    advantages = [1.0, 1.0, -0.5, 2.0]
-    config = configs.load("configs/tiny.yaml", ["task=grounding", "extends=algorithms/decoupled_ppo.yaml",
-                                                "async.max_staleness=1"])
-    logprobs, one = torch.tensor(now, requires_grad=True), torch.ones(4)
-    x = LossInputs(logprobs=logprobs, old_logprobs=torch.tensor(prox), sampler_logprobs=torch.tensor(behave),
-                   advantages=torch.tensor(advantages), mask=one, weights=one, rollout_id=torch.tensor([0, 0, 1, 1]),
-                   lengths=torch.tensor([2.0, 2.0]), total_tokens=4.0, total_sequences=2.0, max_length=9)
-    loss, metrics = Algorithm(config).objective(x)
-    weights = [math.exp(0.4), math.exp(-0.2), math.exp(-0.1), 5.0]  # e^2.8 is bounded
-    terms = [math.exp(0.1), 1.2, -0.5 * 0.8, 2.0]  # e^.5 and e^-.5 are clipped
-    assert loss.item() == pytest.approx(-sum(w * t for w, t in zip(weights, terms, strict=True)) / 4, abs=1e-5)
-    loss.backward()
-    slopes = [math.exp(0.4) * math.exp(0.1), 0.0, 0.0, 5.0 * 2.0]
-    assert logprobs.grad.tolist() == pytest.approx([-slope / 4 for slope in slopes], abs=1e-5)
-    assert float(metrics["correction/outside"]) == 1
-    assert float(metrics["correction/weight"]) == pytest.approx(sum(weights), abs=1e-5)
 
 
 LORA = {"lora": {"rank": 4, "target": "all_linear"}}

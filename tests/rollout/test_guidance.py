@@ -57,7 +57,7 @@ def test_a_hint_grows_and_ends_before_the_answer():
     assert hint(tried(row={})) is None and hint(tried(row={"solution": "<answer>8</answer>"})) is None
 
 
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=12)
 @given(st.text(max_size=40), st.text(min_size=1, max_size=12), st.floats(0.01, 1.0))
 def test_the_final_answer_is_in_no_hint(before, final, share):
     text = f"<think>{before}</think><answer>{final}</answer>"

@@ -13,7 +13,6 @@ from tests.helpers import Vowels, load, settings, started
 from tests.rollout.test_branching import Counting
 from tests.training.test_update import assert_close, gradients
 from vlrl.algo.algorithm import Algorithm
-from vlrl.config import validate
 from vlrl.curriculum import Draw
 from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.hf import HFEngine
@@ -320,23 +319,6 @@ def test_a_step_reads_and_tells(tiny):
     stale = [replace(after[0], rollouts=(replace(after[0].rollouts[-1], policy_step=0),))]
     with pytest.raises(TrainingError, match="weights after 0 completed steps"):
         refuse_stale(stale, 1, config)
-
-
-@pytest.mark.parametrize("rollout, more, said", [
-    ({"branch": {"roots": 2, "search": {}}}, {}, r"rollout\.branch\.roots=2 and rollout\.branch\.search both decide"),
-    ({"branch": {"search": {}, "at": "uniform"}}, {}, r"rollout\.branch\.at=uniform applies .* from roots, but"),
-    ({"branch": {"search": {"cache": 0, "hard": 0.5}}}, {}, r"search\.hard=0\.5 has no effect with .*search\.cache=0"),
-    ({"branch": {"search": {}}, "step_tokens": 4, "max_new_tokens": 9}, {},
-     r"rollout\.branch\.search and rollout\.step_tokens both decide .*rollout\.branch\.search=null"),
-    ({"branch": {"search": {}}}, {"async": {"max_staleness": 1}, "algo": {"correction": "token_truncate"}},
-     r"rollout\.branch\.search does not work with async\.max_staleness=1"),
-    ({"branch": {"search": {"width": 1}}}, {}, r"rollout\.branch\.search\.width"),
-    ({"branch": {"search": {"depth": 1}}}, {}, r"rollout\.branch\.search\.depth"),
-    ({"branch": {"tokens": 9}}, {}, r"rollout\.branch\.tokens=9 .*rollout\.branch\.roots or search"),
-])
-def test_settings_that_cannot_act_are_refused(rollout, more, said):
-    with pytest.raises(ConfigError, match=said):
-        validate({"task": "x", "model": {"name": "y"}, "rollout": rollout, **more})
 
 
 def test_what_cannot_be_searched_is_refused():
