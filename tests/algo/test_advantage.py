@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
+from tests.tables import each
 from vlrl.algo.tables import ADVANTAGES
 from vlrl.methods.objectives import advantage as group_advantage
 from vlrl.methods.objectives import turn_advantage
@@ -208,8 +209,8 @@ def values(name, s):
     return found.tolist() if isinstance(found, torch.Tensor) else [float(f.sum()) for f in found]
 
 
+@each("name", WITHOUT_CRITIC)
 @settings(max_examples=8)
-@pytest.mark.parametrize("name", WITHOUT_CRITIC)
 @given(groups=GROUPS, seed=st.integers(0, 99))
 def test_for_any_rewards(name, groups, seed):
     s = rollouts(groups, seed)

@@ -12,6 +12,7 @@ from tests.engine.scripted import ScriptedEngine
 from tests.helpers import credited_groups, load
 from tests.helpers import settings as made_settings
 from tests.rollout.test_group_source import Number, encode
+from tests.tables import each
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import load as load_config
@@ -115,7 +116,7 @@ def test_an_own_function_that_fails_is_named(tmp_path):
             credited(right_after(1), algo={"advantage": f"{tmp_path}/own{number}.py:seen"})
 
 
-@pytest.mark.parametrize("algorithm, says", [
+@each("algorithm says", [
     ({"advantage": "gdpo", "shaping": ["overlong"]}, "algo.advantage='gdpo' reads the reward parts.*'overlong'"),
     ({"advantage": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}, "algo.kl_in=reward would have no effect"),
     ({"advantage": {"name": "w_reinforce", "part": "rihgt"}}, "algo.advantage.part='rihgt'.*Did you mean 'right'"),
@@ -143,7 +144,7 @@ def test_forgetting_needs_a_correction_and_a_size():
         validate({"task": "x", "model": {"name": "x"}, "rollout": {"forget": {"entropy": 0.3}}})
 
 
-@pytest.mark.parametrize("advantage", ["rloo", "reinforce_pp"])
+@each("advantage", ["rloo", "reinforce_pp"])
 def test_a_log_probability_that_the_engine_does_not_know_has_no_kl_in_the_reward(tiny_models, advantage):
     config = made_settings(tiny_models["qwen3_vl"], algo={"advantage": advantage, "kl_coef": 0.5, "kl_in": "reward"})
     policy, encode = load(config)

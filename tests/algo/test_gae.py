@@ -10,6 +10,7 @@ import torch
 
 from tests.algo.flat import flat, part, random_step
 from tests.algo.made import scores
+from tests.tables import each
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import ActionCredit
 from vlrl.config import validate
@@ -42,7 +43,7 @@ BY_START, BY_END, BY_MEAN = (0.5 + 0.9 * b - a + 0.45 * (1.5 - b) for a, b in ((
 INNER = [0.8 * 0.4 - 0.2 + 0.4 * BY_END, 0.8 * 0.8 - 0.6 + 0.4 * 0.7]
 
 
-@pytest.mark.parametrize("rule, options, gamma, advantages, targets", [
+@each("rule options gamma advantages targets", [
     (gae, {}, 1.0, OF_TOKENS, [a + v for a, v in zip(OF_TOKENS, [0.2, 0.4, 0.6, 0.8], strict=True)]),
     (turn_gae, {}, 0.9, [BY_START] * 2 + [0.9] * 2, [BY_START + 0.2, NAN, 1.5, NAN]),
     (bilevel_gae, {"token_gamma": 0.8, "token_lam": 0.5}, 0.9, [INNER[0], BY_END, INNER[1], 0.7],
@@ -193,7 +194,7 @@ def test_value_loss_by_hand():
     assert float(loss.detach()) == 0
 
 
-@pytest.mark.parametrize("algo, says", [
+@each("algo says", [
     *(({"advantage": name}, f"algo.advantage='{name}' needs.*algo.critic=null.*algo.critic={{}}.*algo.advantage=grpo")
       for name in ("gae", "turn_gae", "bilevel_gae", "macro_gae")),
     ({"critic": {}}, "algo.critic is set, but .*='grpo' does not use the critic's values.*algo.critic=null"),

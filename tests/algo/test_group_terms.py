@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.flat import bound, flat, gradient, part, process, random_step, run, side_by_side, with_prepared
+from tests.tables import each
 from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.tables import LOSSES
 from vlrl.methods.objectives.group_terms import _mixed, token_keys
@@ -30,7 +31,7 @@ NFT = {"logp": [-1.0, -1.0, -1.0, -1.0], "old": [-1.1, -1.1, -1.1, -0.5], "rollo
 REST = 2 - E(-0.5)  # (1 - q r) / (1 - q); 2 - e^0.1 = 0.895 is under the floor
 
 
-@pytest.mark.parametrize("options, value, slope", [
+@each("options value slope", [
     ({}, [-0.05, -0.05, 0, -log(REST) / 2], [-0.5, -0.5, E(0.1) / 2, E(-0.5) / REST / 2]),
     ({"like": "grpo"}, [-0.1, -0.1, 0, -log(REST)], [-1, -1, E(0.1), E(-0.5) / REST]),
     ({"like": "none", "negative": 0.5}, [-0.1, -0.1, 0, -log(REST) / 2], [-1, -1, E(0.1) / 2, E(-0.5) / REST / 2]),
@@ -61,7 +62,7 @@ def test_nft_at_the_weights_that_sampled_and_its_bounds():
 PACS = {"logp": [-1.0, -1.0, -1.0], "old": [-1.1, -1.2, -0.5], "rollout": [0, 0, 1], "group": [0, 0]}
 
 
-@pytest.mark.parametrize("options, rewards, z, weight", [
+@each("options rewards z weight", [
     ({}, [1.0, 0.0], 0.8, 1.0), ({"balanced": False}, [1.0, 0.0], 0.8, 1.0), ({"beta": 2.0}, [1.0, 0.0], 1.6, 1.0)])
 def test_pacs_by_hand(options, rewards, z, weight):
     x, beta = flat(**PACS, rewards=rewards), options.get("beta", 1.0)
@@ -149,7 +150,7 @@ def test_stable_reinforce_by_hand():
 COV = {"logp": [-1.0, -4.0, -4.0, -1.0], "adv": [3.0, 2.0, -2.0, 3.4], "rollout": [0, 0, 1, 1], "mask": [1, 1, 1, 0]}
 
 
-@pytest.mark.parametrize("options, kept", [
+@each("options kept", [
     ({}, None), ({"share": 1.0}, [0, 1, 0]), ({"cov_low": 3.5}, [0, 1, 1]), ({"cov_high": 3.5}, [1, 1, 0]),
     ({"cov_low": -2.0, "cov_high": 0.0}, [1, 0, 1]), ({"cov_low": 5.0, "cov_high": 9.0}, [1, 1, 1])])
 def test_clip_cov_by_hand(options, kept):

@@ -10,6 +10,7 @@ from tests.algo.flat import part, random_step
 from tests.e2e.replay import replayed
 from tests.e2e.test_processes import assert_equal
 from tests.helpers import credited_groups, load, settings
+from tests.tables import each
 from tests.training.test_update import assert_close, gradients
 from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.objective import Objective
@@ -70,7 +71,7 @@ def begun(settings):
     return found
 
 
-@pytest.mark.parametrize("algo", ALL, ids=ids(ALL))
+@each("algo", ALL)
 def test_however_it_is_cut(algo):
     named = {k: {"name": v, **WIDE[v]} if isinstance(v, str) and v in WIDE else v for k, v in algo.items()}
     policy, settings = Linear(3), AlgoSettings.model_validate(named)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.algo.flat import flat
+from tests.tables import each
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
@@ -218,7 +219,7 @@ def by_token(own, theirs, banned, temperature):
     return kl, [a * (LN(a / b) - kl) / temperature if a else 0.0 for a, b in zip(p, q, strict=True)]
 
 
-@pytest.mark.parametrize("width", [9, 7, 12])
+@each("width", [9, 7, 12])
 def test_against_one_token_at_a_time(width):
     """Random batches, whole and in chunks, with a teacher whose output layer has as many rows, fewer or more."""
     rng = random.Random(width)

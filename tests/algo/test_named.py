@@ -6,6 +6,7 @@ import pytest
 import yaml
 from pydantic import Field
 
+from tests.tables import each
 from vlrl import config
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import bind
@@ -55,7 +56,7 @@ def test_options_reach_the_function():
     assert bound.function.seen == 8 and bind("x", Named(name="plain"), TABLE).state_dict() == {}
 
 
-@pytest.mark.parametrize(("named", "says"), [
+@each("named says", [
     (Named(name="plane"), "algo.loss='plane' is not known. Did you mean 'plain'"),
     (Named(name="plain", cpa=3), "algo.loss.cpa=3: 'plain' has no option 'cpa'. Did you mean 'cap'.*cap, side, count"),
     (Named(name="plain", cap="much"), "algo.loss.cap='much': Input should be a valid number"),
@@ -86,7 +87,7 @@ def loaded(tmp_path):
 GSPO = "algo: {loss: {name: gspo, clip_high: 4.0e-4}}\n"
 
 
-@pytest.mark.parametrize(("texts", "words", "loss"), [
+@each("texts words loss", [
     (["algo: {loss: cispo}\n"], [], "cispo"),
     ([GSPO], [], {"name": "gspo", "clip_high": 4e-4}),
     ([GSPO, "algo: {loss: {clip_low: 0.1}}\n"], [], {"name": "gspo", "clip_high": 4e-4, "clip_low": 0.1}),
@@ -126,7 +127,7 @@ def test_of_two_words_for_a_bound_the_later_holds_and_two_values_in_one_place_ar
         Objective.of(AlgoSettings.model_validate(values))
 
 
-@pytest.mark.parametrize("preset", ["reinforce", "sapo", "dppo", "vespo", "kimi", "nft", "pacs", "oreal", "kl_cov"])
+@each("preset", ["reinforce", "sapo", "dppo", "vespo", "kimi", "nft", "pacs", "oreal", "kl_cov"])
 def test_a_clip_is_refused_where_the_term_has_none(loaded, preset):
     found = loaded("", words=["algo.clip_high=0.3", f"extends=algorithms/{preset}.yaml"])
     with pytest.raises(ConfigError, match=r"algo.clip_high=0.3.*algo.loss='\w+' does not clip.*ppo_clip, .*gspo"):

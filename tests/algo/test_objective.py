@@ -8,6 +8,7 @@ import torch
 
 from tests.algo.flat import flat, side_by_side
 from tests.helpers import credited_groups, load, settings
+from tests.tables import each
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import requires
 from vlrl.algo.named import Bound
@@ -93,7 +94,7 @@ def test_of_settings_only_what_is_asked_for():
         assert Objective.of(AlgoSettings.model_validate({"correction": {"name": "token_mask", **options}})).correction
 
 
-@pytest.mark.parametrize(("values", "says"), [
+@each("values says", [
     ({"kl": "k9"}, "algo.kl='k9' is not known"),  # also where no KL is asked for
     ({"kl_weights": ["dad"]}, "algo.kl_weights.0='dad' is not known. Did you mean 'dads'"),
     ({"entropy": {"name": "none", "coef": 1}}, "algo.entropy.coef=1: 'none' has no options. Remove the option"),
@@ -202,7 +203,7 @@ def h(*p):
     return -sum(x * math.log(x) for x in p)
 
 
-@pytest.mark.parametrize(("name", "expected"), [
+@each("name expected", [
     ("entropy", [h(0.5, 0.3, 0.2), h(0.1, 0.1, 0.8)]),
     ("nucleus_entropy:0.6", [h(5 / 8, 3 / 8), 0]),  # 0.5 does not suffice, 0.5 + 0.3 does; 0.8 does alone
     ("nucleus_entropy:0.5", [0, 0]),
@@ -220,7 +221,7 @@ def test_the_most_probable_ones():
     assert list(alternatives(2)) == ["top_ids", "top_logprobs"] and alternatives(0) == {}
 
 
-@pytest.mark.parametrize("name", ["entropy", "nucleus_entropy:0.6", "mean_logprob", "top:2"])
+@each("name", ["entropy", "nucleus_entropy:0.6", "mean_logprob", "top:2"])
 def test_gradients_are_those_of_the_logits(name):
     (statistic,) = statistics([f"stat:{name}"]).values()
     logits = torch.tensor([[0.3, -0.2, 1.1, 0.4]], dtype=torch.float64, requires_grad=True)
@@ -242,7 +243,7 @@ def test_chunks_give_the_same():
     assert torch.allclose(whole.more["entropy"], whole.entropy, atol=1e-5) and whole.more["entropy"].requires_grad
 
 
-@pytest.mark.parametrize(("name", "says"), [("entropi", "Did you mean 'entropy'"), ("nucleus_entropy:7", "above 0"),
+@each("name says", [("entropi", "Did you mean 'entropy'"), ("nucleus_entropy:7", "above 0"),
                                             ("top:x", "is invalid"), ("top", "is invalid")])
 def test_what_there_is_not(name, says):
     with pytest.raises(ConfigError, match=says):

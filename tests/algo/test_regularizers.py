@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, gradient, random_step, run
+from tests.tables import each
 from vlrl.algo.kl import clamped
 from vlrl.algo.reference import REFERENCES
 from vlrl.algo.tables import ENTROPIES, KLS
@@ -67,7 +68,7 @@ def test_a_token_whose_log_probability_the_engine_does_not_know_has_the_ratio():
     assert gradient(per_token, x)[0] == pytest.approx(E(0.2) * (K3[0] + SLOPE[0]))
 
 
-@pytest.mark.parametrize("name", KLS)
+@each("name", KLS)
 def test_zero_at_the_reference_and_finite_far_from_it(name):
     x = random_step(0)
     same = replace(x, reference_logprobs=x.logprobs.detach())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
+from tests.tables import each
 from vlrl import config
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.grouped import every_rollout
@@ -80,8 +81,8 @@ def test_reasoning_is_what_counts_and_a_step_may_be_empty():
 TEXT = st.lists(st.sampled_from(["a", "b", " ", "\n", "\n\n", ".", "but ", "so "]), max_size=20).map("".join)
 
 
+@each("name", SHAPINGS)
 @settings(max_examples=6)
-@pytest.mark.parametrize("name", SHAPINGS)
 @given(rows=st.lists(st.lists(st.tuples(st.one_of(st.none(), st.floats(-2, 2)), st.integers(0, 12), TEXT), min_size=1,
                               max_size=5), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_for_any_answers(name, rows, seed):
@@ -180,7 +181,7 @@ def test_policy_filtration_by_hand():
     assert (pf_ppo(s) == pf_ppo(s)).all()
 
 
-@pytest.mark.parametrize(("policy", "expected"), [
+@each("policy expected", [
     ("best_random", [1 / 6, 4 / 6, 1 / 6]), ("square", [1 / 6, 4 / 6, 1 / 6]), ("best_worst", [0, 0.5, 0.5])])
 def test_policy_filtration_draws_by_its_weights(policy, expected):
     """One of three: by .1, .4, .1; by 1, 4, 1; by 0, 1, 1."""
@@ -215,7 +216,7 @@ def test_a_reward_of_length_moves_with_the_accuracy():
         assert all(earned[i + 1][i] > earned[i][i] for i in range(6)), name
 
 
-@pytest.mark.parametrize("name", sorted({*ADVANTAGES} - {*ELSEWHERE}))
+@each("name", sorted({*ADVANTAGES} - {*ELSEWHERE}))
 def test_a_group_of_equal_fractions_has_advantage_zero(name):
     """slime, geo3k_vlm: nine tenths less the mean of nine tenths is not 0 where it is rounded."""
     critic = {"macro_gae": ["algo.critic={}", "algo.loss=ppo_macro"]}.get(name, ["algo.critic={}"])

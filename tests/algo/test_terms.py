@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, gradient, part, random_step, run
+from tests.tables import each
 from vlrl.algo.tables import LOSSES
 
 
@@ -116,7 +117,7 @@ def test_vespo_takes_the_correction_into_its_ratio():
     assert flat([50.0, -50.0, 3.0], [0.0, 0.0, 1.0]).log_ratio.tolist() == [20, -20, 2]
 
 
-@pytest.mark.parametrize("mask", [[1, 1, 1], [0, 1, 1]], ids=["trained", "masked"])
+@each("mask", [[1, 1, 1], [0, 1, 1]])
 def test_vespo_without_the_engine_s_log_probability_of_a_token(mask):
     known = flat(LOGP, OLD, ADV, IDS, mask=mask, sampler_logprobs=[OLD[0], -1.0, -2.25])  # no difference at the first
     unknown = replace(known, sampler_logprobs=torch.tensor([math.nan, -1.0, -2.25]).double())
@@ -185,7 +186,7 @@ def test_no_advantage_no_gradient():
         assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12), name
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@each("name", sorted(LOSSES))
 def test_masked_short_extreme_and_rounded_stay_finite(name):
     term = bound(LOSSES, name)
     for old, mask in (([-900.0, 0.0, -0.1], [1, 1, 1]), ([-1.0, -1.0, -1.0], [0, 0, 0]), (OLD, [1, 0, 0])):

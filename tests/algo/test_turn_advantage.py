@@ -12,6 +12,7 @@ import torch
 
 from tests.algo.flat import flat, gradient, random_step
 from tests.algo.made import scores
+from tests.tables import each
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import ActionCredit, plan_span
 from vlrl.algo.terms import ppo_clip
@@ -293,7 +294,7 @@ def test_thor_as_written_down_again():
             assert mine == pytest.approx(other, abs=1e-6), seed
 
 
-@pytest.mark.parametrize("pieces, place", [
+@each("pieces place", [
     (["<plan>", "go", "</plan>", "x"], (0, 3)), (["a <", "pl", "an>go</pl", "an> x", "y"], (0, 4)),
     (["a", "<plan>x</plan>", "<plan>y</plan>"], (1, 2)), (["", "<plan>", "", "x</plan>", ""], (1, 4)),
     (["<plan>", "go"], (0, 0)), (["</plan>", "<plan>"], (0, 0)), (["</plan><plan>", "x</plan>"], (0, 2)), ([], (0, 0))])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, part, process, random_step, run, side_by_side, with_prepared
+from tests.tables import each
 from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.tables import CORRECTIONS, WEIGHTS
 from vlrl.errors import ConfigError
@@ -39,7 +40,7 @@ def test_top_entropy_is_numpys_quantile_of_the_whole_step_for_all_processes(monk
     assert torch.equal(torch.cat([kept[1], kept[0]]), whole) and 0 < whole.sum() < len(whole)
 
 
-@pytest.mark.parametrize("texts, rollouts, phrases, found", [
+@each("texts rollouts phrases found", [
     (["So", " Wa", "it", ", let", " me", "  TRY", " again", ".", " await", "", " wait", "let", " me"],
      [0] * 11 + [1] * 2, ("wait", "let me try"), [1, 2, 3, 4, 5, 10]),
     (["hold", " on"], [0, 1], ("hold on",), []),  # they stay inside a rollout
@@ -145,7 +146,7 @@ def test_corrections_by_hand():
             "correction/weight": sum(w * m for w, m in zip(weight, MASK, strict=True)), "correction/outside": outside})
 
 
-@pytest.mark.parametrize("name", CORRECTIONS)
+@each("name", CORRECTIONS)
 def test_unknown_far_and_masked_tokens(name):
     x = flat([-1.0] * 4, [-1.0, 0.0, -900.0, -1.0], rollout=[0, 1, 2, 3], mask=[1, 1, 1, 0],
              sampler_logprobs=[nan, -900.0, 0.0, nan])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from tests.curriculum.drives import told
+from tests.tables import each
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import SAMPLERS, Draw, Filters, Intake, Outcome, Prompts
 from vlrl.curriculum.base import stream
@@ -39,7 +40,7 @@ def test_a_place_is_where_the_running_sum_exceeds_the_number_and_none_comes_twic
         assert sorted({*counts[positive].tolist()}) == ([3] if len(positive) == 1 else [2, 3]) and counts.max() == 3
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each("dtype", [np.float32, np.float64])
 def test_draws_follow_the_weights_over_several_blocks(dtype):
     weights, draw = some(5 * _BLOCK + 3, dtype), stream(5)
     found = np.bincount([int(weighted(weights, 1, draw)[0]) for _ in range(2000)], minlength=len(weights))

@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from tests.conftest import SAMPLES
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import source
+from tests.tables import each
 from vlrl import config, curriculum
 from vlrl.config.schema import CurriculumSettings, RolloutSettings
 from vlrl.curriculum import Draw, ForeseeingSampler, MeasuringSampler, Outcome, ProbingSampler, Prompts
@@ -256,7 +257,7 @@ def test_probed_answers_count_and_are_not_trained_on():
     assert s.metrics()["rollouts/total"] == 20 and s.prompts.history.visits.sum() == 4
 
 
-@pytest.mark.parametrize(("options", "words"), [
+@each("options words", [
     ({"least": 5}, "least=5 <= rollout.group_size=4"), ({"most": 3}, "rollout.group_size=4 <= most=3")])
 def test_options_out_of_range(options, words):
     with pytest.raises(ConfigError, match=words):

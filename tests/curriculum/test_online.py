@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from tests.tables import each
 from vlrl.curriculum import SAMPLERS, Draw, Outcome, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.bandits import DomainWeighted, Dump, Recap, Sec, Sws
@@ -121,7 +122,7 @@ def test_replay_holds_the_last_that_differed_and_draws_its_share_by_advantage():
     assert follows(np.array([*(counts[:2] - passes).round(), passes * 60]), np.array([*(weights[:2] - 0.7 / 60), 0.7]))
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0, 100.0])
+@each("alpha", [0.0, 1.0, 100.0])
 def test_replay_never_gives_a_prompt_twice_in_a_call(alpha):
     sampler = SelectiveReplay(prompts(10), share=0.5, alpha=alpha)
     sampler.observe([outcome(i, 0.5 if i else 0.125) for i in range(4)], 0)
@@ -330,7 +331,7 @@ def test_sws_by_hand():
     assert (sampler.weak.tolist(), sampler.judged.tolist()) == ([1, 0, 0], [1, 0, 0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_draws_follow_the_shares(name):
     sampler = SAMPLERS[name](in_categories((400, 300, 200)))
     run_steps(sampler, 3)

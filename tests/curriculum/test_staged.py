@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 
 from tests.curriculum.drives import outcome, told
 from tests.environments.acting import Acting, Plain
+from tests.tables import each
 from vlrl import curriculum
 from vlrl.config.episodes import EpisodeSettings
 from vlrl.config.schema import CurriculumSettings
@@ -107,7 +108,7 @@ def test_a_stage_ends_after_its_steps():
     assert [drawn(sampler, 2, step) for step in (0, 1)] == [[0, 3], [1, 4]]
 
 
-@pytest.mark.parametrize(("key", "value"), [("reward", 0.5), ("pass_rate", 0.5)])
+@each("key value", [("reward", 0.5), ("pass_rate", 0.5)])
 def test_a_stage_ends_when_its_running_mean_is_reached(key, value):
     sampler = made([{"where": {"form": "yes_no"}, key: value}, {"where": {"form": "choice"}}], window=4)
     def step(number, *rates):

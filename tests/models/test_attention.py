@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
+from tests.tables import each
 from vlrl.config import validate
 from vlrl.errors import ConfigError
 from vlrl.models import attention as attentions
@@ -146,8 +147,7 @@ def test_flex_equals_dense_attention(layout):
     assert (out - expected).abs().max() <= 2e-6 * expected.abs().max()
 
 
-@pytest.mark.parametrize("layout", [*map(layout_of, [RAGGED, LONG, IDLE]), layout_of_trees(TREES)],
-                         ids=["ragged", "several blocks", "some idle", "trees"])
+@each("layout", [*map(layout_of, [RAGGED, LONG, IDLE]), layout_of_trees(TREES)])
 def test_blocks_of_flex_are_those_of_its_own_function(layout):
     found = attention_kernels.block_mask(layout, torch.device("cpu"))
     right = create_block_mask(found.mask_mod, None, None, layout.length, layout.length, device="cpu")
@@ -203,8 +203,8 @@ def test_query_heads_share_keys():
         assert (out[0] - expected).abs().max() < (2e-2 if rounded else 2e-6), kv_heads
 
 
-@pytest.mark.parametrize("owner", [[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2], [0, 2]], ids=["even", "ragged", "one done"])
-@pytest.mark.parametrize("padded", [False, True])
+@each("owner", [[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2], [0, 2]])
+@each("padded", [False, True])
 def test_a_new_token_over_its_prompt_and_its_answer(owner, padded):
     prompts, length, answer, heads, kv_heads, width = 3, 7, 4, 4, 2, 8
     make = torch.Generator().manual_seed(0)

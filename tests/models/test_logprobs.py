@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import FAMILIES, SAMPLES, kinds_of, random_answers
 from tests.helpers import Vowels, load, settings
+from tests.tables import each
 from vlrl.models import logprobs
 from vlrl.models.logprobs import Head, answer_states, token_stats
 from vlrl.models.packing import pack, pieces_of
@@ -63,10 +64,9 @@ def test_chunks_equal_the_whole():
         assert_equal(*inputs(n, width, vocabulary, banned=banned), banned, 0.1, 9)
 
 
-@pytest.mark.parametrize("learns", [True, False], ids=["learns", "frozen"])
-def test_autocast(learns):
+def test_autocast():
     """Logits are rounded alike on both sides, gradients by chunk; a weight's are added up in float32."""
-    for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
+    for learns, (dtype, tolerance) in itertools.product((True, False), ((torch.bfloat16, 2e-2), (torch.float16, 3e-3))):
         with torch.autocast("cpu", dtype):
             assert_equal(*inputs(learns=learns), BANNED, 0.8, 5, tolerance)
 
@@ -102,8 +102,7 @@ def test_lora_on_the_output_layer_and_its_dropout():
     assert_equal(hidden, head, targets, BANNED, 1.0, 9)
 
 
-@pytest.mark.parametrize("learns", [True, False])
-@pytest.mark.parametrize("rows", [4, 100])
+@each("learns rows", itertools.product((True, False), (4, 100)))
 def test_further_statistics_have_gradients(learns, rows):
     hidden, head, targets = inputs(learns=learns)
     more = {"top": lambda logits, _: logits.softmax(-1).topk(3).values,
@@ -139,8 +138,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("learns", [True, False], ids=["learns", "frozen"])
-@pytest.mark.parametrize("grad", [True, False])
+@each("learns grad", itertools.product((True, False), (True, False)))
 def test_no_tensor_is_larger_than_a_chunk(learns, grad):
     n, vocabulary, rows = 96, 3000, 8
     hidden, head, targets = inputs(n, H, vocabulary, learns=learns)

@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from tests.conftest import FAMILIES, SAMPLES, kinds_of, random_answers
+from tests.tables import each
 from vlrl.config import validate
 from vlrl.models import policy as policies
 from vlrl.models.packing import Piece, aligned_inputs, make_batch, pack, pieces_of, plan, sizes, with_idle
@@ -177,7 +178,7 @@ def test_micro_batches_are_of_similar_cost(tiny_models):
     assert sizes(pieces, limit) == [b.tokens for b in pack(pieces, limit)]
 
 
-@pytest.mark.parametrize("layout", ["shared", "padded"])
+@each("layout", ["shared", "padded"])
 @pytest.mark.parametrize("kinds", [("text",), ("image", "text")])
 def test_idle_media_change_nothing(tiny_models, layout, kinds):
     """A prompt without answers: no token more is read, and what it passes gets a gradient of zero."""

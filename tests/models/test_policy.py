@@ -13,6 +13,7 @@ from transformers import AutoProcessor
 
 from tests.conftest import SAMPLES, TWO, noise, noise_video
 from tests.helpers import Vowels, credited_groups, load, settings
+from tests.tables import each
 from vlrl.errors import ConfigError
 from vlrl.models import policy as policies
 from vlrl.models.families import FAMILIES
@@ -267,7 +268,7 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 
 
-@pytest.mark.parametrize("environ, given, found", [
+@each("environ given found", [
     ({}, {}, ("none", False)),
     ({}, {"sharding": "fsdp2", "cpu_offload": True}, ("fsdp2", True)),
     (FSDP, {}, ("fsdp2", False)),
@@ -309,7 +310,7 @@ def test_what_is_refused_names_the_setting():
             resolve_sharding(settings("m", **given), dict(environ))
 
 
-@pytest.mark.parametrize("environ, given, device, found", [
+@each("environ given device found", [
     ({}, {"sharding": "fsdp2", "cpu_offload": True}, "cuda", {"cuda": "nccl", "cpu": "gloo"}),
     ({**FSDP, "FSDP_OFFLOAD_PARAMS": "true"}, {}, "cuda", {"cuda": "nccl", "cpu": "gloo"}),
     ({}, {"sharding": "fsdp2"}, "cuda", None),

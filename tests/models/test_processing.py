@@ -12,6 +12,7 @@ from jinja2 import Environment
 from qwen_vl_utils import smart_resize
 
 from tests.conftest import SAMPLES, TWO, noise, noise_video
+from tests.tables import each
 from vlrl.config import validate
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import policy as policies
@@ -40,7 +41,7 @@ def picture(width, height):
     return Sample(id=f"{width}x{height}", media=(Media(source=noise(0, width, height)),), row={"q": "Hm?"})
 
 
-@pytest.mark.parametrize("size", [(112, 84), (30, 200), (640, 480), (57, 41)])
+@each("size", [(112, 84), (30, 200), (640, 480), (57, 41)])
 def test_processed_size_is_that_of_the_reference(parts, size):
     """qwen-vl-utils' smart_resize is the Qwen authors' own."""
     policy, encode = parts

@@ -12,6 +12,7 @@ from tests.conftest import SAMPLES
 from tests.engine.scripted import ScriptedEngine
 from tests.helpers import Vowels, credited_groups, load, settings
 from tests.rollout.test_group_source import BAD, Number
+from tests.tables import each
 from vlrl import config as configs
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
@@ -88,7 +89,7 @@ def told(groups):
             for g in groups]
 
 
-@pytest.mark.parametrize(("staleness", "ages"), [(1, [0, 1, 1, 1, 1, 1, 1, 1, 1]), (2, [0, 1, 2, 1, 2, 1, 2, 1, 2]),
+@each("staleness ages", [(1, [0, 1, 1, 1, 1, 1, 1, 1, 1]), (2, [0, 1, 2, 1, 2, 1, 2, 1, 2]),
                                                  (3, [0, 1, 2, 3, 1, 2, 3, 1, 2]), (20, [*range(9)])])
 def test_answers_are_of_the_weights_that_policy_step_says(staleness, ages):
     s, plain = source(staleness), source(0, kind=GroupSource)
@@ -311,7 +312,7 @@ def test_staler_answers_than_allowed_are_refused():
     s.close()
 
 
-@pytest.mark.parametrize(("more", "says"), [
+@each("more says", [
     ({"algo": {}}, r"with algo\.correction=none algo\.loss=ppo_clip .*algo\.correction=token_truncate.*decoupled_ppo"),
     ({"rollout": {"step_tokens": 8}}, r"rollout\.step_tokens=8\): remove rollout\.step_tokens"),
     ({"rollout": {"forget": {"lr": 1e-3}}}, r"rollout\.forget\.lr=0\.001 .*set rollout\.forget\.lr=0"),

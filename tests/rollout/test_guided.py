@@ -9,6 +9,7 @@ from PIL import Image
 from tests.environments.acting import Acting, engine_of
 from tests.helpers import load, settings, started
 from tests.rollout.test_branching import Counting
+from tests.tables import each
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import validate
 from vlrl.config.sections import GUIDED
@@ -178,7 +179,7 @@ def config_of(**more):
     return validate({"task": "x", "model": {"name": "y"}, "algo": {"guided": {}}, **more})
 
 
-@pytest.mark.parametrize("more, said", [
+@each("more said", [
     ({"rollout": {"step_tokens": 4, "max_new_tokens": 9}}, "algo.guided .* rollout.step_tokens=4"),
     ({"async": {"max_staleness": 1}, "algo": {"guided": {}, "correction": "token_truncate"}},
      "algo.guided .* async.max_staleness=1"),

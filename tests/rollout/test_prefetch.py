@@ -12,6 +12,7 @@ from tests.conftest import SAMPLES
 from tests.engine.scripted import ScriptedEngine
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import Number
+from tests.tables import each
 from vlrl.config import validate
 from vlrl.curriculum import ForeseeingSampler, Prompts, Sequential, Uniform
 from vlrl.errors import DataError, TaskError
@@ -83,7 +84,7 @@ def test_the_next_step_is_encoded_ahead_and_the_last_looks_no_further():
         assert not prefetch._begun and len(encode.made) == 6
 
 
-@pytest.mark.parametrize("keep", ["all", "mixed"])
+@each("keep", ["all", "mixed"])
 def test_groups_are_those_without_workers(keep):
     found = []
     for workers in (0, 2):
@@ -98,7 +99,7 @@ def test_groups_are_those_without_workers(keep):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@each("workers", [0, 2])
 def test_errors_are_raised_where_the_sample_is_used(workers):
     s, encode, prefetch = source(workers)
     encode.bad[4] = DataError("4.png cannot be read")

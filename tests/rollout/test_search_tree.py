@@ -129,9 +129,7 @@ def test_which_end_is_backed_up():
     assert tree.ends[-1] is again and len(tree.root.children) == 4
     tree = tree_of()
     assert [node.ended for node in grow(tree, ([1] * (MOST - 1), 1.0, ""))] == [False]
-    node = tree.current
-    (end,) = tree.grow([piece(node.written, [1])], MOST)
-    assert end.ended
+    assert [end.ended for end in tree.grow([piece(tree.current.written, [1])], MOST)] == [True]
 
 
 class Play:
