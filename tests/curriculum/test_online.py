@@ -227,6 +227,11 @@ def in_categories(sizes=(40, 40, 40), seed=3, **fields):
     return Prompts(len(names), seed, lambda name: fields.get(name, [None] * len(names)))
 
 
+def test_numbers_are_grouped_into_ranges_with_their_lower_edge():
+    found = in_categories((6,), size=[0, 1, 2, 3, 4, None]).categories("size", bins=2)
+    assert found.names == ("0-2", "2-4", "none") and found.indices.tolist() == [0, 0, 1, 1, 1, 2]
+
+
 def paid(index, *rewards, visit=0):
     return Outcome(Draw(index, visit), rewards, tuple(r >= 0.5 for r in rewards))
 
