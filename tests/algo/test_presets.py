@@ -149,7 +149,7 @@ def test_a_preset_of_the_ratio_acts_off_policy_and_is_given_several_optimizer_st
     assert {name for name in LOSSES if hasattr(LOSSES[name], "ratio")} - {"clip_cov", "simko"} <= losses
 
 
-SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0", "steps=2",
+SMALL = ("rollout.prompts_per_step=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0", "steps=2",
          "log.samples_every=0", "curriculum.max_refills=1", "data.workers=0", "save.every=0")
 """Answers of 24 tokens hold a box, so rewards differ; one step of most presets takes the embedded model .3 s."""
 OUTSIDE = {"rollout": {"temperature", "group_size", "forget", "branch", "updates", "minibatches"},

@@ -12,7 +12,6 @@ import torch
 from tests.e2e.runs import goes_on_exactly, metrics
 from tests.helpers import credited_groups, load, settings
 from vlrl import config
-from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm, KLCoefficient
 from vlrl.store import RunFolder
 from vlrl.training.loop import train
@@ -92,7 +91,7 @@ def test_the_coefficient_is_steered_to_the_target():
 
 
 def test_a_step_that_was_left_out_moves_no_temperature():
-    algorithm = Algorithm(configs.validate({
+    algorithm = Algorithm(config.validate({
         "task": {"name": "grounding"}, "model": {"name": "x"},
         "algo": {"entropy": {"name": "temperature", "rate": 0.5}}}))
     policy: Any = SimpleNamespace(choices=600)
