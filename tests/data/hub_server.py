@@ -82,13 +82,13 @@ class Hub:
         return {"oid": asked["oid"], "size": asked["size"], **actions}
 
     def _commit(self, name: str, lines: list[dict[str, Any]]) -> str:
-        values = {kind: [one["value"] for one in lines if one["key"] == kind] for kind in ("file", "lfsFile",
-                                                                                           "deletedFile")}
-        files = {**self.head(name),
-                 **{one["path"]: base64.b64decode(one["content"]) for one in values["file"]},
-                 **{one["path"]: self.objects[one["oid"]] for one in values["lfsFile"]}}
-        for one in values["deletedFile"]:
-            del files[one["path"]]
+        files = dict(self.head(name))
+        for kind, value in ((line["key"], line["value"]) for line in lines):
+            if kind == "deletedFile":
+                del files[value["path"]]
+            elif kind in ("file", "lfsFile"):
+                files[value["path"]] = (base64.b64decode(value["content"]) if kind == "file"
+                                        else self.objects[value["oid"]])
         card = yaml.safe_load(files["README.md"].decode().split("---")[1]) if "README.md" in files else None
         return self.put(name, files, card)
 
@@ -97,7 +97,7 @@ class Hub:
         if tree := _TREE.fullmatch(path):
             listed = [{"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
                       for file, data in self.head(tree[1]).items()]
-            return 200, {"Content-Type": "application/json"}, json.dumps(listed).encode()
+            return said(listed)
         found = _INFO.fullmatch(path) or _FILE.fullmatch(path)
         if not found:
             return 404, {}, b""
@@ -106,8 +106,7 @@ class Hub:
             status, code = self.refusals[name]
             return status, {"X-Error-Code": code} if code else {}, b"{}"
         if name not in self.commits and name in self.private and found.re is _INFO:
-            return 200, {"Content-Type": "application/json"}, json.dumps(
-                {"id": name, "private": self.private[name], "tags": [], "siblings": []}).encode()
+            return said({"id": name, "private": self.private[name], "tags": [], "siblings": []})
         if name not in self.commits:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
         commit = self.revisions[name].get(revision, revision)
@@ -115,14 +114,17 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
         files, card = self.commits[name][commit]
         if found.re is _INFO:
-            info = {"id": name, "sha": commit, "private": self.private.get(name, False), "tags": [],
-                    "downloads": 0, "likes": 0,
-                    "siblings": [{"rfilename": file} for file in files], **({"cardData": card} if card else {})}
-            return 200, {"Content-Type": "application/json"}, json.dumps(info).encode()
+            return said({"id": name, "sha": commit, "private": self.private.get(name, False), "tags": [],
+                         "downloads": 0, "likes": 0, "siblings": [{"rfilename": file} for file in files],
+                         **({"cardData": card} if card else {})})
         if found[3] not in files:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         etag = hashlib.sha256(files[found[3]]).hexdigest()
         return 200, {"X-Repo-Commit": commit, "ETag": f'"{etag}"'}, files[found[3]]
+
+
+def said(value: Any) -> tuple[int, dict[str, str], bytes]:
+    return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()
 
 
 @contextmanager
@@ -134,12 +136,7 @@ def hub() -> Iterator[Hub]:
         def do_GET(self) -> None:
             served.asked.append(f"{self.command} {self.path}")
             status, headers, body = served.answer(self.path)
-            self.send_response(status)
-            for key, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
+            self._say(status, body, headers)
 
         do_HEAD = do_GET
 
@@ -168,19 +165,20 @@ def hub() -> Iterator[Hub]:
             served.objects[hashlib.sha256(body).hexdigest()] = body
             self._say(200, b"")
 
-        def _say(self, status: int, body: bytes) -> None:
+        def _say(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            for key, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(key, value)
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     served = Hub(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield served
     finally:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.test_dataset import task as settings_of
-from tests.data.test_formats import save
+from tests.data.sets import read, save
 from tests.tables import each
 from vlrl.cli.main import main
 from vlrl.config import load as load_config
@@ -21,10 +20,6 @@ from vlrl.task.scoring import score_group
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qa" / "tiny.yaml"
 ASK = {"image": "a.png", "question": "What does the sign say?"}
-
-
-def lines(path, records):
-    return save(path, "".join(f"{json.dumps(record)}\n" for record in records))
 
 
 def paid(row, *texts):
@@ -55,19 +50,16 @@ SHAPES = {  # records -> types, and of the first answers that pay and that do no
                {**ASK, "question": "What is the DATE?", "answer": "11/02/91"},
                {**ASK, "question": "What is the FAX?", "answer": "336/555-0142"}], ["text"] * 3,
               ["004710"], ["4710", "0004710", "004711"]),
-    "MathVista": ([{"pid": "1", "image": "a.png", "question": "How long is it?", "choices": None, "unit": None,
-                    "precision": 1.0, "answer": "1.2", "question_type": "free_form", "answer_type": "float"},
-                   {"pid": "2", "image": "a.png", "question": "How many?", "choices": None, "unit": None,
-                    "precision": None, "answer": "4", "question_type": "free_form", "answer_type": "integer"},
-                   {"pid": "3", "image": "a.png", "question": "Which?", "choices": None, "unit": None,
-                    "precision": None, "answer": "[0, 8]", "question_type": "free_form", "answer_type": "list"}],
+    "MathVista": ([{**ASK, "pid": str(n), "question": asks, "choices": None, "unit": None, "precision": precision,
+                    "answer": answer, "question_type": "free_form", "answer_type": kind}
+                   for n, (asks, precision, answer, kind) in enumerate((
+                       ("How long is it?", 1.0, "1.2", "float"), ("How many?", None, "4", "integer"),
+                       ("Which?", None, "[0, 8]", "list")))],
                   ["number", "number", "text"], ["1.2", "1.22", "1.24"], ["1.3", "1.26", "1.1"]),
-    "TabMWP": ([{"question": "What is the time?", "image": "a.png", "choices": None, "answer": "7:05 P.M.",
-                 "unit": None, "solution": "s", "ques_type": "free_text", "ans_type": "other_text", "grade": 3},
-                {"question": "How many?", "image": "a.png", "choices": None, "answer": "1,204", "unit": None,
-                 "solution": "s", "ques_type": "free_text", "ans_type": "integer_number", "grade": 3},
-                {"question": "What share?", "image": "a.png", "choices": None, "answer": "5/9", "unit": None,
-                 "solution": "s", "ques_type": "free_text", "ans_type": "other_text", "grade": 3}],
+    "TabMWP": ([{**ASK, "question": asks, "choices": None, "answer": answer, "unit": None, "solution": "s",
+                 "ques_type": "free_text", "ans_type": kind, "grade": 3} for asks, answer, kind in (
+                     ("What is the time?", "7:05 P.M.", "other_text"), ("How many?", "1,204", "integer_number"),
+                     ("What share?", "5/9", "other_text"))],
                ["text", "number", "text"], ["7:05 P.M.", "7:05 p.m."], ["7:50 P.M.", "7:05 A.M."]),
     "geometry": ([{**ASK, "question": "Find x.", "answer": "2\\sqrt{3}"},
                   {**ASK, "question": "Find y.", "answer": "3/4"},
@@ -84,7 +76,7 @@ SHAPES = {  # records -> types, and of the first answers that pay and that do no
 @each("name", SHAPES)
 def test_shapes_of_public_sets(tmp_path, name):
     records, types, right, wrong = SHAPES[name]
-    rows = read_rows(lines(tmp_path / "r.jsonl", records))
+    rows = read_rows(save(tmp_path / "r.jsonl", records))
     assert [row["answer_type"] for row in rows] == types
     assert all(type(row["answer_type"]) is str for row in rows)
     assert paid(rows[0], *right) == [1] * len(right) and paid(rows[0], *wrong) == [0] * len(wrong)
@@ -97,7 +89,7 @@ CODES = ("555-010-0199", "+49 30 1234567", "3-2", "2024-05-06", "06.05.2024", "9
 @each("code", CODES)
 @each("digit", [0, -1])
 def test_a_neighbouring_code_earns_nothing(tmp_path, code, digit):
-    (row,) = read_rows(lines(tmp_path / "r.jsonl", [{**ASK, "answer": code}]))
+    (row,) = read_rows(save(tmp_path / "r.jsonl", [{**ASK, "answer": code}]))
     at = [i for i, c in enumerate(code) if c.isdigit()][digit]
     other = f"{code[:at]}{(int(code[at]) + 1) % 10}{code[at + 1:]}"
     assert row["answer_type"] == "text" and row["answer"] == code
@@ -110,18 +102,18 @@ def test_a_neighbouring_code_earns_nothing(tmp_path, code, digit):
 
 def test_kinds_precisions_and_alternatives(tmp_path, capsys):
     asks = {"image_id": 1, "image": "a.png", "question": "How old?"}
-    file = lines(tmp_path / "r.jsonl", [{**asks, "ground_truth": a} for a in (
+    file = save(tmp_path / "r.jsonl", [{**asks, "ground_truth": a} for a in (
         ["36", "36 years old", "thirty-six"], ["12,5", "12.5 kg"], ["no number", "36"], ["3-2", "3"])])
     rows = read_rows(file)
     assert [row["answer_type"] for row in rows] == ["number", "number", "text", "text"]
     assert paid(rows[0], "36", "36 years old", "Thirty-six", "he is 36", "37", "thirty-seven") == [1, 1, 1, 1, 0, 0]
     assert paid(rows[1], "12.5", "12,5 kg", "125") == [1, 1, 0]
-    words = lines(tmp_path / "w.jsonl", [{"id": 1, **ASK, "answer": ["twelve", "a dozen"], "answer_type": "count"}])
+    words = save(tmp_path / "w.jsonl", [{"id": 1, **ASK, "answer": ["twelve", "a dozen"], "answer_type": "count"}])
     for one in (file, words):
         assert main(["data", "check", str(one), "--allow-missing", "--no-show", "--config", str(CONFIG)]) == 0
     assert "0 bad rows" in capsys.readouterr().out
     for given in ("high", 0.95, 40):
-        (row,) = read_rows(lines(tmp_path / "r.jsonl", [{**ASK, "answer": "1.2", "precision": given}]))
+        (row,) = read_rows(save(tmp_path / "r.jsonl", [{**ASK, "answer": "1.2", "precision": given}]))
         assert row["meta"] == {"precision": given} and "precision" not in row
         assert paid(row, "1.2", "1.22") == [1, 0]
     with pytest.raises(ConfigError, match=r"data\.answer_type='txt': Input should be .*'text'"):
@@ -130,7 +122,7 @@ def test_kinds_precisions_and_alternatives(tmp_path, capsys):
 
 def test_the_table_of_types_has_examples_and_reasons(tmp_path, capsys, caplog):
     records = [{**ASK, "answer": a} for a in ("3-2", "4-1", "007", "1.2.3", "stop")]
-    file = lines(tmp_path / "r.jsonl", [*records, {**ASK, "answer": "B", "options": ["x", "y"]}])
+    file = save(tmp_path / "r.jsonl", [*records, {**ASK, "answer": "B", "options": ["x", "y"]}])
     main(["data", "check", str(file), "--allow-missing", "--no-show"])
     out = capsys.readouterr().out
     why = "digits that are not a number: leading zeros, hyphens, slashes, letters"
@@ -142,19 +134,17 @@ def test_the_table_of_types_has_examples_and_reasons(tmp_path, capsys, caplog):
         ("text", 4, 3), ("text", 1, 1), ("choice", 1, 1)]
     (tmp_path / "a.png").touch()
     caplog.set_level("INFO")
-    file = lines(tmp_path / "r.jsonl", [{**ASK, "answer": a} for a in ("3-2", "red")])
-    settings_of(train=str(file)).samples("train")
+    file = save(tmp_path / "r.jsonl", [{**ASK, "answer": a} for a in ("3-2", "red")])
+    read(file, "auto")
     assert "answer types guessed, since no field states them: text 1 (digits that are not a number" in caplog.text
 
 
 def test_one_setting_decides_everywhere(tmp_path, capsys):
     (tmp_path / "a.png").touch()
-    file = lines(tmp_path / "r.jsonl", [{**ASK, "answer": a} for a in ("12", "3/4", "red")])
+    file = save(tmp_path / "r.jsonl", [{**ASK, "answer": a} for a in ("12", "3/4", "red")])
     for index in ("memory", "lazy"):
-        samples = settings_of(train=str(file), index=index, answer_type="text", cache=str(tmp_path)).samples("train")
-        assert [sample["answer_type"] for sample in samples] == ["text"] * 3, index
-    samples = settings_of(train=str(file), index="lazy", cache=str(tmp_path)).samples("train")
-    assert [sample["answer_type"] for sample in samples] == ["number", "text", "text"]
+        assert [s["answer_type"] for s in read(file, index, answer_type="text")] == ["text"] * 3, index
+    assert [s["answer_type"] for s in read(file)] == ["number", "text", "text"]
     assert main(["data", "convert", str(file), "-o", str(tmp_path / "o.jsonl"), "--answer-type", "math"]) == 0
     assert "math                3   data.answer_type: '12', '3/4', 'red'" in capsys.readouterr().out
     assert [json.loads(row)["answer_type"] for row in (tmp_path / "o.jsonl").read_text().splitlines()] == ["math"] * 3
@@ -172,4 +162,4 @@ def test_one_setting_decides_everywhere(tmp_path, capsys):
 def test_an_empty_answer_is_named(tmp_path, empty):
     for others in ([], [{**ASK, "answer": "red"}] * 2):
         with pytest.raises(DataError, match=r"answer=.* is empty, so there is no answer to the question 'What does"):
-            read_rows(lines(tmp_path / "r.jsonl", [*others, {**ASK, "answer": empty}]))
+            read_rows(save(tmp_path / "r.jsonl", [*others, {**ASK, "answer": empty}]))

@@ -1,14 +1,20 @@
+"""Files of rows -> samples; bad rows; answers to learn from (data.solutions)."""
+
 import json
 import logging
 
 import pytest
 from PIL import Image
 
+from tests.data.sets import read, save
 from tests.tables import each, refused
 from vlrl.config.schema import DataSettings
-from vlrl.data import Drawn, read_rows, read_samples, sample_from_row
-from vlrl.errors import ConfigError, DataError, TaskError
-from vlrl.task import Task
+from vlrl.data import Drawn, read_rows, sample_from_row, write_rows
+from vlrl.data.sources.solutions import SolvedSamples, read_solutions
+from vlrl.errors import ConfigError, DataError, RunError, TaskError
+from vlrl.rollout import fingerprint
+from vlrl.task import Task, task_samples
+from vlrl.tools.stages import rounds
 from vlrl.types import Sample
 
 
@@ -22,11 +28,6 @@ def task(**settings) -> Task:
     return found
 
 
-def write(path, rows):
-    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows), encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def folder(tmp_path):
     for name in ("a.png", "b.png"):
@@ -36,8 +37,8 @@ def folder(tmp_path):
 
 def test_files_of_rows(tmp_path):
     rows = [{"id": "1", "label": "ü"}, {"id": "2"}]
-    assert read_rows(write(tmp_path / "a.jsonl", [rows[0], "", rows[1], ""])) == rows
-    assert read_rows(write(tmp_path / "a.json", [json.dumps(rows)])) == rows
+    assert read_rows(save(tmp_path / "a.jsonl", [rows[0], "", rows[1], ""])) == rows
+    assert read_rows(save(tmp_path / "a.json", rows)) == rows
     (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"id": "1", "t": "a\xe2\x80\xa8b"}\r\n')
     assert read_rows(tmp_path / "bom.jsonl") == [{"id": "1", "t": "a\u2028b"}]
     with pytest.raises(DataError, match=r"none\.jsonl cannot be read"):
@@ -61,14 +62,6 @@ def test_sample_from_row(folder):
     assert "meta" not in sample_from_row({"id": "1"}, folder).row
 
 
-test_bad_files_name_the_line = refused(
-    DataError, lambda name, lines, tmp_path: read_rows(write(tmp_path / name, lines)), [
-    ("a.jsonl", ['{"id": 1}', "{broken"], r"a\.jsonl:2: not JSON"),
-    ("a.jsonl", ['{"id": 1}', "", "[1]"], r"a\.jsonl:3: a row must be a JSON object, not a list"),
-    ("a.json", ['{"id": 1}'], r"a\.json must hold a list of rows, not a dict"),
-    ("a.json", ["[" * 100_000], r"a\.json: not JSON"),
-    ("a.json", ['[{"id": 1}, 2]'], r"a\.json, row 2: a row must be a JSON object"),
-    ("a.txt", ["id"], r"\.jsonl .* \.json")])
 test_a_bad_row_is_named = refused(DataError, lambda row, folder: sample_from_row(row, folder), [
     ({}, "id=None"), ({"id": ""}, "id=''"), ({"id": True}, "id=True"), ({"id": ["x"]}, "id="),
     ({"id": "r", "image": "http://x/a.png"}, "row 'r'.*URL"),
@@ -95,15 +88,13 @@ def test_weights_of_null_and_drawn_samples(folder):
     assert sample_from_row({"id": "1", "weight": None}).weight == 1.0 and sample_from_row({"id": "1"}).weight == 1.0
     assert "weight" not in sample_from_row({"id": "1"}).row
 
-    class Own(Plain):
+    class Own(Task):
         def sample_from_row(self, row, root=None):
             return Sample(id=row["id"], row=row)
-    own = Own()
-    own.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1", "weight": None}])))
-    assert read_samples(own, "train")[0].weight == 1.0
-    write(folder / "rows.jsonl", ['{"id": "1", "weight": Infinity}'])
+    (sample,) = read(save(folder / "rows.jsonl", [{"id": "1", "weight": None}]), "auto", task=Own())
+    assert sample.weight == 1.0
     with pytest.raises(DataError, match=r"rows\.jsonl:1: row '1': weight=inf"):
-        read_samples(own, "train")
+        read(save(folder / "rows.jsonl", ['{"id": "1", "weight": Infinity}']), "auto", task=Own())
     drawn = Drawn(3, lambda i: Sample(id=str(i)))
     assert [s.id for s in drawn] == ["0", "1", "2"] and drawn[-1].id == "2" and [s.id for s in drawn[1:]] == ["1", "2"]
     with pytest.raises(IndexError):
@@ -113,16 +104,15 @@ def test_weights_of_null_and_drawn_samples(folder):
 
 
 def test_read_samples(folder):
-    path = write(folder / "rows.jsonl", [{"id": "1", "image": "a.png"}, {"id": "2", "image": "b.png"}])
+    path = save(folder / "rows.jsonl", [{"id": "1", "image": "a.png"}, {"id": "2", "image": "b.png"}])
     samples = task(train=str(path)).samples("train")
     assert [s.id for s in samples] == ["1", "2"] and len(samples) == 2 and samples[-1].id == "2"
     assert samples[0].media[0].source == folder / "a.png"
     (folder / "sub").mkdir()
-    path = write(folder / "sub" / "rows.jsonl", [{"id": "1", "image": "a.png"}])
+    path = save(folder / "sub" / "rows.jsonl", [{"id": "1", "image": "a.png"}])
     assert task(heldout=str(path), root=str(folder)).samples("heldout")[0].media[0].source == folder / "a.png"
     native = {"img_filename": "a.png", "bbox": [1, 1, 2, 2], "instruction": "close", "data_type": "icon"}
-    write(folder / "rows.json", [json.dumps([native, {**native, "bbox": [1, 1, 20, 20]}])])
-    found = read_samples(task(train=str(folder / "rows.json"), quarantine=True), "train")
+    found = read(save(folder / "rows.json", [native, {**native, "bbox": [1, 1, 20, 20]}]), "auto", quarantine=True)
     assert [(s.id, s["box"], s["width"]) for s in found] == [("rows-1", [1, 1, 3, 3], 4)]
     assert "extends beyond the image of 4x4 pixels" in found.quarantined[0].reason
 
@@ -136,7 +126,7 @@ def test_settings_that_are_missing(folder):
         task(heldout="none.jsonl").samples("heldout")
     with pytest.raises(ConfigError, match="train and heldout"):
         task().samples("valid")
-    path = write(folder / "rows.jsonl", [{"id": "1"}])
+    path = save(folder / "rows.jsonl", [{"id": "1"}])
     with pytest.raises(ConfigError, match=r"data\.format='coco_'"):
         task(train=str(path), format="coco_").samples("train")
     with pytest.raises(ConfigError, match="does not exist"):
@@ -149,28 +139,24 @@ BAD = ["{broken", {"image": "a.png"}, {"id": "1"}, {"id": "3", "image": "none.pn
        '{"id": "10", "weight": 1%s}' % ("0" * 400), '{"id": "11", "weight": 1%s}' % ("0" * 5000)]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda b: ascii(b)[:30])
-def test_the_first_bad_row_stops(folder, bad):
-    path = write(folder / "rows.jsonl", [{"id": "1"}, bad])
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: .*data\.quarantine=true"):
-        read_samples(task(train=str(path)), "train")
-
-
 def test_bad_rows_are_left_out_and_listed(folder, caplog):
-    path = write(folder / "rows.jsonl", [{"id": "1"}, *BAD, {"id": "2"}])
+    for bad in BAD:  # or the first one stops
+        with pytest.raises(DataError, match=r"rows\.jsonl:2: .*data\.quarantine=true"):
+            read(save(folder / "rows.jsonl", [{"id": "1"}, bad]), "auto")
+    path = save(folder / "rows.jsonl", [{"id": "1"}, *BAD, {"id": "2"}])
     with caplog.at_level(logging.WARNING):
-        samples = read_samples(task(train=str(path), quarantine=True), "train")
+        samples = read(path, "auto", quarantine=True)
     assert [s.id for s in samples] == ["1", "2"]
     assert [b.where.rpartition(":")[2] for b in samples.quarantined] == [str(2 + i) for i in range(len(BAD))]
     assert f"left out {len(BAD)} of {len(BAD) + 2} rows" in caplog.text and "ids must be unique" in caplog.text
     assert all(len(b.reason) < 500 for b in samples.quarantined)
     with pytest.raises(DataError, match="no usable row"):
-        read_samples(task(train=str(write(path, BAD[:2])), quarantine=True), "train")
+        read(save(path, BAD[:2]), "auto", quarantine=True)
     sized = {"width": 100, "height": 50}
     rows = [{"id": "1", **sized, "boxes": [{"box": [0, 0, 100.9, 50]}]}, {"id": "2", **sized, "box": [5, 0, 5, 9]},
             {"id": "3", **sized, "boxes": [{"box": [0, 0, 102, 50]}]}, {"id": "4", **sized, "points": [[3, -4]]},
             {"id": "5", **sized, "action": {"type": "click", "point": [300, 4]}}, {"id": "6", "box": [0, 0, 999, 9]}]
-    samples = read_samples(task(train=str(write(folder / "rows.jsonl", rows)), quarantine=True), "train")
+    samples = read(save(path, rows), "auto", quarantine=True)
     assert [s.id for s in samples] == ["1", "6"] and [b.reason.split(": ", 1)[1] for b in samples.quarantined] == [
         "box [5, 0, 5, 9] must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2",
         "box [0, 0, 102, 50] extends beyond the image of 100x50 pixels",
@@ -179,31 +165,92 @@ def test_bad_rows_are_left_out_and_listed(folder, caplog):
 
 
 def test_tasks_of_ones_own_that_fail_name_the_row(folder):
-    class Strict(Plain):
+    class Strict(Task):
         def sample_from_row(self, row, root=None):
             return Sample(id=row["key"])
-    strict = Strict()
-    strict.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1"}])))
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: row '1': KeyError: 'key'"):
-        read_samples(strict, "train")
-    class Lazy(Plain):
+
+    class Nothing(Plain):
         def sample_from_row(self, row, root=None):
             if row["id"] == "1":
                 raise RuntimeError("no")
-    lazy = Lazy()
-    lazy.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1"}, {"id": "2"}])), quarantine=True)
+    path = save(folder / "rows.jsonl", [{"id": "1"}, {"id": "2"}])
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: row '1': KeyError: 'key'"):
+        read(path, "auto", task=Strict())
     with pytest.raises(TaskError, match="task 'plain': sample_from_row returned NoneType, expected a Sample"):
-        read_samples(lazy, "train")
+        read(path, "auto", task=Nothing(), quarantine=True)
 
 
 @each("index", ["memory", "lazy"])
 def test_columns_of_other_names(tmp_path, index):
     Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
     rows = [{"riddle": f"Which {i}?", "truth": str(i), "shot": "a.png", "n": i} for i in range(3)]
-    file = write(tmp_path / "rows.jsonl", rows)
-    columns = {"question": "riddle", "answer": "truth", "images": "shot"}
-    found = read_samples(task(train=str(file), columns=columns, index=index, cache=str(tmp_path / "c")), "train")
+    file = save(tmp_path / "rows.jsonl", rows)
+    found = read(file, index, columns={"question": "riddle", "answer": "truth", "images": "shot"})
     assert [(s["question"], s["answer"], len(s.media), s["n"]) for s in found] == [
         (f"Which {i}?", str(i), 1, i) for i in range(3)]
     with pytest.raises(DataError, match=r"has a column 'trut', which .*Did you mean 'truth'.*riddle, truth"):
-        read_samples(task(train=str(file), columns={"answer": "trut"}, index=index, cache=str(tmp_path / "c")), "train")
+        read(file, index, columns={"answer": "trut"})
+
+
+class Letters(Task):
+    """Rows a, b, c; the second weighs 2."""
+
+    def samples(self, split):
+        return [Sample(id=x, row={"id": x, "question": x, **({"weight": 2.0} if x == "b" else {})}) for x in "abc"]
+
+
+LINES = [{"number": 1, "id": "b", "solution": "two", "weight": 0.25, "reward": 0.5},
+         {"number": 1, "id": "b", "solution": "zwei"}, {"number": 0, "id": "a", "solution": "one"}]
+
+
+def solved(path, lines):
+    found = Letters()
+    found.data = DataSettings(solutions=str(save(path, lines)))
+    return found
+
+
+def test_solutions_go_with_their_rows_or_fit_none(tmp_path):
+    samples = task_samples(solved(tmp_path / "rows.jsonl", LINES), "train")
+    assert [(s.id, s.get("solution"), s.weight) for s in samples] == [("b", "two", 0.5), ("b#2", "zwei", 2.0),
+                                                                      ("a", "one", 1.0)]
+    assert samples[0].get("question") == "b" and "reward" not in samples[0].row
+    assert [s.id for s in task_samples(solved(tmp_path / "rows.jsonl", LINES), "heldout")] == ["a", "b", "c"]
+    lines = [{**LINES[0], "rejected": "much longer"}, LINES[2]]
+    assert [s.get("rejected") for s in task_samples(solved(tmp_path / "rows.jsonl", lines), "train")] == [
+        "much longer", None]
+    other = [{**LINES[0], "solution": "deux"}, *LINES[1:]]
+    first, second = (fingerprint.fingerprint_of(task_samples(solved(tmp_path / name, lines), "train"))
+                     for name, lines in (("1.jsonl", LINES), ("2.jsonl", other)))
+    with pytest.raises(RunError, match=r"1 rows changed, 'b' \(row 1\)"):
+        second.check(first.state_dict(), "task 'letters'")
+    assert (tmp_path / "1.jsonl") in first.files
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_solutions(str(tmp_path / "none.jsonl"))
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="contains no solution"):
+        read_solutions(str(tmp_path / "empty.jsonl"))
+    for line, found in (({**LINES[0], "id": "x"}, "row 1 is 'b'"), ({**LINES[0], "number": 9}, "there are 3 rows")):
+        save(tmp_path / "rows.jsonl", [line])
+        samples = SolvedSamples(Letters().samples("train"), read_solutions(str(tmp_path / "rows.jsonl")), "rows.jsonl")
+        with pytest.raises(DataError, match=f"matches no training row .{found}"):
+            samples[0]
+
+
+@each("line", [
+    {"number": 0, "id": "a"}, {"number": -1, "id": "a", "solution": "x"}, {"number": True, "id": "a", "solution": "x"},
+    {"number": 0, "id": 1, "solution": "x"}, {"number": 0, "id": "a", "solution": ""}, [1],
+    {"number": 0, "id": "a", "solution": "x", "weight": 0}, {"number": 0, "id": "a", "solution": "x", "rejected": 3}])
+def test_a_line_that_is_none(tmp_path, line):
+    save(tmp_path / "rows.jsonl", [LINES[0], line])
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 2: .* is not a line of data\.solutions\. A line needs"):
+        read_solutions(str(tmp_path / "rows.jsonl"))
+
+
+def test_answers_hold_any_text_and_other_bytes_are_named(tmp_path):
+    """What Python takes for the end of a line of text is none in JSON."""
+    path, texts = tmp_path / "rows.jsonl", ["a\u2028b", "c\x85d\x0ce", "f\r\ng"]
+    write_rows(path, [{"number": 0, "id": "a", "solution": text} for text in texts])
+    assert [one.text for one in read_solutions(str(path))] == texts == [row["solution"] for row in rounds._lines(path)]
+    path.write_bytes(b'{"number": 0, "id": "a", "solution": "x"}\n\xff\xfe')
+    with pytest.raises(DataError, match=r"line 2: .* is not a line of data\.solutions"):
+        read_solutions(str(path))

@@ -1,16 +1,14 @@
 """`vlrl data check` on a folder of several data sets: every planted defect is found, once, and nothing else is."""
 
 import json
-import struct
-import zlib
-from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.films import sound_only
+from tests.data.sets import bomb, save
 from tests.data.test_formats import make_video
 from tests.tables import each
 from vlrl.checks import CheckedRow, Context, MediaFile
@@ -66,14 +64,6 @@ DEFECTS = {
     "a label of none": ("classification", {"label": "dgo"}, "field", "Did you mean 'dog'")}
 
 
-def sound_only(path: Path) -> None:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("aac", rate=16000, layout="mono")
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-        frame.sample_rate, frame.pts, frame.time_base = 16000, 0, Fraction(1, 16000)
-        container.mux([*stream.encode(frame), *stream.encode()])
-
-
 @pytest.fixture(scope="module")
 def media(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("media")
@@ -83,22 +73,11 @@ def media(tmp_path_factory) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (32, 64, 3), np.uint8)
     Image.fromarray(pixels).save(folder / "half.png")
     (folder / "half.png").write_bytes((folder / "half.png").read_bytes()[:3000])
-    head = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
-    (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(
-        ">I", zlib.crc32(head)) + (folder / "a.png").read_bytes()[33:])
+    (folder / "bomb.png").write_bytes(bomb())
     make_video(folder / "a.mp4")
     (folder / "empty.mp4").touch()
     sound_only(folder / "sound.mp4")
     return folder
-
-
-def changed(family: str, changes: dict, **more) -> dict:
-    return {k: v for k, v in {**SOUND[family], **more, **changes}.items() if v is not None}
-
-
-def save(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_every_planted_defect_is_found_and_nothing_else(media, tmp_path, capsys):
@@ -108,7 +87,8 @@ def test_every_planted_defect_is_found_and_nothing_else(media, tmp_path, capsys)
         (folder / file.name).hardlink_to(file)
     rows: dict[str, list[dict]] = {family: [dict(row)] for family, row in SOUND.items()}
     for name, (family, changes, *_) in DEFECTS.items():
-        rows[family].append(changed(family, changes, id=name))
+        row = {**SOUND[family], "id": name, **changes}
+        rows[family].append({k: v for k, v in row.items() if v is not None})
     rows["qa"].append({**SOUND["qa"], "question": "again?"})  # an id that is there already
     for family, found in rows.items():
         save(folder / f"{family}.jsonl", found)
@@ -175,7 +155,13 @@ TRACK = {"width": 64, "height": 32, "answer_type": "track",
     ({"options": ["(A) a", "(B) b"], "answer": "(B)", "answer_type": "choice"}, None),
     ({"label": ["a", "b"], "labels": ["a", "b"], "multi": True}, None), ({"label": []}, "label=[]"),
     ({"plan": "KEEP"}, "plan='KEEP'"), ({"plan": {"speed": "KEEP"}}, "plan.path=None"), ({"fps": -1}, "fps=-1"),
-    ({"plan": {"speed": [], "path": "STRAIGHT"}}, "plan.speed=[]"), ({"question": None}, None)])
+    ({"plan": {"speed": [], "path": "STRAIGHT"}}, "plan.speed=[]"), ({"question": None}, None),
+    ({"boxes": [[60, 70, 10, 20]]}, "boxes=[[60, 70, 10, 20]] must be a list of"), ({"boxes": {"box": [1]}}, "boxes={"),
+    ({"boxes": [{"box": ["1", 2, 3, 4]}]}, "boxes=[{"), ({"boxes": []}, None), ({"boxes": None}, None),
+    ({"box": [1, 2, 3]}, "box=[1, 2, 3] must be"), ({"box": [1, 2, 3, 4]}, None),
+    ({"label": "cat", "labels": "cat"}, "labels='cat' must be a list"), ({"labels": ["a", 1]}, None),
+    ({"answer_type": "regression", "answer": "n/a"}, "as answer_type=regression says"),
+    ({"answer_type": "count", "answer": 3}, None)])
 def test_fields_by_hand(row, words):
     found = list(field_problems(row))
     assert [words in problem for problem in found] == [True] if words else found == []

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -28,9 +29,6 @@ from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.types import Media
 
 LOOPBACK = AddressGuard(permits=lambda address: address.is_loopback, any_port=True)
-SECONDS = 60
-
-
 png = partial(encoded, "red", (6, 4))
 
 
@@ -92,8 +90,26 @@ def policy(tmp_path, monkeypatch):
     return lambda *hosts, guard=LOOPBACK: Policy(hosts or ("http://127.0.0.1",), tmp_path / "cache", guard)
 
 
-def get(url, policy, most=1_000_000, seconds=SECONDS):
+def get(url, policy, most=1_000_000, seconds=60):
     return fetched_file(checked_url(url, policy), most, seconds)
+
+
+def loaded(url, policy, **limits):
+    return load(Media(source=checked_url(url, policy)), LimitsSettings(**limits))
+
+
+@contextmanager
+def saying(*answers):
+    """A port of this machine where each connection gets one of these answers."""
+    with socket.create_server(("127.0.0.1", 0)) as ear:
+        def talk():
+            for answer in answers:
+                connection, _ = ear.accept()
+                connection.recv(1000)
+                connection.sendall(answer)
+                connection.close()
+        threading.Thread(target=talk, daemon=True).start()
+        yield ear.getsockname()[1]
 
 
 def kept(policy):
@@ -123,9 +139,8 @@ def test_the_default_asks_no_private_address(tmp_path, serve):
         with pytest.raises(DataError, match="not a public internet address"):
             get(f"https://{host}/a.png", Policy(None, tmp_path))
     server = serve({"/a.png": (200, {}, png())})
-    inside = Policy((f"http://127.0.0.1:{server.server_address[1]}",), tmp_path)
     with pytest.raises(DataError, match="not a public internet address"):
-        get(server.url(), inside)
+        get(server.url(), Policy((f"http://127.0.0.1:{server.server_address[1]}",), tmp_path))
     assert not server.asked
 
 
@@ -197,10 +212,9 @@ def test_the_certificate_is_checked_against_the_name(serve, policy, certificate)
     here = partial(AddressGuard, LOOPBACK.permits, lambda host, port: ["127.0.0.1"], True)
     own = policy("media.test", "other.test", guard=here(str(certificate / "cert.pem")))
     assert get(server.url(host="media.test", scheme="https"), own).read_bytes() == png()
-    with pytest.raises(DataError, match="certificate is invalid"):
-        get(server.url(host="other.test", scheme="https"), own)
-    with pytest.raises(DataError, match="certificate is invalid"):  # nobody has signed it
-        get(server.url(path="/b.png", host="media.test", scheme="https"), policy("media.test", guard=here()))
+    for name, found in (("other.test", own), ("media.test", policy("media.test", guard=here()))):  # nobody signed it
+        with pytest.raises(DataError, match="certificate is invalid"):
+            get(server.url("/b.png", name, "https"), found)
 
 
 HOSTS = [
@@ -299,31 +313,16 @@ def test_what_was_not_asked_for_is_not_unpacked(serve, policy):
         get(server.url(), policy())
     assert server.asked[0][1]["Accept-Encoding"] == "identity"
     with pytest.raises(DataError, match="not an image of a known format"):
-        load(Media(source=checked_url(server.url("/b.png"), policy())), LimitsSettings())
+        loaded(server.url("/b.png"), policy())
 
 
 def test_no_http_and_no_answer(serve, policy):
-    with socket.create_server(("127.0.0.1", 0)) as ear:
-        def talk():
-            connection, _ = ear.accept()
-            connection.recv(1000)
-            connection.sendall(b"SSH-2.0-thing\r\n\r\n")
-            connection.close()
-        threading.Thread(target=talk, daemon=True).start()
-        with pytest.raises(DataError, match="not HTTP"):
-            get(f"http://127.0.0.1:{ear.getsockname()[1]}/", policy())
-        port = ear.getsockname()[1]
+    with saying(b"SSH-2.0-thing\r\n\r\n") as port, pytest.raises(DataError, match="not HTTP"):
+        get(f"http://127.0.0.1:{port}/", policy())
     with pytest.raises(DataError, match="cannot be fetched"):
         get(f"http://127.0.0.1:{port}/", policy())
-    with socket.create_server(("127.0.0.1", 0)) as ear:
-        def talk():
-            for answer in (b"", b"HTTP/1.1 200 OK\r\n\r\n" + png()):
-                connection, _ = ear.accept()
-                connection.recv(1000)
-                connection.sendall(answer)
-                connection.close()
-        threading.Thread(target=talk, daemon=True).start()
-        assert get(f"http://127.0.0.1:{ear.getsockname()[1]}/", policy()).read_bytes() == png()
+    with saying(b"", b"HTTP/1.1 200 OK\r\n\r\n" + png()) as port:
+        assert get(f"http://127.0.0.1:{port}/", policy()).read_bytes() == png()
 
 
 @pytest.mark.slow
@@ -341,15 +340,14 @@ def test_a_moment_of_failure_is_waited_out(serve, policy):
 def test_the_content_decides_not_what_the_server_says(serve, policy):
     server = serve({"/a.html": (200, {"Content-Type": "text/html"}, png()),
                     "/b.png": (200, {"Content-Type": "image/png"}, b"<html>not here</html>"), "/c.png": (200, {}, b"")})
-    loaded = load(Media(source=checked_url(server.url("/a.html"), policy())), LimitsSettings())
-    assert loaded.size == (6, 4) and loaded.path.suffix == ".png"
+    found = loaded(server.url("/a.html"), policy())
+    assert found.size == (6, 4) and found.path.suffix == ".png"
+    with pytest.raises(DataError, match=r"limits\.image_pixels=23"):
+        loaded(server.url("/a.html"), policy(), image_pixels=23)
     with pytest.raises(DataError, match="not an image of a known format"):
-        load(Media(source=checked_url(server.url("/b.png"), policy())), LimitsSettings())
+        loaded(server.url("/b.png"), policy())
     with pytest.raises(DataError, match="is empty"):
-        load(Media(source=checked_url(server.url("/c.png"), policy())), LimitsSettings())
-    server = serve({"/a.png": (200, {}, encoded("red", (50, 50)))})
-    with pytest.raises(DataError, match=r"limits\.image_pixels=100"):
-        load(Media(source=checked_url(server.url(), policy())), LimitsSettings(image_pixels=100))
+        loaded(server.url("/c.png"), policy())
 
 
 def test_what_is_kept_needs_no_network(serve, policy, tmp_path):

@@ -4,24 +4,21 @@ import json
 
 import pytest
 
+from tests.data.sets import save
 from tests.data.test_formats import one
-from tests.tables import each
+from tests.tables import each, refused
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, sample_from_row
 from vlrl.data.sources.reading import canonical_rows, rows_in
 from vlrl.errors import DataError
-from vlrl.task import Task, load
 
 
 def turns(*said: str, speakers=("human", "gpt")) -> list[dict]:
     return [{"from": speakers[n % 2], "value": words} for n, words in enumerate(said)]
 
 
-def messages(row: dict, name: str = "qa", **settings) -> list[tuple[str, list[str]]]:
-    """Role and content of each message, media as their kind in brackets."""
-    task = load(name, settings)
-    found = task.messages(task.sample_from_row(row))
-    return [(m["role"], [c.get("text", f"[{c['type']}]") for c in m["content"]]) for m in found]
+def turns_of(*said: str) -> list[dict]:
+    return [{"role": ("user", "assistant")[n % 2], "content": words} for n, words in enumerate(said)]
 
 
 TOLD = {
@@ -56,33 +53,23 @@ def test_a_conversation_that_no_row_holds_is_refused(talk, words):
         assert isinstance(row, DataError) and words in str(row)
 
 
-def test_all_before_the_last_question_is_context():
-    talk = turns("<image>Colour?", "white", "<image>\nAnd this?", "red", "Which is <image> like?", "the second")
-    row = one({"images": ["a.png", "b.png", "c.png"], "conversations": talk})
-    assert row["turns"] == [{"role": "user", "content": "<image>Colour?"}, {"role": "assistant", "content": "white"},
-                            {"role": "user", "content": "<image>And this?"}, {"role": "assistant", "content": "red"}]
-    assert row["question"] == "Which is <image> like?" and row["answer"] == "the second" and set(row) <= FIELDS
-    found = messages(row, prompt="{question}")
-    assert [role for role, _ in found] == ["user", "assistant"] * 2 + ["user"]
-    assert [content for _, content in found] == [
-        ["[image]", "Colour?"], ["white"], ["[image]", "And this?"], ["red"], ["Which is ", "[image]", " like?"]]
-    prompt = one({"images": ["a.png"], "prompt": turns("Colour?", "white", "And now?", speakers=("user", "assistant")),
-                  "solution": "red"})
-    assert prompt["turns"][0]["content"] == "<image>Colour?" and prompt["answer"] == "red"  # media unmarked: first turn
-    history = {"query": "And now?", "response": "red", "history": [["<image>Colour?", "white"]], "images": ["a.png"]}
-    alpaca = {"instruction": "And", "input": "now?", "output": "red", "history": history["history"], "image": "a.png"}
-    assert one(history)["turns"] == one(alpaca)["turns"] == prompt["turns"]
-    assert one(alpaca)["question"] == "And\nnow?"
-    plan = one({"image": "a.png", "conversations": turns("<image>Hi", "hello", "Plan. Speed is 3 m/s.",
-                                                         "KEEP, STRAIGHT")})
-    box = one({"image": "a.png", "conversations": turns("<image>Hi", "hello", "Find the cat.", "[1, 2, 30, 40]")})
-    pair = one({"image": "a.png", "prompt": turns("<image>Hi", "hello", "Who?"), "chosen": "a", "rejected": "b"})
-    assert plan["plan"] and box["boxes"] and pair["responses"]
-    assert plan["turns"] == box["turns"] == pair["turns"] == turns_of("<image>Hi", "hello")
-
-
-def turns_of(*said: str) -> list[dict]:
-    return [{"role": ("user", "assistant")[n % 2], "content": words} for n, words in enumerate(said)]
+def test_all_before_the_last_question_is_context_and_the_system_is_kept():
+    """Of formats beside those of test_row_shapes.py, where the prompts are compared."""
+    hi = [{"role": "system", "content": "Be brief."}, *turns("<image>Hi", "hello")]
+    rows = {
+        "plan": {"conversations": [*hi, *turns("Plan. Speed is 3 m/s.", "KEEP, STRAIGHT")]},
+        "boxes": {"conversations": [*hi, *turns("Find the cat.", "[1, 2, 30, 40]")]},
+        "responses": {"prompt": [*hi, *turns("Who?")], "chosen": "a", "rejected": "b"},
+        "answer": {"prompt": [*hi, *turns("Who?")], "answer": "a cat"},
+        "question": {"conversations": [*hi[1:], *turns("Who?", "a cat")], "system": "Be brief."}}
+    for name, record in rows.items():
+        row = one({"image": "a.png", **record})
+        assert row[name] and row["turns"] == turns_of("<image>Hi", "hello"), name
+        assert row["system_prompt"] == "Be brief." and set(row) <= FIELDS, name
+    prompt = one({"images": ["a.png"], "prompt": turns_of("Colour?", "white", "And now?"), "solution": "red"})
+    assert prompt["turns"] == turns_of("<image>Colour?", "white")  # media without marks stand in the first turn
+    with pytest.raises(DataError, match="system_prompt=3 must be a string"):
+        sample_from_row({"id": 1, "system_prompt": 3})
 
 
 def test_the_turn_of_a_tool_needs_the_tool():
@@ -98,8 +85,8 @@ def test_the_turn_of_a_tool_needs_the_tool():
     with pytest.raises(DataError, match=r"row '1': the conversation has a tool turn.*has no `tools`"):
         sample_from_row(one(record))
     assert "tools" not in one({**record, "conversations": turns("<image>Tool?", "saw"), "tools": ["saw", "hammer"]})
-    (nameless,) = canonical_rows({**record, "tools": [{"description": "x"}]})
-    assert isinstance(nameless, DataError) and "has no name" in str(nameless)
+    with pytest.raises(DataError, match="has no name"):
+        one({**record, "tools": [{"description": "x"}]})
 
 
 def test_which_answer_counts_and_options_that_name_images():
@@ -109,8 +96,8 @@ def test_which_answer_counts_and_options_that_name_images():
     long = one({**record, "messages": turns_of("<image>How many?", "I count one dog and then another one, which is a "
                                                "pair of dogs on the grass."), "answer": "2"})
     assert long["answer"] == "2" and long["solution"].startswith("I count")
-    (row,) = canonical_rows({**record, "solution": "C"})
-    assert isinstance(row, DataError) and "the assistant answers 'b', but a separate field" in str(row)
+    with pytest.raises(DataError, match="the assistant answers 'b', but a separate field"):
+        one({**record, "solution": "C"})
     row = one({"question": "Which shows <image 1>?", "options": ["<image 2>", "none"], "answer": "A",
                "image_1": "a.png", "image_2": "b.png"})
     assert row["question"] == "Which shows image 1?" and row["options"] == ["image 2", "none"]
@@ -119,46 +106,6 @@ def test_which_answer_counts_and_options_that_name_images():
         {"type": "text", "text": "red?"}]}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
     row = one({"messages": json.dumps(talk)})
     assert row["image"] == "x/a.png" and row["question"] == "Is<image>red?" and row["answer"] == "yes"
-
-
-@each("beside words", [
-    ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conv.*data.columns. messages=messages"),
-    ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns .data.columns. question=problem"),
-    ({"system": "Be loud."}, "the system prompt is 'Be brief.' in the conversation, but 'Be loud.'"),
-    ({"image": None, "images": ["a.png", "b.png"]}, "has placeholders for 1 images or videos, but the record has 2")])
-def test_two_readings_of_a_record_are_asked_about(beside, words):
-    talk = [{"role": "system", "content": "Be brief."}, *turns_of("Is <image> old?", "yes")]
-    (row,) = canonical_rows({"image": "a.png", "messages": talk, **beside})
-    assert isinstance(row, DataError)
-    with pytest.raises(DataError, match=words):
-        raise row
-
-
-def test_the_system_and_the_marks_reach_the_model():
-    talk = [{"role": "system", "content": "Be brief."}, *turns("<image>Who?", "a cat")]
-    row = one({"image": "a.png", "conversations": talk})
-    assert row["system_prompt"] == "Be brief." == one({
-        "image": "a.png", "conversations": talk[1:], "system": "Be brief."})["system_prompt"]
-    assert set(row) <= FIELDS
-    assert messages(row)[0] == ("system", ["Be brief."])
-    assert messages(row, system="Think.")[0] == ("system", ["Think.\n\nBe brief."])
-    pair = one({"image": "a.png", "conversations": talk[:2], "chosen": "a cat", "rejected": "a dog"})
-    verl = one({"prompt": talk[:2], "images": ["a.png"], "answer": "a cat"})
-    plan = one({"image": "a.png", "conversations": [
-        talk[0], *turns("<image>Plan. Your speed is 3 m/s.", "KEEP, STRAIGHT")]})
-    assert pair["system_prompt"] == verl["system_prompt"] == plan["system_prompt"] == "Be brief." and plan["plan"]
-    with pytest.raises(DataError, match="system_prompt=3 must be a string"):
-        sample_from_row({"id": 1, "system_prompt": 3})
-    row = {"id": 1, "images": ["a.png", "b.png"], "question": "Is <image> like <image>?", "answer_type": "text"}
-    assert messages({**row, "answer": "no"})[0][1][:4] == ["Is ", "[image]", " like ", "[image]"]
-    film = {"id": 1, "video": "a.mp4", "question": "In <video>, who?", "answer": "a cat", "answer_type": "text"}
-    assert messages(film, "video")[0][1][:2] == ["In ", "[video]"]
-    pair = {**row, "responses": ["yes", "no"], "answer": 2}
-    assert messages(pair, "preference")[0][1][1:4] == ["[image]", " like ", "[image]"]
-    task = Task()
-    task.prompt = "Plain."  # a prompt without the question: media come first
-    found = task.messages(task.sample_from_row(row))
-    assert [c["type"] for c in found[0]["content"]] == ["image", "image", "text"]
 
 
 MARKS = {
@@ -188,16 +135,15 @@ def test_marks_keep_their_places(question, media, wanted):
         assert row["question"] == wanted and not list(field_problems(row))
 
 
-@each("record words", [
+test_marks_that_do_not_fit_are_refused = refused(DataError, lambda record: one({"answer": "A", **record}), [
     ({"image": "a.png", "question": "Is <image> like <image>?"}, "for 2 images or videos, but the record has 1"),
     ({"question": "<image> What is it?"}, "for 1 images or videos, but the record has 0"),
     ({"images": ["a.png", "b.png"], "question": "Is <image> red?"}, "for 1 images or videos, but the record has 2"),
     ({"image": "a.png", "question": "Is <image 3> red?"}, "refers to image 3, but the record has only 1"),
     ({"image": "a.png", "question": "Hear <audio>"}, "is about audio"),
-    ({"image": "a.png", "question": "Which?", "options": ["<image>", "none"]}, "'<image>' is an image")])
-def test_marks_that_do_not_fit_are_refused(record, words):
-    (row,) = canonical_rows({"answer": "A" if "options" in record else "no", **record})
-    assert isinstance(row, DataError) and words in str(row)
+    ({"image": "a.png", "question": "Which?", "options": ["<image>", "none"]}, "'<image>' is an image"),
+    ({"system": "Be loud.", "messages": [{"role": "system", "content": "Be brief."}, *turns_of("Who?", "A")]},
+     "the system prompt is 'Be brief.' in the conversation, but 'Be loud.'")], plain=True)
 
 
 @each("record words column wanted", [
@@ -212,12 +158,14 @@ def test_marks_that_do_not_fit_are_refused(record, words):
     ({"messages": turns_of("Who?", "x"), "prompt": turns_of("Where?"), "answer": "x"}, "each hold a conversation",
      {"messages": "prompt"}, {"question": "Where?"}),
     ({"prompt": turns_of("Who?"), "problem": "Where?", "answer": "here"}, "the field 'problem' asks",
-     {"question": "problem"}, {"question": "Where?"})])
+     {"question": "problem"}, {"question": "Where?"}),
+    ({"messages": turns_of("Who?", "x"), "problem": "Where?", "answer": "x"}, "'problem' asks 'Where?'",
+     {"question": "problem"}, {"question": "Where?", "answer": "x"})])
 def test_two_fields_that_differ_are_asked_about_and_columns_decide(record, words, column, wanted, tmp_path):
     (row,) = canonical_rows(record)
-    assert isinstance(row, DataError) and words in str(row)
-    (tmp_path / "rows.jsonl").write_text(json.dumps(record))
-    ((_, row),) = rows_in(tmp_path / "rows.jsonl", columns=column)
+    ((name, other),) = column.items()
+    assert isinstance(row, DataError) and words in str(row) and f"{name}={other}" in str(row)
+    ((_, row),) = rows_in(save(tmp_path / "rows.jsonl", [record]), columns=column)
     assert not isinstance(row, DataError), row
     assert {k: row[k] for k in wanted} == wanted
     same = {"question": "Who?", "problem": "<image>Who?", "answer": "B", "correct_answer": "a dog", "image": "a.png",

@@ -9,16 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.data.test_formats import BASE, CASES, make_video, one, save
+from tests.data.sets import encoded, read, save
+from tests.data.test_formats import BASE, CASES, make_video, one
 from tests.tables import each, refused
 from vlrl.cli.main import main
-from vlrl.config.schema import DataSettings
-from vlrl.data import read_rows, read_samples, sample_from_row
+from vlrl.data import read_rows, sample_from_row
 from vlrl.data.sources import json_rows
 from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.reading import canonical_rows, rows_in
 from vlrl.errors import DataError
-from vlrl.task import Task
 from vlrl.tools.datasets.convert import convert
 
 
@@ -42,12 +41,11 @@ def test_pictures_of_rows_become_files(tmp_path):
 
 
 def test_files_of_coco_screenspot_and_label_studio(tmp_path):
-    file = save(tmp_path / "instances.json", {"info": {}, "categories": [{"id": 1, "name": "cat"}], "images": [
-        {"id": 7, "file_name": "a.png", "width": 9, "height": 9},
-        {"id": 8, "file_name": "b.png", "width": 9, "height": 9}, {"id": 7, "file_name": "a.png"},
-        {"file_name": "c.png"}], "annotations": [
-        {"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0, 5, 5]}, {"id": 2, "image_id": 99, "bbox": []},
-        {"id": 3, "image_id": 8, "category_id": 4, "bbox": [0, 0, 5, 5]}]})
+    images = [{"id": n, "file_name": "a.png", "width": 9, "height": 9} for n in (7, 8, 7)] + [{"file_name": "c.png"}]
+    file = save(tmp_path / "instances.json", {
+        "info": {}, "categories": [{"id": 1, "name": "cat"}], "images": images, "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0, 5, 5]}, {"id": 2, "image_id": 99, "bbox": []},
+            {"id": 3, "image_id": 8, "category_id": 4, "bbox": [0, 0, 5, 5]}]})
     found = rows_in(file)
     assert [(where.removeprefix(str(file)), isinstance(row, DataError)) for where, row in found] == [
         (", image 7", False), (", image 8", True), (", image 7", False), (", image number 4", True),
@@ -77,6 +75,11 @@ def test_files_of_coco_screenspot_and_label_studio(tmp_path):
     rows = rows_in(save(tmp_path / "export.json", [task(1, "mug"), task(2), task(3, "cup", "mug")]))
     assert [row["labels"] for _, row in rows] == [["mug", "cup"]] * 3
     assert [len(row["boxes"]) for _, row in rows] == [1, 0, 2]
+    for annotations, words in (  # none of these says that an object is absent
+            ([], "has no valid annotation"), ([{"was_cancelled": True, "result": []}], "has no valid annotation"),
+            ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "'r6' is a brush mask")):
+        with pytest.raises(DataError, match=words):
+            one({**task(1), "annotations": annotations, "predictions": [{"result": []}]})
 
 
 def test_tables_join_the_boxes_of_an_image(tmp_path):
@@ -148,13 +151,25 @@ def test_hostile_lines_are_refused_alone(tmp_path, line, words):
     assert first == {"id": 1} and where.endswith(":2") and isinstance(row, DataError) and words in str(row)
 
 
+TABLE = "filename,xmin,ymin,xmax,ymax"
 test_files_that_hold_no_rows = refused(DataError, lambda name, text, tmp_path: read_rows(save(tmp_path / name, text)), [
-    ("a.json", '{"id": 1}', "must hold a list of rows, not a dict"),
+    ("a.jsonl", ['{"id": 1}', "{broken"], r"a\.jsonl:2: not JSON"),
+    ("a.jsonl", ['{"id": 1}', "", "[1]"], r"a\.jsonl:3: a row must be a JSON object, not a list"),
+    ("a.json", "[" * 100_000, r"a\.json: not JSON"),
+    ("a.json", [{"id": 1}, 2], r"a\.json, row 2: a row must be a JSON object"),
+    ("a.txt", "id", r"\.jsonl .* \.json"),
+    ("a.json", '{"id": 1}', r"a\.json must hold a list of rows, not a dict"),
     ("a.json", '"x"', "must hold a list of rows, not a str"),
     ("a.csv", "image,label\na.png,b,c\n", r"a\.csv:2: the line has more values"),
     ("a.csv", "1,2,3,4\n", "the first line has no column names"),
     ("a.csv", 'image,label\n"a.png,b\n', r"a\.csv:\d: not CSV"),
-    ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet, \.arrow or \.tar")])
+    ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet, \.arrow or \.tar"),
+    ("a.csv", f"{TABLE},class,class\na.png,1,2,3,4,x,y\n", "csv:1: the column 'class' occurs twice"),
+    ("a.csv", "Photo,XMin\na.png,1\n", "the columns match no known format: 'Photo, XMin'"),
+    ("a.csv", "filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a decimal point instead of a comma"),
+    ("a.csv", f"{TABLE}\na.png,1,2,3\n", r"xmin, ymin, xmax, ymax=\['1', '2', '3', None\] must be 4"),
+    ("a.csv", f"filename,{'x' * 200_000}\na.png,1\n", "csv:1: not CSV: field larger than field limit"),
+    ("a.csv", f'{TABLE}\na.png,1,2,3,"4\n', "csv:2: not CSV: unexpected end of data")])
 
 
 def test_refs_of_refcoco_and_shapes_of_lisa():
@@ -175,31 +190,9 @@ def test_refs_of_refcoco_and_shapes_of_lisa():
     assert row["action"] == {"type": "click", "point": [1, 2]}
 
 
-@each("annotations words", [
-    ([], "the Label Studio task has no valid annotation"),
-    ([{"was_cancelled": True, "result": []}], "the Label Studio task has no valid annotation"),
-    ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is a brush mask")])
-def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
-    with pytest.raises(DataError, match=words):
-        one({"id": 1, "data": {"image": "a.png"}, "annotations": annotations, "predictions": [{"result": []}]})
-
-
-@pytest.mark.parametrize("text, words", [
-    ("filename,xmin,ymin,xmax,ymax,class,class\na.png,1,2,3,4,x,y\n", "csv:1: the column 'class' occurs twice"),
-    ("Photo,XMin\na.png,1\n", "the columns match no known format: 'Photo, XMin'"),
-    ("filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a decimal point instead of a comma"),
-    ("filename,xmin,ymin,xmax,ymax\na.png,1,2,3\n", "xmin, ymin, xmax, ymax=['1', '2', '3', None] must be 4"),
-    (f"filename,{'x' * 200_000}\na.png,1\n", "csv:1: not CSV: field larger than field limit"),
-    ('filename,xmin,ymin,xmax,ymax\na.png,1,2,3,"4\n', "csv:2: not CSV: unexpected end of data")])
-def test_tables_that_cannot_be_understood(tmp_path, capsys, text, words):
-    (tmp_path / "t.csv").write_text(text)
-    assert main(["data", "convert", str(tmp_path / "t.csv"), "-o", str(tmp_path / "o.jsonl")]) == 1
-    assert words in capsys.readouterr().err.replace("\n", " ")
-
-
 def picture(path: Path, size=(20, 10)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size).save(path)
+    path.write_bytes(encoded(size=size))
     return path
 
 
@@ -209,10 +202,8 @@ def test_folders_of_classes_and_metadata(tmp_path):
     rows = [row for _, row in rows_in(tmp_path / "pets")]
     assert rows[0] == {"id": "test/cat/2.png", "image": "pets/test/cat/2.png", "label": "cat", "split": "test",
                        "labels": ["cat", "dog", "great dane"]}
-    task = Task()
-    task.data = DataSettings(train=str(tmp_path / "pets"), heldout=str(tmp_path / "pets"))
-    assert [s["label"] for s in read_samples(task, "train")] == ["cat", "dog"]
-    assert [s["label"] for s in read_samples(task, "heldout")] == ["cat", "great dane"]
+    for split, labels in (("train", ["cat", "dog"]), ("heldout", ["cat", "great dane"])):
+        assert [s["label"] for s in read(tmp_path / "pets", "auto", split)] == labels
     assert convert(tmp_path / "pets", tmp_path / "rows.jsonl")[0] == 4
     picture(tmp_path / "m" / "train" / "a.png")
     (tmp_path / "m" / "train" / "metadata.csv").write_text("file_name,label\na.png,cat\nb.png,dog\n")

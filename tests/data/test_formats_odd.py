@@ -1,4 +1,5 @@
-"""Odd annotations that were read wrongly without a word, or refused with words that mislead."""
+"""Odd annotations that were read wrongly without a word, or refused with words that mislead; what all records of a file
+together tell: its format, and ids."""
 
 import datetime
 import decimal
@@ -9,13 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.data.test_formats import make_video, one, save
+from tests.data.sets import read, save
+from tests.data.test_formats import make_video, one
 from tests.tables import each, refused
-from vlrl.checks.fields import field_problems, length_problem
+from vlrl.checks.fields import length_problem
 from vlrl.cli.main import main
-from vlrl.data import read_rows
+from vlrl.data import FIELDS, read_rows
 from vlrl.data.formats.choices import option_letter, options_of
-from vlrl.data.sources.reading import recognised_format, rows_in
+from vlrl.data.sources.reading import canonical_rows, recognised_format, rows_in
 from vlrl.errors import DataError
 from vlrl.tools.datasets.convert import convert
 
@@ -117,18 +119,6 @@ def test_odd_regions_and_values(tmp_path):
     assert "BytesIO" not in str(error.value)
 
 
-@each("row words", [
-    ({"boxes": [[60, 70, 10, 20]]}, "boxes=[[60, 70, 10, 20]] must be a list of"), ({"boxes": {"box": [1]}}, "boxes={"),
-    ({"boxes": [{"box": ["1", 2, 3, 4]}]}, "boxes=[{"), ({"boxes": []}, None), ({"boxes": None}, None),
-    ({"box": [1, 2, 3]}, "box=[1, 2, 3] must be"), ({"box": [1, 2, 3, 4]}, None),
-    ({"label": "cat", "labels": "cat"}, "labels='cat' must be a list"), ({"labels": ["a", 1]}, None),
-    ({"answer_type": "regression", "answer": "n/a"}, "as answer_type=regression says"),
-    ({"answer_type": "count", "answer": 3}, None)])
-def test_fields_of_a_wrong_shape(row, words):
-    found = list(field_problems(row))
-    assert [words in problem for problem in found] == [True] if words else found == []
-
-
 def test_lengths_are_those_of_what_is_cut(tmp_path, capsys):
     assert length_problem({"duration": 6}, 6, "a.mp4", 2, 8) is None
     assert length_problem({"spans": [[0, 5.5]]}, 6, "a.mp4", 2, 8) is None
@@ -137,11 +127,96 @@ def test_lengths_are_those_of_what_is_cut(tmp_path, capsys):
     make_video(tmp_path / "a.mp4")
     rows = [{"id": n, **FILM, "answer_type": "span", "spans": [[0.1, 0.5]], "video_start": 1, "video_end": end,
              "duration": end - 1} for n, end in enumerate((2, 9))]
-    file = save(tmp_path / "v.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["data", "check", str(file), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)["problems"]
-    assert [(p["id"], "video_end=9 lies after the end of a.mp4, which lasts 2" in p["reason"]) for p in found] == [
-        ("1", True)]
+    assert main(["data", "check", str(save(tmp_path / "v.jsonl", rows)), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["problems"]
+    assert found["id"] == "1" and "video_end=9 lies after the end of a.mp4, which lasts 2" in found["reason"]
     assert recognised_format({"image": "a.png", "label": "cat", "cx": 1}) == "labelled"
     assert options_of({"a1": "x", "a2": "y"}) == [] and options_of({"option1": "x", "option2": "y"}) == ["x", "y"]
     assert option_letter("B", ["dog", "dog"]) == option_letter("B", ["B", "b", "x"]) == "B"
+
+
+PLAIN = {"image": "a.png", "question": "What could lead to a collision?", "answer": "Turning left."}
+FOUND = {"image": "a.png", "width": 9, "height": 9, "x1": 1, "y1": 2, "x2": 3, "y2": 4, "label": "mug"}
+
+
+@each("usual other wanted", [
+    (PLAIN, {**PLAIN, "answer": "ACCELERATE, STRAIGHT"}, ("answer", "ACCELERATE, STRAIGHT")),  # no plan among questions
+    (PLAIN, {"id": 5, **PLAIN, "answer": "No"}, ("answer_type", "yes_no")),  # alone it would be a canonical row
+    ({**PLAIN, "id": 1, "answer_type": "text"}, {**PLAIN, "id": 7, "options": ["x", "y"]}, ("answer", "Turning left.")),
+    ({"image": "a.png", "label": "cat"}, {"id": 7, "image": "a.png", "label": "dog"}, ("labels", ["cat", "dog"]))])
+def test_a_record_is_read_as_the_others_of_its_file(tmp_path, usual, other, wanted):
+    rows = read_rows(save(tmp_path / "r.json", [usual, usual, other]))
+    assert rows[2][wanted[0]] == wanted[1]
+
+
+@each("usual other words", [
+    (FOUND, {**PLAIN, "answer": "KEEP, STRAIGHT"}, "of format alphadrive, but most of the file's rows are of format"),
+    (PLAIN, {"image": "a.png", "label": "cat"}, "of format labelled, but most of the file's rows are of format qa"),
+    (PLAIN, {"image": "a.png", "caption": "a cat"}, "of no known format ('image, caption'), but most of the file's"),
+    ({"image": "a.png", "label": "cat"}, PLAIN, "are those of format qa, but")])
+def test_a_record_of_another_format_is_refused(tmp_path, usual, other, words):
+    file = save(tmp_path / "r.json", [usual, other, usual])
+    wrong = [(where, row) for where, row in rows_in(file) if isinstance(row, DataError)]
+    assert len(wrong) == 1 and wrong[0][0].endswith("row 2") and words in str(wrong[0][1])
+    forced = [row for _, row in rows_in(file, recognised_format(usual) or "") if isinstance(row, DataError)]
+    assert not any("most of the file's rows" in str(row) for row in forced)
+
+
+def test_large_files_and_followers_are_of_one_format_and_share_no_id(tmp_path):
+    (tmp_path / "a.png").touch()
+    rows = [PLAIN] * 200 + [{**PLAIN, "answer": "ACCELERATE, STRAIGHT"}, {"image": "a.png", "label": "cat"}]
+    samples = read(save(tmp_path / "r.jsonl", rows))
+    assert samples[200]["answer"] == "ACCELERATE, STRAIGHT"
+    with pytest.raises(DataError, match="of format labelled, but most of the file's rows are of format qa"):
+        samples[201]
+    pair = {"id": "a", "prompt": "q", "chosen": "x", "rejected": "y"}
+    taken: set[str] = set()
+    found = [row for n in "12" for _, row in rows_in(save(tmp_path / f"{n}.json", [pair]), taken=taken)]
+    assert [row["id"] for row in found] == ["a", "a-2"]
+    row = {"id": 1, "image": "a.png", "question": "q", "answer": "a", "answer_type": "text"}
+    file = save(tmp_path / "r.jsonl", [row, row])
+    assert [row["id"] for row in read_rows(file)] == [1, 1]
+    with pytest.raises(DataError, match="ids must be unique"):
+        convert(file, tmp_path / "out.jsonl")
+
+
+def test_repeated_ids_of_others_become_unique_by_place(tmp_path, caplog, capsys):
+    file = save(tmp_path / "val.csv", "video,question,answer,qid,a0,a1\n" + "".join(
+        f"{1000 + n},why?,1,{qid},x,y\n" for n, qid in enumerate((6, 7, 6, 6, "6-2"))))
+    rows = read_rows(file)
+    assert [row["id"] for row in rows] == ["6", "7", "6-3", "6-4", "6-2"]
+    assert [row.get("original_id") for row in rows] == [None, None, "6", "6", None]
+    assert "2 of 5 rows had the id of another row" in caplog.text and "'6-3' instead of '6'" in caplog.text
+    assert "original_id" in FIELDS and main(["data", "check", str(file), "--allow-missing"]) == 0
+    assert "0 bad rows" in capsys.readouterr().out
+    assert main(["data", "convert", str(file), "-o", str(tmp_path / "rows.jsonl")]) == 0
+    assert [row["id"] for row in read_rows(tmp_path / "rows.jsonl")] == ["6", "7", "6-3", "6-4", "6-2"]
+
+
+def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
+    images, names = [{"id": 1, "file_name": "a.png", "width": 9, "height": 9}], {"categories": [CAT]}
+
+    def read(images, *annotations):
+        found = [{"id": n, "category_id": 1, **a} for n, a in enumerate(annotations)]
+        return [row for _, row in rows_in(save(tmp_path / "c.json", {"images": images, "annotations": found, **names}))]
+    (row,) = read(images, {"image_id": "1", "bbox": [1, 2, 3, 4]}, {"image_id": 1, "bbox": [1, 2, 0, 4]})
+    assert isinstance(row, dict) and row["boxes"] == [{"box": [1, 2, 4, 6], "label": "cat"}]
+    assert row["meta"] == {"empty": [{"box": [1, 2, 1, 6], "label": "cat"}]}
+    (row,) = read(images, {"image_id": 1, "bbox": [5, 5, -3, 4]})  # no region: its corners are refused
+    assert isinstance(row, dict) and row["boxes"] == [{"box": [5, 5, 2, 9], "label": "cat"}]
+    two = read([*images, {**images[0], "file_name": "b.png"}], {"image_id": 1, "bbox": [1, 2, 3, 4]})
+    assert all("2 files in 'images' have the id 1" in str(row) for row in two)
+    (row,) = canonical_rows({"images": images, "annotations": [{"id": 5, "image_id": 7, "category_id": 1}], **names})
+    assert isinstance(row, DataError) and "annotation 5: image_id=7 is not the id of an entry" in str(row)
+
+
+@each("name content words", [
+    ("p.json", [{"question": "q", "response_a": "x", "response_b": "y", "label": n} for n in (0, 1)],
+     ["answer=0 must say", "answer=1 is ambiguous: another row of the file has the answer 0"]),
+    ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["box has no label", None]),
+    ("k.json", [{"image": "a.png", "label": " "}, {"image": "b.png", "label": "cat"}], ["not empty", None]),
+    ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["there is no question"])])
+def test_what_would_be_read_wrongly_in_silence_is_refused(tmp_path, name, content, words):
+    found = [row for _, row in rows_in(save(tmp_path / name, content))]
+    assert all((word is None) == isinstance(row, dict) and (word or "") in str(row)
+               for word, row in zip(words, found, strict=True))

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.data.test_video import video_times
+from tests.data import films
 from tests.tables import each, refused
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import VideoSampling, load
@@ -146,16 +146,35 @@ def test_other_formats_keep_the_times_of_frames(record, written):
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_a_model_is_told_the_times_of_the_frames(tiny_models, folder, family):
-    """ms-swift#6523, of frames at irregular times: as text before each pair of them, or as their mean distance."""
-    from tests.models.test_packing import Ask, shared
+    """ms-swift#6523: a video given as frames was always taken as two a second, and Qwen3-VL was told wrong times. As
+    text before each pair of frames, or as temporal positions, evenly spaced; and packed rows equal padded ones."""
+    from tests.models.test_packing import Ask, assert_equal, load, random_answers
 
-    policy, encode = shared(tiny_models[family])
-    prompt = encode(Ask(), sample_from_row({"id": "r", "video": NAMES, "frame_times": TIMES, "q": "When?"}, folder))
-    assert prompt.media[0].timestamps == tuple(TIMES)
+    policy, encode = load(tiny_models[family], train=["language", "merger", "vision"], video_max_frames=8)
     tokenizer = policy.processor.tokenizer
-    if family == "qwen3_vl":
-        assert [float(t) for t in video_times(tokenizer.decode(prompt.ids))] == pytest.approx([0.75, 4.25], abs=0.051)
-    else:
-        rows = prompt.positions[0][prompt.ids == tokenizer.convert_tokens_to_ids("<|video_pad|>")]
-        ticks = policy.base.config.vision_config.tokens_per_second
-        assert sorted(set(rows - rows.min())) == [0, int(2 * 4 / 3 * ticks)]
+
+    def told(row, times=None):
+        prompt = encode(Ask(), sample_from_row({"id": "r", "q": "When?", **row}, folder))
+        found = np.array(prompt.media[0].timestamps)
+        assert times is None or found == pytest.approx(np.array(times))
+        pairs = found.reshape(-1, 2)
+        if family == "qwen3_vl":
+            parts = tokenizer.decode(prompt.ids).split(" seconds>")[:-1]
+            assert [float(p.rpartition("<")[2]) for p in parts] == pytest.approx(pairs.mean(1), abs=0.051)
+        else:
+            rows = prompt.positions[0][prompt.ids == tokenizer.convert_tokens_to_ids("<|video_pad|>")]
+            even = np.arange(len(pairs)) * 2 * (found[-1] - found[0]) / (len(found) - 1)
+            ticks = policy.base.config.vision_config.tokens_per_second
+            assert sorted(set(rows - rows.min())) == np.floor(even * ticks + 1e-5).tolist()
+        return prompt
+    told({"video": NAMES, "frame_times": TIMES}, TIMES)
+    said = [{"role": "user", "content": "<video>When?"}, ANSWERED]
+    for fps in (1.0, 0.25, 4):
+        (row,) = canonical_rows({"id": "r", "messages": said, "videos": [NAMES], "fps": fps})
+        for one in ({"video": NAMES, "fps": fps}, row):
+            told(one, [n / fps for n in range(4)])
+    film = films.FILES["part.mp4"]
+    films.make(folder / "part.mp4", film)
+    prompt = told({"video": "part.mp4", "video_start": film.span[0], "video_end": film.span[1]})
+    answers = random_answers(0, 3, len(tokenizer), set(policy.banned.tolist()))
+    assert_equal(policy, [prompt] * 3, answers)

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.data.sets import read
+from tests.data.sets import read, save
 from tests.tables import each
 from vlrl.config.schema import DataSettings
 from vlrl.curriculum import Prompts
@@ -64,7 +65,7 @@ def test_lines_are_those_of_the_whole_file(tmp_path, monkeypatch, form):
         path = lines(tmp_path / "a.jsonl", form, end)
         path.write_bytes(start + path.read_bytes())
         whole = read(path, "memory")
-        for chunk in (7, 64, 1 << 20):
+        for chunk in (7, 1 << 20):
             monkeypatch.setattr(row_index, "_CHUNK", chunk)
             found = read(path, cache=tmp_path / f"cache-{chunk}-{len(end)}-{len(start)}")
             assert isinstance(found, LazySamples) and [(s.id, s.row) for s in found] == [(s.id, s.row) for s in whole]
@@ -133,12 +134,9 @@ def test_rows_that_name_both_sides(tmp_path, kind):
 
 
 def test_which_files_are_lazy(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(rows()))
-    with pytest.raises(ConfigError, match=r"data\.index=lazy: .*read as a whole"):
-        read(path)
-    with pytest.raises(ConfigError, match=r"data\.index=lazy: .*read as a whole"):
-        read(lines(tmp_path / "list.jsonl", ["[", json.dumps(rows()[0]), "]"]))
+    for path in (save(tmp_path / "a.json", rows()), lines(tmp_path / "list.jsonl", ["[", json.dumps(rows()[0]), "]"])):
+        with pytest.raises(ConfigError, match=r"data\.index=lazy: .*read as a whole"):
+            read(path)
     with pytest.raises(DataError, match="no usable row"):
         read(lines(tmp_path / "empty.jsonl", ["", " "]))
     (tmp_path / "bad.parquet").write_bytes(b"PAR1" + bytes(100))
@@ -189,7 +187,7 @@ def test_samplers_and_evaluations_pass_by_bad_rows(mixed, tmp_path):
     write_visited(tmp_path / "prompts.parquet", prompts.history, found)
     assert pq.read_table(tmp_path / "prompts.parquet")["sample_id"].to_pylist() == ["r0", "", "r1", ""]
     task = Task()
-    task.data = DataSettings(heldout=str(mixed), index="lazy", quarantine=True, cache=str(tmp_path / "cache"))
+    read(mixed, split="heldout", task=task, quarantine=True)
     assert [s.id for s in first_samples(task, "heldout", 4)] == ["r0", "r1", "r2", "r3"]
     task.data = task.data.model_copy(update={"quarantine": False})
     with pytest.raises(DataError, match=r"a\.jsonl:2: "):
@@ -211,8 +209,7 @@ def test_places_are_those_of_the_file_as_it_is(tmp_path):
     assert [s.id for s in read(path)] == [f"xr{i}" for i in range(20)]
     assert len(places(tmp_path)) == 1 and kept not in places(tmp_path)
     assert [s.id for s in before] == [f"r{i}" for i in range(50)]  # a run goes on with the file that it opened
-    path = lines(tmp_path / "a.jsonl", rows(), end="\n")
-    found = read(path)
+    found = read(lines(path, rows()))
     with path.open("a") as file:
         file.write("\n" + json.dumps(rows()[0]) + "\n")
     assert [s.id for s in found] == [f"r{i}" for i in range(50)] and len(read(path)) == 51
@@ -250,12 +247,9 @@ def test_processes_that_share_a_cache_unpack_once(tmp_path):
         begun.append(source)
         (both.set if len(begun) == 2 else lambda: both.wait(0.3))()
         target.touch()
-    threads = [threading.Thread(target=derived_cache.derived_file, args=(path, tmp_path / "cache", "rows", write))
-               for _ in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        for _ in "ab":
+            pool.submit(derived_cache.derived_file, path, tmp_path / "cache", "rows", write)
     assert len(begun) == 1 and len(places(tmp_path)) == 1
 
 
@@ -279,32 +273,25 @@ def test_threads_read_side_by_side(tmp_path, monkeypatch, name):
     monkeypatch.setattr(row_index, "_KEPT_BYTES", 1)
     path = tmp_path / name
     lines(path, rows(200)) if name == "a.jsonl" else table(path, rows(200), row_group_size=10)
-    found, wrong = read(path), []
+    found = read(path)
 
     def draw(seed):
-        for i in random.Random(seed).sample(range(200), 100):
-            if found[i].id != f"r{i}":
-                wrong.append(i)
-    threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+        return [i for i in random.Random(seed).sample(range(200), 100) if found[i].id != f"r{i}"]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(draw, range(4))) == [[]] * 4
 
 
 def test_slices_ends_and_streams(tmp_path):
-    found = read(lines(tmp_path / "a.jsonl", rows()))
+    path = lines(tmp_path / "a.jsonl", rows())
+    found = read(path)
     assert [s.id for s in found[2:5]] == ["r2", "r3", "r4"] and found[-1].id == "r49" and len(list(found)) == 50
     with pytest.raises(IndexError):
         found[50]
-    path = lines(tmp_path / "r.jsonl", rows())
     assert isinstance(read(path, "auto", stream=True), LazySamples)
     with pytest.raises(ValueError, match=r"data\.stream=true .* data\.index=memory"):
         DataSettings(stream=True, index="memory")
-    path = lines(tmp_path / "c.json", [{"id": "1"}])
     with pytest.raises(ConfigError, match=r"data\.stream=true: .*c\.json.*read as a whole"):
-        read(path, "auto", stream=True)
+        read(save(tmp_path / "c.json", [{"id": "1"}]), "auto", stream=True)
     for kind in (pa.ipc.new_file, pa.ipc.new_stream):
         path = table(tmp_path / f"{kind.__name__}.arrow", rows(), kind=kind)
         same(read(path), read(path, "memory"))

@@ -2,20 +2,22 @@ import base64
 import io
 import os
 import pickle
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data import sets
+from tests.data.sets import bomb
 from tests.tables import each, refused
-from vlrl.config.schema import LimitsSettings
+from vlrl.app.asking import _DATA
+from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data.media import VideoSampling, as_rgb, load, resolve
 from vlrl.data.row_samples import sample_from_row
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.errors import DataError
+from vlrl.task import load as load_task
 from vlrl.types import Media
 
 LIMITS = LimitsSettings()
@@ -31,12 +33,11 @@ def saved(path: Path, image: Image.Image, **options) -> Media:
     return Media(source=path)
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A PNG that says it is huge and holds nothing."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks)
+def seen(path: Path, image: Image.Image) -> list:
+    """The pixels of the first row of an image that is written and loaded."""
+    frame = load(saved(path, image), LIMITS).frames[0]
+    assert frame.mode == "RGB"
+    return [frame.getpixel((x, 0)) for x in range(frame.width)]
 
 
 def broken_files():
@@ -94,28 +95,25 @@ def test_a_photo_on_its_side_is_turned_wherever_it_comes_from(tmp_path):
         assert np.array_equal(np.asarray(as_rgb(opened)), turned)  # what an environment's process sends
 
 
-@each("mode", ["RGBA", "LA", "P"])
-def test_transparency_is_laid_over_white(tmp_path, mode):
+def test_other_modes_and_pictures_of_numbers(tmp_path):
     image = Image.new("RGBA", (2, 1), (0, 0, 0, 255))
     image.putpixel((1, 0), (0, 0, 0, 0))
-    loaded = load(saved(tmp_path / "a.png", image.convert(mode)), LIMITS)
-    assert [loaded.frames[0].getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), (255, 255, 255)]
+    for mode in ("RGBA", "LA", "P"):  # transparency is laid over white
+        assert seen(tmp_path / "a.png", image.convert(mode)) == [(0, 0, 0), (255, 255, 255)], mode
+    for mode in ("L", "1", "CMYK"):
+        assert len(seen(tmp_path / "a.tiff", Image.new(mode, (2, 1)))) == 2
+    for values, kind, greys in (
+            ([0, 256 * 100], np.uint16, (0, 100)), ([0, 0.5, 1], np.float32, (0, 127, 255)),
+            ([0, 40.0, 255], np.float32, (0, 40, 255)), ([0, 256, 65535], np.int32, (0, 1, 255)),
+            ([0, 1, 200], np.int32, (0, 1, 200))):
+        assert seen(tmp_path / "a.tiff", Image.fromarray(np.array([values], kind))) == [(g, g, g) for g in greys]
+    for values, kind in (([0, 2**31 - 1], np.int32), ([-1, 2], np.int32), ([-0.5, 1], np.float32),
+                         ([0, np.nan], np.float32)):
+        with pytest.raises(DataError, match=r"a\.tiff.* has pixel values from .*8 or 16 bits per pixel"):
+            seen(tmp_path / "a.tiff", Image.fromarray(np.array([values], kind)))
 
 
-@each("mode", ["L", "1", "CMYK", "I;16"])
-def test_other_modes(tmp_path, mode):
-    image = Image.fromarray(np.array([[0, 256 * 100]], np.uint16)) if mode == "I;16" else Image.new(mode, (2, 1))
-    loaded = load(saved(tmp_path / "a.tiff", image), LIMITS)
-    assert loaded.frames[0].mode == "RGB"
-    if mode == "I;16":
-        assert loaded.frames[0].getpixel((1, 0)) == (100, 100, 100)
-
-
-MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F",
-         "I;16", "I;16B", "I;16L")
-
-
-@each("mode", MODES)
+@each("mode", "1 L LA La P PA RGB RGBA RGBa RGBX CMYK YCbCr LAB HSV I F I;16 I;16B I;16L".split())
 def test_a_drawn_picture_of_any_mode_is_the_same_here_and_in_another_process(mode):
     image = Image.new(mode, (3, 2))
     here, there = (load(Media(source=i), LIMITS).frames[0] for i in (image, pickle.loads(pickle.dumps(image))))
@@ -138,22 +136,6 @@ def test_whatever_is_wrong_with_a_drawn_picture_is_an_error_of_the_data(name):
     for source in (image, [image]):
         with pytest.raises(DataError, match=r"drawn image|video"):
             load(Media(source=source, kind="video" if source is not image else "image", fps=1.0), LIMITS)
-
-
-@each("values seen", [
-    (np.array([[0, 0.5, 1]], np.float32), (0, 127, 255)), (np.array([[0, 40.0, 255]], np.float32), (0, 40, 255)),
-    (np.array([[0, 256, 65535]], np.int32), (0, 1, 255)), (np.array([[0, 1, 200]], np.int32), (0, 1, 200))])
-def test_pictures_of_numbers(tmp_path, values, seen):
-    loaded = load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
-    assert [loaded.frames[0].getpixel((x, 0)) for x in range(3)] == [(v, v, v) for v in seen]
-
-
-@each("values", [
-    np.array([[0, 2**31 - 1]], np.int32), np.array([[-1, 2]], np.int32), np.array([[-0.5, 1]], np.float32),
-    np.array([[0, np.nan]], np.float32)])
-def test_pictures_of_numbers_without_known_black_and_white_are_refused(tmp_path, values):
-    with pytest.raises(DataError, match=r"a\.tiff.* has pixel values from .*8 or 16 bits per pixel"):
-        load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
 
 
 @each("name", broken_files())
@@ -212,16 +194,48 @@ def test_resolve_stays_under_its_root(tmp_path):
     assert resolve("img/a.png", linked) == root / "img" / "a.png"
 
 
-@each("path", ["http://x/a.png", "HTTPS://x/a.png", "ftp://x/a", "s3://b/a", "file:///a", "data:x"])
-def test_resolve_refuses_urls(tmp_path, path):
-    with pytest.raises(DataError, match="download the file"):
+@each("path words", [
+    *((url, "download the file") for url in ("http://x/a.png", "HTTPS://x/a.png", "ftp://x/a", "s3://b/a", "file:///a",
+                                             "data:x")), *((path, "media path") for path in ("", None, 3, "a\0b"))])
+def test_resolve_refuses_urls(tmp_path, path, words):
+    with pytest.raises(DataError, match=words):
         resolve(path, tmp_path)
 
 
-@each("path", ["", None, 3, "a\0b"])
-def test_resolve_refuses_what_is_no_path(tmp_path, path):
-    with pytest.raises(DataError, match="media path"):
-        resolve(path, tmp_path)
+@pytest.mark.parametrize("index", ["memory", "lazy"])
+def test_further_roots_let_in_what_lies_in_them_alone(tmp_path, index):
+    """rows/ holds the file, shared/ may be allowed by data.media_roots, secret/ is not."""
+    for name in ("rows", "shared", "secret"):
+        (tmp_path / name).mkdir()
+        picture().save(tmp_path / name / "a.png")
+    shared, right = tmp_path / "shared", tmp_path / "shared" / "a.png"
+    (shared / "out.png").symlink_to(tmp_path / "secret" / "a.png")
+    (tmp_path / "link").symlink_to(shared)
+    roots = {"media_roots": (str(tmp_path / "link"),)}
+
+    def read(image, record=None, task=None, **more):
+        file = sets.save(tmp_path / "rows" / "a.jsonl", [record or {"id": "r", "image": str(image)}])
+        return sets.read(file, index, task=task, **more)[0].media[0].source
+    for path in (right, tmp_path / "link" / "a.png", "../shared/a.png"):
+        assert read(path, **roots) == right
+        with pytest.raises(DataError, match=r"row 'r': media path .* lies outside .*data\.media_roots"):
+            read(path)
+    for path in (tmp_path / "secret" / "a.png", "../secret/a.png", "../shared/out.png", "../shared/../secret/a.png",
+                 f"{shared}x/a.png", "/etc/passwd", shared / ".." / "secret" / "a.png"):
+        with pytest.raises(DataError, match=r"lies outside .*media_roots"):
+            read(path, **roots)
+    # absolute paths of other formats are looked for under the root, unless they lie in a further one
+    other = right.rename(shared / "b.png")
+    record = {"image": str(other), "problem": "What?", "solution": "<answer>x</answer>"}
+    assert read(other, record, load_task("qa"), **roots) == other
+    with pytest.raises(DataError, match="does not exist"):
+        read(other, record, load_task("qa"))
+
+
+def test_the_playground_takes_no_roots_of_a_run():
+    """What it takes over from a run's config is listed, and these are not among it."""
+    unsafe = {"media_roots", "urls", "cache"}
+    assert set(DataSettings.model_fields) >= unsafe and not unsafe & {*_DATA}
 
 
 def grey(count: int, size=(4, 4)):

@@ -4,10 +4,11 @@ import json
 import logging
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.data.sets import save
 from tests.tables import each, refused
 from vlrl.cli.main import main
 from vlrl.data import sample_from_row
@@ -30,10 +31,13 @@ def plain(prompt: str = "{question}") -> Task:
     return task
 
 
+def texts(messages) -> list[tuple[str, str]]:
+    return [(m["role"], "".join(c.get("text", f"[{c['type']}]") for c in m["content"])) for m in messages]
+
+
 def shown(row: dict, prompt: str = "{question}") -> list[tuple[str, str]]:
     task = plain(prompt)
-    return [(m["role"], "".join(c.get("text", f"[{c['type']}]") for c in m["content"]))
-            for m in task_messages(task, task.sample_from_row(row))]
+    return texts(task_messages(task, task.sample_from_row(row)))
 
 
 def test_turns_come_between_the_system_and_the_question():
@@ -57,8 +61,7 @@ def test_turns_come_between_the_system_and_the_question():
 def test_every_task_shows_the_system_the_turns_and_the_media(name):
     media = tuple(Media(source=Image.new("RGB", (8, 8))) for _ in range(2))
     task = load(name, {"system": "Think."})
-    found = task.messages(Sample(id="s", row=ROW, media=media, prompt="Say. {question}"))
-    assert [(m["role"], "".join(c.get("text", f"[{c['type']}]") for c in m["content"])) for m in found] == [
+    assert texts(task.messages(Sample(id="s", row=ROW, media=media, prompt="Say. {question}"))) == [
         ("system", "Think.\n\nBe brief."), ("user", "[image]Colour?"), ("assistant", "red"),
         ("user", "Say. And [image]?")]
 
@@ -85,6 +88,7 @@ JSON = st.recursive(st.none() | st.text(max_size=9) | st.integers() | st.sampled
                     max_leaves=12)
 
 
+@settings(max_examples=50)
 @given(JSON)
 def test_anything_as_turns_is_a_row_or_a_data_error(value):
     for record in ({"id": 1, "image": "a.png", "messages": value, "answer": "x"}, {"prompt": value, "answer": "x"},
@@ -121,8 +125,8 @@ def test_turns_and_tools_outlive_conversion_and_are_scored(tmp_path, capsys):
     record = {"id": 1, "images": ["a.png", "b.png"], "messages": [
         {"role": "system", "content": "Be brief."}, *BEFORE, {"role": "user", "content": "And <image>?"},
         {"role": "assistant", "content": "blue"}], "tools": [{"name": "zoom", "parameters": {}}]}
-    (tmp_path / "given.jsonl").write_text(json.dumps(record))
-    assert main(["data", "convert", str(tmp_path / "given.jsonl"), "-o", str(tmp_path / "rows.jsonl")]) == 0
+    given = save(tmp_path / "given.jsonl", [record])
+    assert main(["data", "convert", str(given), "-o", str(tmp_path / "rows.jsonl")]) == 0
     row = json.loads((tmp_path / "rows.jsonl").read_text())
     assert row == {**ROW, "width": 8, "height": 8, "tools": [{"type": "function", "function": record["tools"][0]}]}
     assert main(["data", "check", str(tmp_path / "rows.jsonl")]) == 0

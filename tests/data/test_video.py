@@ -1,22 +1,26 @@
-"""Which frames are taken from a video file, the times a model is told for them, and files that are broken."""
+"""Which frames are taken from a video file, the times told for them, files that are broken; clips in memory."""
 
 import itertools
+import os
 import random
+import shutil
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tests.data import films
 from tests.tables import each
 from vlrl.config.schema import LimitsSettings
+from vlrl.data.clip_cache import ClipCache
 from vlrl.data.media import VideoSampling, load
-from vlrl.data.row_samples import sample_from_row
 from vlrl.data.video import decoders as video_decoders
+from vlrl.data.video import sampling
 from vlrl.data.video.sampling import choose, clock
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
@@ -63,10 +67,15 @@ def test_the_model_is_told_true_times(made, name):
     """Of upright frames, within one frame of the file, whatever its rate, first time, size, rotation and order."""
     film = films.FILES[name]
     loaded = read(made[name], *film.span, fps=2, max_frames=8)
-    row = films.read(made[name], film.shown, numbers(loaded), film.span, loaded)
-    told = films.told(loaded)
-    assert loaded.size == film.size and row.error(told["text"]) < 0.05 and row.error(told["positions"]) <= 0.5
-    assert row.error(np.array(loaded.timestamps)) < 0.05
+    shown, gaps, own, count = numbers(loaded), np.diff(film.shown), clock(loaded), len(loaded.frames)
+    true = film.shown[shown] - (film.span[0] or 0)
+    wide = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[shown] if len(gaps) else 1  # to the farther frame
+    told = np.array(own["frames_indices"]) / own["fps"]  # as text, by the processors
+    rate = count / own["total_num_frames"] * own["fps"]
+    even = loaded.timestamps[0] + np.arange(count) / rate  # as evenly spaced positions
+    for times, most in ((told, 0.05), (even, 0.5 + 1e-9), (np.array(loaded.timestamps), 0.05)):
+        assert (np.abs(times - true) / wide).max() <= most
+    assert loaded.size == film.size and count == len(own["frames_indices"])
 
 
 @each("name", ["ntsc.mp4", VARIABLE, "late.ts", "old.ts", "cut.mp4", "old.avi", "turned90.mp4"])
@@ -169,11 +178,8 @@ def test_a_playlist_opens_nothing_else(tmp_path, made):
 
 
 def test_sound_alone_and_false_statements(tmp_path, made):
-    path = tmp_path / "sound.mp4"
-    with films.av.open(str(path), "w") as container:
-        films._silence(container, 1.0)
     with pytest.raises(DataError, match=r"sound\.mp4 .*no video stream"):
-        read(path)
+        read(films.sound_only(tmp_path / "sound.mp4"))
     # variable.mkv declares 25 frames a second and has 2 on average; here a header claims weeks.
     assert read(made["variable.mkv"]).metadata["fps"] == pytest.approx(59 / films.FILES["variable.mkv"].times[-1])
     data = bytearray(made[CONSTANT].read_bytes())
@@ -271,59 +277,8 @@ def told(*times, duration=3.0) -> dict:
                              metadata={"duration": duration, "video_backend": "pyav"}))
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_prompts_hold_the_true_times(made, tiny_models, family):
-    """As text before each pair of frames, or as temporal positions; and packed rows equal padded ones."""
-    from tests.models.test_packing import Ask, assert_equal, random_answers
-    from tests.models.test_packing import load as model
-    from vlrl.types import Sample
-
-    start, end = films.FILES["part.mp4"].span
-    policy, encode = model(tiny_models[family], train=["language", "merger", "vision"], video_max_frames=8)
-    prompt = encode(Ask(), Sample(id="a", row={"q": "When?"}, media=(
-        Media(kind="video", source=made["part.mp4"], start=start, end=end),)))
-    times = np.array(prompt.media[0].timestamps).reshape(-1, 2)
-    if family == "qwen3_vl":
-        text = policy.processor.tokenizer.decode(prompt.ids)
-        found = [float(t) for t in video_times(text)]
-        assert found == pytest.approx(times.mean(1), abs=0.051)
-    else:
-        pad = policy.processor.tokenizer.convert_tokens_to_ids("<|video_pad|>")
-        rows = prompt.positions[0][prompt.ids == pad]
-        ticks = policy.base.config.vision_config.tokens_per_second
-        even = np.arange(len(times)) * 2 * (times[-1, 1] - times[0, 0]) / (times.size - 1)
-        assert sorted(set(rows - rows.min())) == np.floor(even * ticks + 1e-5).tolist()
-    answers = random_answers(0, 3, len(policy.processor.tokenizer), set(policy.banned.tolist()))
-    assert_equal(policy, [prompt] * 3, answers)
-
-
-@each("fps seconds", [(1.0, [0.5, 2.5]), (0.25, [2.0, 10.0]), (4, [0.1, 0.6])])
-def test_frames_are_told_at_their_own_rate(tiny_models, tmp_path, fps, seconds):
-    """ms-swift#6523: a video given as frames was always taken as two a second, and Qwen3-VL was told wrong times."""
-    from tests.models.test_packing import Ask, shared
-    from vlrl.data.sources.reading import canonical_rows
-
-    frames = [f"{i}.png" for i in range(4)]
-    for i, name in enumerate(frames):
-        Image.new("RGB", (64, 64), (60 * i, 0, 0)).save(tmp_path / name)
-    policy, encode = shared(tiny_models["qwen3_vl"])
-    said = [{"role": "user", "content": "<video>When?"}, {"role": "assistant", "content": "2"}]
-    asked = {"id": "r", "messages": said}
-    (told,) = canonical_rows({**asked, "videos": [frames], "fps": fps})
-    for row in ({"id": "r", "video": frames, "fps": fps, "q": "When?"}, {**told, "q": "When?"}):
-        prompt = encode(Ask(), sample_from_row(row, tmp_path))
-        times = video_times(policy.processor.tokenizer.decode(prompt.ids))
-        assert [float(t) for t in times] == pytest.approx(seconds, abs=0.051)
-    with pytest.raises(DataError, match="a video of 4 frames needs a frame rate: fps=None"):
-        sample_from_row(canonical_rows({**asked, "videos": [frames]})[0], tmp_path)
-
-
-def video_times(text):
-    return [part.rpartition("<")[2] for part in text.split(" seconds>")[:-1]]
-
-
 @pytest.mark.parametrize("limits", [
-    {}, {"min_pixels": 4000, "max_pixels": 60000}, {"min_pixels": 4000, "total_pixels": 300000},
+    {}, {"min_pixels": 4000, "total_pixels": 300000},
     {"min_pixels": 4000, "max_pixels": 80000, "total_pixels": 900000},
     {"min_pixels": 30000, "max_pixels": 40000, "total_pixels": 200000}], ids=lambda x: "+".join(x) or "none")
 @pytest.mark.parametrize("family, patch", [("qwen2_5_vl", 14), ("qwen3_vl", 16)])
@@ -347,3 +302,91 @@ def test_frames_are_as_large_as_by_qwen_vl_utils(family, patch, limits, monkeypa
     monkeypatch.setitem(theirs.VIDEO_READER_BACKENDS, "given", lambda ask: (torch.zeros(shape), {}, 2.0))
     expected: Any = theirs.fetch_video({"video": "", **limits}, patch)
     assert [int(n) * patch for n in grid[1:]] == list(expected.shape[2:])
+
+
+@pytest.fixture
+def film(made):
+    return made[CONSTANT]
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Files decoded so far."""
+    seen, own = [], sampling.decode
+
+    def decode(path, *rest):
+        seen.append(path.name)
+        return own(path, *rest)
+    monkeypatch.setattr(sampling, "decode", decode)
+    return seen
+
+
+def cached(path, cache, frames=4, **more):
+    return load(Media(kind="video", source=path, **more), LIMITS, VideoSampling(2, frames), cache)
+
+
+def test_a_clip_is_decoded_once_whatever_its_name(film, decoded, tmp_path):
+    cache, other = ClipCache(16), tmp_path / "b.mp4"
+    shutil.copy(film, other)
+    plain = cached(film, ClipCache(0))
+    first, again, copied = cached(film, cache), cached(film, cache), cached(other, cache)
+    assert decoded == [CONSTANT] * 2 and copied.path == other and first.path == film
+    for loaded in (first, again, copied):
+        assert [f.tobytes() for f in loaded.frames] == [f.tobytes() for f in plain.frames]
+        assert (loaded.sha256, loaded.timestamps, loaded.metadata) == (plain.sha256, plain.timestamps, plain.metadata)
+
+
+def test_which_clips_are_decoded_again(film, decoded, tmp_path):
+    cache = ClipCache(16)
+    for frames in (4, 2):
+        cached(film, cache, frames)
+        cached(film, cache, frames, start=1.0)
+    assert len(decoded) == 4
+    turned = cached(film, cache, edits=(("shuffle", 3),))
+    assert len(decoded) == 4 and turned.sha256 != cached(film, cache).sha256  # edits come after the cache
+    cache, path = ClipCache(16), tmp_path / "c.mp4"
+    shutil.copy(film, path)
+    before = cached(path, cache)
+    status = path.stat()
+    path.write_bytes(path.read_bytes() + b"\0" * 8)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert cached(path, cache).sha256 != before.sha256 and decoded[-2:] == ["c.mp4"] * 2
+
+
+def test_the_least_recently_used_leave_first(film, decoded):
+    """A clip of 4 frames of 160x96 takes 184,320 bytes: five fit into 1 MiB."""
+    cache = ClipCache(1)
+    for end in (1, 2, 3, 4, 5, 1, 6):  # 1 is used again, so 2 leaves
+        cached(film, cache, end=float(end))
+    assert len(decoded) == 6
+    for end, count in ((1.0, 6), (2.0, 7)):
+        cached(film, cache, end=end)
+        assert len(decoded) == count
+
+
+def test_threads_wait_for_the_one_that_decodes(film, decoded, monkeypatch):
+    cache, begun, go = ClipCache(16), threading.Event(), threading.Event()
+    own = sampling.decode
+
+    def slow(*arguments):
+        begun.set()
+        assert go.wait(10)
+        return own(*arguments)
+    monkeypatch.setattr(sampling, "decode", slow)
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(cached, film, cache) for _ in range(4)]
+        assert begun.wait(10)
+        go.set()
+        frames = [f.result().frames for f in futures]
+    assert decoded == [CONSTANT] and all(a is b for other in frames for a, b in zip(frames[0], other, strict=True))
+
+
+def test_an_error_is_raised_each_time_and_not_kept(tmp_path, film, decoded):
+    cache, path = ClipCache(16), tmp_path / "bad.mp4"
+    path.write_bytes(b"junk" * 99)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"bad\.mp4"):
+            cached(path, cache)
+    assert decoded == ["bad.mp4"] * 2
+    shutil.copy(film, path)
+    assert cached(path, cache).frames
