@@ -1,4 +1,4 @@
-"""What a run of the quickstart loads: the trunk, and of the branches what it asks for."""
+"""The quickstart: it learns, with a random reward it does not, and it imports what it asks for."""
 
 import json
 import os
@@ -8,12 +8,37 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.runs import ROOT, finished, metrics
+from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+
+
+def gain(folder, metric):
+    (row,) = [g for g in report.gains(RunFolder(folder)) if g.metric == metric]
+    return row.gain
+
+
+@pytest.mark.long
+def test_held_out_iou_rises(tmp_path):
+    done = finished(QUICKSTART, tmp_path / "run", "steps=18", "eval.samples=128", "eval.every=0", timeout=900)
+    assert gain(tmp_path / "run", "iou").low > 0.02  # .044, of a gain of .073
+    assert all(m["mismatch/kl"] < 1e-4 for m in metrics(tmp_path / "run"))
+    assert (tmp_path / "run" / "reward.png").is_file() and "Evaluation before and after" in done.stdout
+
+
+def test_random_rewards_do_not(tmp_path):
+    control = f"task.name={ROOT}/benchmarks/random_reward.py:RandomGrounding"
+    finished(QUICKSTART, tmp_path / "run", control, "steps=8", "eval.samples=64", "eval.every=0", timeout=900)
+    assert gain(tmp_path / "run", "iou").mean <= 0.02
+
+
 MOST_LINES, MOST_FILES = 30_000, 175
 """Of vlrl and the task: lines of the modules that a run imports, and files with a function that it calls; lower them
 when they fall."""
-RUN = """
+IMPORTS = """
 import json, sys, threading
 from pathlib import Path
 from vlrl.cli.main import train_script as train
@@ -43,7 +68,7 @@ sys.exit(code)
 
 
 def test_a_run_imports_what_it_asks_for(tmp_path):
-    done = subprocess.run([sys.executable, "-c", RUN, str(ROOT), "configs/quickstart.yaml", "steps=2",
+    done = subprocess.run([sys.executable, "-c", IMPORTS, str(ROOT), "configs/quickstart.yaml", "steps=2",
                            "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.samples=8",
                            f"run.dir={tmp_path}/run"], cwd=ROOT, capture_output=True, text=True, timeout=600,
                           env=os.environ | {"OMP_NUM_THREADS": "1"})
