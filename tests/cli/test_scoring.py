@@ -333,8 +333,7 @@ def test_rank_correlation_is_kendalls_tau_b(pairs):
         assert tau is None
         return
     assert tau == pytest.approx(kendalltau(*zip(*both, strict=True))[0])
-    moved = [abs((a > b) - (a < b) - (x > y) + (x < y)) / 2
-             for i, (a, x) in enumerate(both) for b, y in both[i + 1:]]
+    moved = [abs((a > b) - (a < b) - (x > y) + (x < y)) / 2 for i, (a, x) in enumerate(both) for b, y in both[i + 1:]]
     assert change == pytest.approx(np.mean(moved))
 
 

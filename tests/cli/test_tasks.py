@@ -78,12 +78,12 @@ def test_new_tasks_train_and_their_tests_pass(folder):
         scaffold.create(f"my_{kind}", folder, kind)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     tests = [f"test_my_{kind}.py" for kind in kinds]
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], check=True, env=env)
-    words = ["steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=2", "log.samples_every=1"]
+    forked.run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], env, folder, 300).check_returncode()
+    words = ["steps=1", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=2", "log.samples_every=1"]
     for kind in kinds:
         forked.run(["-m", "vlrl", "train", f"my_{kind}.yaml", *words], env, folder, 300).check_returncode()
         run_folder = RunFolder(folder / "runs" / f"my_{kind}")
-        assert [line["step"] for line in run_folder.metrics()] == [0, 1]
+        assert [line["step"] for line in run_folder.metrics()] == [0]
         assert {line["split"] for line in run_folder.evals()} == {"heldout"}
 
 

@@ -79,8 +79,7 @@ ROUNDS = {"self_rehearsal": ("best", 1, "before", False), "raft": ("best", 8, "b
           "expert_iteration": ("best", 96, "stage", True), "kimi_shortest": ("shortest", 8, "before", False),
           "kimi_dpo": ("shortest", 8, "before", False)}
 RECIPES = {"cft": "sft", "redistill": "rl rounds", "vision_r1": "sft rl", "alphadrive": "sft rl",
-           "curr_reft": "rl rl rl rounds",
-           "kimi_long2short": "rounds merge rl"}
+           "curr_reft": "rl rl rl rounds", "kimi_long2short": "rounds merge rl"}
 
 
 @each("name", ROUNDS)

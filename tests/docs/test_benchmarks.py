@@ -186,7 +186,6 @@ def test_a_step_stands_beside_its_plan_and_one_that_hangs_is_said(parts, tmp_pat
     _, part = run(parts, tmp_path, "plan")
     (row,) = part["rows"]
     assert row["generating: s"] + row["the rest: s"] == pytest.approx(row["s a step"]) and row["GiB / plan"] > 0
-    import gpu_step
     step = gpu_step.Step("vlrl", "lora", "tiny", 3, tmp_path)  # without a model
     assert "not done within 0 s" in step.measured(0.01)["error"]
     assert "FileNotFoundError" in step.measured(60)["error"]

@@ -52,8 +52,7 @@ def test_they_run(path, tmp_path, monkeypatch):
     client = nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3",
                                      resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
-    shown = [kind for cell in notebook.cells for output in cell.get("outputs", ())
-             for kind in output.get("data", ())]
+    shown = [kind for cell in notebook.cells for output in cell.get("outputs", ()) for kind in output.get("data", ())]
     assert shown.count("image/png") >= 2  # the curve, and pictures
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert "Error" not in printed and "FAILED" not in printed, printed

@@ -231,12 +231,10 @@ def loads(*settings: str, text: str = f"extends: {ROOT}/configs/quickstart.yaml"
 
 PROVOKED = {
     "config file … does not exist.": lambda folder: config.load(folder / "none.yaml"),
-    "cannot read config …: …": loads(text="steps: [1"),
-    "…: 'extends' is circular": loads(text="extends: a.yaml"),
+    "cannot read config …: …": loads(text="steps: [1"), "…: 'extends' is circular": loads(text="extends: a.yaml"),
     "unknown setting '…' (value …).": loads("train.lrr=1"),
     "… is not a setting: write key=value, e.g. train.lr=1e-6": loads("steps"),
-    "…: cannot read the value …": loads("seed=["),
-    "give a number, not true or false": loads("steps=yes"),
+    "…: cannot read the value …": loads("seed=["), "give a number, not true or false": loads("steps=yes"),
     "…: Input should be …": loads("train.lr=fast"),
     "task.name is not set: name a built-in task or a file": loads(text="model: {name: m}"),
     "model.name is not set: give a hub name or a folder": loads(text="task: grounding"),

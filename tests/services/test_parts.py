@@ -150,8 +150,7 @@ def scores(q, body):
     # seeds 8, 4 (anchor), 2, 1: 8 beats 1 and 4 beats 2; 2 leaves the round before 1 by mean score; 8 beats 4
     (["4", "8", "2", "1"], [2 / 3, 1, 1 / 3, 0]),
     # three: 9 rests; 5 beats 3; 9 beats 5
-    (["3", "9", "5"], [0, 1, 0.5]), (["1", "2"], [0, 1]),
-    (["6", "6"], [1, 0])])
+    (["3", "9", "5"], [0, 1, 0.5]), (["1", "2"], [0, 1]), (["6", "6"], [1, 0])])
 def test_tournaments(tmp_path, texts, rewards):
     task = task_of("tournament", rewards={"accuracy": 0, "format": 0})
     with judging(says(scores), tmp_path) as (_, judge):
@@ -253,7 +252,6 @@ test_what_is_wrong_is_named = refused(ConfigError, lambda parts: task_of(*parts)
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
     (["judge", "judge"], "'judge' is named twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
     (["tests/services/own.py:graded"], r"needs a value for task\.parts\.0\.scale")])
-
 
 
 def test_vlrl_score_asks_the_judge_where_there_is_one(tmp_path, capsys):

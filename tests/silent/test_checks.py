@@ -8,7 +8,6 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -276,11 +275,6 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return said.out + said.err
 
 
-def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def blank(folder: Path, name: str = "a.png", size: tuple[int, int] = (200, 100)) -> str:
     Image.new("RGB", size, (200, 210, 220)).save(folder / name)
     return name
@@ -296,12 +290,12 @@ def prompts(path: Path, *settings: str) -> list[str]:
 def test_a_passage_beside_a_question_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [{"id": n, "question": "Who came late?", "answer": "Ann", "passage": f"Ann came at {n}, Bo at noon."}
             for n in range(4)]
-    said = run(capsys, "data", "check", lines(tmp_path / "rows.jsonl", rows), "--config", "configs/qa/tiny.yaml",
+    said = run(capsys, "data", "check", rows_file(tmp_path, "rows.jsonl", rows), "--config", "configs/qa/tiny.yaml",
                "--no-show")
     assert "'passage'" in said and "Ann came at 0" in said
     rows = [{"id": n, "question": "Who came late?", "answer": "Ann", "answer_type": "text",
              "passage": f"At {n} Ann came."} for n in range(4)]
-    path = lines(tmp_path / "rows.jsonl", rows)
+    path = rows_file(tmp_path, "rows.jsonl", rows)
     for prompt, told in (("{question}", True), ("{passage} {question}", False)):
         config = load_config("configs/qa/tiny.yaml", f"data.train={path}", f"task.prompt='{prompt}'")
         task = make_task(config)
@@ -321,25 +315,25 @@ def test_what_is_asked_is_the_description_or_question_as_it_stands(tmp_path: Pat
         (True, False), (False, True)]
     rows = [{"prompt": [{"role": "user", "content": "Where does the path end? Give one box."}],
              "completion": [{"role": "assistant", "content": "[10, 20, 30, 40]"}], "image": blank(tmp_path)}]
-    (prompt,) = prompts(lines(tmp_path / "rows.jsonl", rows))
+    (prompt,) = prompts(rows_file(tmp_path, "rows.jsonl", rows))
     assert prompt.startswith("Where does the path end? Give one box.") and "Locate" not in prompt
     boxes = [{"box": [10, 10, 20, 20], "label": "cup"}, {"box": [40, 10, 60, 20], "label": "cup"}]
     rows = [{"id": "pair", "image": blank(tmp_path), "width": 200, "height": 100, "expression": "a", "boxes": boxes}]
     with pytest.raises(DataError, match=r"pair.*2 boxes.*task.recipe"):
-        prompts(lines(tmp_path / "rows.jsonl", rows), "task.recipe=reasoning")
+        prompts(rows_file(tmp_path, "rows.jsonl", rows), "task.recipe=reasoning")
 
 
 def test_places_of_swift_and_points_of_a_thousand(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [{"messages": [{"role": "user", "content": "<image>Where is <ref-object>?"},
                           {"role": "assistant", "content": "<bbox>"}], "images": [blank(tmp_path)],
              "objects": {"ref": ["the kettle"], "bbox": [[0.1, 0.2, 0.3, 0.4]], "bbox_type": "norm1"}}]
-    run(capsys, "data", "convert", lines(tmp_path / "rows.jsonl", rows), "-o", tmp_path / "new.jsonl")
+    run(capsys, "data", "convert", rows_file(tmp_path, "rows.jsonl", rows), "-o", tmp_path / "new.jsonl")
     (row,) = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
     assert row["boxes"][0]["box"] == [20, 20, 60, 40] and "the kettle" in json.dumps(row)
     name = blank(tmp_path, size=(1600, 1200))
     rows = [{"id": n, "image": name, "width": 1600, "height": 1200, "expression": "door", "boxes": [],
              "points": [[60 + 38 * n, 990 - 37 * n]]} for n in range(25)]
-    assert "data.boxes=norm1000" in run(capsys, "data", "check", lines(tmp_path / "rows.jsonl", rows))
+    assert "data.boxes=norm1000" in run(capsys, "data", "check", rows_file(tmp_path, "rows.jsonl", rows))
 
 
 TABLE = {"question": "Who sold most?", "answer": "Ann", "table": "Name | Sold\nAnn | 9\nBo | 4",
@@ -381,7 +375,7 @@ def test_rows_of_easy_r1_trl_swift_and_aitz(tmp_path: Path):
     for row in ({"problem": ask, "answer": "[10, 10, 30, 30]", "images": [name]},
                 {"prompt": [user], "solution": "[10, 10, 30, 30]", "image": name},
                 {"messages": [user, {"role": "assistant", "content": "[10, 10, 30, 30]"}], "images": [name]}):
-        path = lines(tmp_path / "rows.jsonl", [row])
+        path = rows_file(tmp_path, "rows.jsonl", [row])
         assert prompts(path, "task.prompt='{question}'") == [ask]
         assert prompts(path)[0].startswith(f"{ask} Answer with the box")
         with pytest.raises(DataError, match=r"contains \{expression\}.*question="):
@@ -392,10 +386,10 @@ def test_rows_of_easy_r1_trl_swift_and_aitz(tmp_path: Path):
               "result_action_type": kind, "result_action_text": words, "result_touch_yx": "[0.5, 0.25]",
               "result_lift_yx": lift, "coat_action_desc": f"step {n}"} for n, (kind, words, lift) in enumerate(
                   [(4, "", "[0.5, 0.25]"), (4, "", "[0.1, 0.25]"), (3, "wifi", "[-1, -1]"), (10, "", "[-1, -1]")])]
-    rows = [row for _, row in rows_in(lines(tmp_path / "steps.jsonl", steps))]
+    rows = [row for _, row in rows_in(rows_file(tmp_path, "steps.jsonl", steps))]
     assert [row["action"] for row in rows] == [
         {"type": "click", "point": [50, 50]}, {"type": "scroll", "direction": "up"}, {"type": "type", "text": "wifi"},
         {"type": "complete"}]
     assert rows[2]["history"] == ["step 0", "step 1"]
     with pytest.raises(DataError, match="seems to be the answer"):
-        read_rows(lines(tmp_path / "x.jsonl", [{"image": "a.png", "instruction": "mute it", "next_action": "tap"}]))
+        read_rows(rows_file(tmp_path, "x.jsonl", [{"image": "a.png", "instruction": "mute it", "next_action": "tap"}]))

@@ -118,8 +118,7 @@ def test_a_judge_of_an_episode_sees_its_turns_and_their_pictures():
         prompt, rewards = "Open the door.", {"judge": 1.0}
 
     turns = (PastAction(action="push", observation="It is stuck.", media=(picture,)), PastAction(action="pull"))
-    judge(Plain(), Sample(id="a"), [Answer(text="pull", final="pull", turns=turns)],
-          Services({}, {"judge": replies}))
+    judge(Plain(), Sample(id="a"), [Answer(text="pull", final="pull", turns=turns)], Services({}, {"judge": replies}))
     (question,) = asked
     assert "It is stuck." in question.text and "push" in question.text
     assert [m.source for m in question.media] == [picture.source]

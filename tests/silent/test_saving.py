@@ -165,8 +165,7 @@ def policy_of(folder, target) -> Policy:
     return load(settings(folder, model={"name": str(folder), "lora": {"rank": 2, "target": target}}))[0]
 
 
-@each("target", ["q_proj", ["q_proj", "v_proj"], ["self_attn.o_proj"], "qkv",
-                                    r".*layers\.[01]\.mlp\.(up|down)_proj"])
+@each("target", ["q_proj", ["q_proj", "v_proj"], ["self_attn.o_proj"], "qkv", r".*layers\.[01]\.mlp\.(up|down)_proj"])
 def test_layers_by_name_are_those_of_peft(tiny_models, target):
     folder = tiny_models["qwen3_vl"]
     plain = AutoModelForImageTextToText.from_pretrained(folder)

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -197,8 +195,7 @@ def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
 
 def test_sweeps_that_make_no_sense_and_options_that_cannot_act(tmp_path, instant):
     for words, said in (
-            (["seed=1,2"], "the command sets seed"),
-            (["train.lr=1e-5,1e-4", "run.dir=x"], "sets seed and run.dir of"),
+            (["seed=1,2"], "the command sets seed"), (["train.lr=1e-5,1e-4", "run.dir=x"], "sets seed and run.dir of"),
             (["data.seed=1,2"], "different held-out"), (["train.lrr=1,2"], "train.lr"),
             (["steps=5"], "no setting is swept"), (["steps=5,6", "eval.samples=0"], "do not evaluate the split")):
         with pytest.raises(ConfigError, match=said):
@@ -291,14 +288,15 @@ def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path, monkeypatch,
     monkeypatch.setattr(sweep, "run_jobs", finish_forked)
     assert main([*given, "-o", str(tmp_path / "whole"), "--json"]) == 0
     whole = capsys.readouterr().out
-    broken = subprocess.Popen([sys.executable, "-m", "vlrl", *given, "-o", str(tmp_path / "broken")], env=ENV)
+    with (tmp_path / "log").open("w") as log:
+        broken = forked.Process(["-m", "vlrl", *given, "-o", str(tmp_path / "broken")], ENV, ROOT, log, log)
     first = tmp_path / "broken" / "tuning" / "0000-0"
     end = time.monotonic() + 900
     while len(RunFolder(first).metrics()) < 2:
         assert broken.poll() is None and time.monotonic() < end
         time.sleep(0.05)
     (child,) = psutil.Process(broken.pid).children()
-    broken.kill()
+    broken.send_signal(signal.SIGKILL)
     assert broken.wait(60) == -signal.SIGKILL
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end, "its run goes on"
@@ -315,14 +313,14 @@ def test_an_interrupted_sequential_comparison_goes_on(tiny_models, tmp_path, mon
     (tmp_path / "other.yaml").write_text(first.read_text().replace("lr: 1.0e-3", "lr: 1.0e-2"))
     words = ["compare", "--sequential", str(first), str(tmp_path / "other.yaml"), *FEW, "steps=3", "--seeds", "2",
              "--blocks", "1", "-o", str(tmp_path / "s")]
-    stopped = subprocess.Popen([sys.executable, "-m", "vlrl", *words], env=ENV, stderr=subprocess.PIPE,
-                               text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    with (tmp_path / "log").open("w") as log:
+        stopped = forked.Process(["-m", "vlrl", *words], ENV, ROOT, log, log)
     end = time.monotonic() + 900
     while not RunFolder(tmp_path / "s" / "shades-0").metrics():
         assert stopped.poll() is None and time.monotonic() < end
         time.sleep(0.05)
     stopped.send_signal(signal.SIGINT)
-    assert "The same command continues" in stopped.communicate(timeout=600)[1] and stopped.returncode == 130
+    assert stopped.wait(600) == 130 and "The same command continues" in (tmp_path / "log").read_text()
     assert RunFolder(tmp_path / "s" / "shades-0").last_heartbeat()["state"] == "interrupted"
     monkeypatch.setattr(sequential_runs, "run_jobs", finish_forked)
     assert main([*words, "--jobs", "2"]) == 0 and "4 runs in" in capsys.readouterr().out

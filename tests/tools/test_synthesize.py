@@ -167,8 +167,7 @@ def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
     with pytest.raises(DataError, match=r"no candidate is kept \(never right 1\).*--failed .*none.refused.jsonl"):
         synthesize.write(other, [], refused[:1], {"never right": 1}, {})
     again = failed(other.refused, CONFIG, Number(), where(tmp_path))
-    assert not other.out.exists() and again == (
-        {k: v for k, v in refused[0].items() if k in (*rows[0], "refused")},)
+    assert not other.out.exists() and again == ({k: v for k, v in refused[0].items() if k in (*rows[0], "refused")},)
 
 
 def test_failures_of_a_file_and_of_a_run(tmp_path):

@@ -66,28 +66,22 @@ def test_adapters_count_as_what_they_add(tmp_path):
 
 def test_what_cannot_be_compared(tmp_path):
     a = folder(tmp_path / "a", {"w": torch.zeros(2)})
-    with pytest.raises(RunError, match="neither a run folder nor an adapter"):
-        weight_changes(a)
-    with pytest.raises(RunError, match="no weight in common"):
-        weight_changes(a, folder(tmp_path / "b", {"v": torch.zeros(2)}))
-    with pytest.raises(RunError, match=r"shape \[2\] .* \[3\]"):
-        weight_changes(a, folder(tmp_path / "c", {"w": torch.zeros(3)}))
+    adapter(tmp_path / "e", folder(tmp_path / "other", {"z": torch.zeros(2)}))
+    dora = folder(tmp_path / "f", {"q.lora_magnitude_vector": torch.zeros(2)},
+                  adapter_config={"base_model_name_or_path": str(a)})
+    unknown = folder(tmp_path / "run" / "checkpoints" / "x", {"w": torch.zeros(2)})
+    (tmp_path / "run" / "config.yaml").write_text("model: 3")
+    for left, right, error, says in (
+            (a, None, RunError, "neither a run folder nor"), (a, {"w": (3,)}, RunError, r"shape \[2\] .* \[3\]"),
+            (a, {"v": (2,)}, RunError, "no weight in common"), ("nobody/has-this", a, RunError, "cache of the Hub"),
+            (tmp_path / "e", None, RunError, r"changes 'layers.0.q.weight', which its base"),
+            (dora, a, ConfigError, "not a factor of a plain LoRA"), (unknown, None, RunError, "does not say which")):
+        if isinstance(right, dict):
+            right = folder(tmp_path / says[:2], {name: torch.zeros(shape) for name, shape in right.items()})
+        with pytest.raises(error, match=says):
+            weight_changes(*((left,) if right is None else (left, right)))
     with pytest.raises(ConfigError, match="quantized models"):
         weight_changes(a, folder(tmp_path / "d", {"w": torch.zeros(2, dtype=torch.uint8)}))
-    with pytest.raises(RunError, match="local cache of the Hub"):
-        weight_changes("nobody/has-this", a)
-    adapter(tmp_path / "e", folder(tmp_path / "other", {"z": torch.zeros(2)}))
-    with pytest.raises(RunError, match=r"changes 'layers.0.q.weight', which its base"):
-        weight_changes(tmp_path / "e")
-    folder(tmp_path / "f", {"q.lora_magnitude_vector": torch.zeros(2)},
-           adapter_config={"base_model_name_or_path": str(a)})
-    with pytest.raises(ConfigError, match="not a factor of a plain LoRA"):
-        weight_changes(tmp_path / "f", a)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("model: 3")
-    folder(tmp_path / "run" / "checkpoints" / "x", {"w": torch.zeros(2)})
-    with pytest.raises(RunError, match="does not say which model"):
-        weight_changes(tmp_path / "run" / "checkpoints" / "x")
 
 
 def test_the_command(tmp_path, capsys):

@@ -105,8 +105,7 @@ def writing(config, tmp_path, url, count=4, new="new", **order):
              **({"timeout_s": order.pop("timeout_s")} if "timeout_s" in order else {})}
     return PromptWriter(config=config, task=task, search=search, location=where, progress=TELL,
                         settings=WriterSettings(generator=Server(url=url, **known), **order),
-                        files=synthesize.SynthesisFiles(out=out).replies,
-                        known=synthesize.facts(config, search))
+                        files=synthesize.SynthesisFiles(out=out).replies, known=synthesize.facts(config, search))
 
 
 def all_of(work):
@@ -189,8 +188,7 @@ def test_what_the_task_works_out_needs_no_teacher(tmp_path):
     with served(lambda body, n: paid(next(written))) as server:
         rows, counts = all_of(writing(config, tmp_path, server.url, 3, concurrency=1))
     assert len(server.asked) == 3 and counts == {"refused by the task": 1}
-    assert [(row["n"], row["answer"], row["verifier"]) for row in rows] == [
-        (10, "11", "worked out by task quiz")] * 2
+    assert [(row["n"], row["answer"], row["verifier"]) for row in rows] == [(10, "11", "worked out by task quiz")] * 2
 
 
 def test_a_dead_generator_is_asked_again_and_paid_once(quiz, tmp_path):
