@@ -86,7 +86,7 @@ CASES = [
     # data
     ("data check latin.jsonl", 1, "latin.jsonl cannot be read: it is not UTF-8 text .*at byte 11.. Save it as UTF-8"),
     ("data check looping.jsonl", 1, "media path 'loop.jsonl' is not a path: Symlink loop|loop.jsonl does not exist"),
-    (f"data convert good.jsonl -o {LONG}.jsonl", 1, "File name too long. Name another"),
+    (f"data convert good.jsonl -o {LONG}.jsonl", 1, "File name too long. Give another path"),
     (f"data split good.jsonl -o {LONG} --root .", 1, "File name too long|leaves no rows to train on"),
     # runs, checkpoints and models
     (f"status {LONG}", 1, "is not a run folder"), ("doctor runs", 2, "unexpected extra argument"),

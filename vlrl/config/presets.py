@@ -65,13 +65,13 @@ class Header(Settings):
         for need in needs:
             word, _, which = need.partition(" ")
             if word not in NEEDS:
-                raise ValueError(f"the need {need!r} is not known.{did_you_mean(word, NEEDS)} Known: "
+                raise ValueError(f"`needs` has the unknown entry {need!r}.{did_you_mean(word, NEEDS)} Known: "
                                  f"{', '.join(NEEDS)}")
             if bool(which) == (word in _WITHOUT_WORDS):
-                raise ValueError(f"the need {word!r} takes {'no argument' if which else 'an argument'}: "
+                raise ValueError(f"`needs: {word}` takes {'no argument' if which else 'an argument'}: "
                                  f"{NEEDS[word]}")
             if word in ("parts", "tokens") and not which.isdecimal():
-                raise ValueError(f"the need {need!r} takes a number, e.g. '{word} 2'")
+                raise ValueError(f"`needs: {need}` takes a number, e.g. '{word} 2'")
         return needs
 
 

@@ -115,7 +115,7 @@ class Task:
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
         """Returns the texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes
         before a group is scored. An Answer in the result stands for the text of its last turn, a services.Reading for
-        another text in place of such a text. By default, returns all answers of the group."""
+        another text to use instead. By default, returns all answers of the group."""
         return answers
 
     def oracle(self, sample: Sample) -> str | None:

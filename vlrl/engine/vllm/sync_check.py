@@ -72,10 +72,10 @@ class SyncCheck:
         return TOLERANCE[self.dtype or policy.dtype] if self.tolerance is None else self.tolerance
 
     def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
-        """Compares the answer's log-probabilities in trainer and engine, and returns the largest difference.
-        `parameters()` yields the weights of trainer and engine; without `parameters` the error cannot name a weight.
-        Raises TrainingError if a log-probability differs too much or, in the first checks, if any weight differs. A
-        collective call under FSDP."""
+        """Compares the log-probabilities of the fixed answer in the trainer and in the engine (`read`), and returns the
+        largest difference. `parameters()` yields the weights of both; without `parameters` the error cannot name a
+        weight. Raises TrainingError if a log-probability differs too much or, in the first checks, if any weight
+        differs. A collective call under FSDP."""
         self.checks += 1
         difference = self._difference(policy, read, self.prompt)
         if not difference <= self.allowed(policy):  # nan too
