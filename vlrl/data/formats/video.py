@@ -237,11 +237,11 @@ def videochat_span(record: Record, source: RecordSource) -> list[Row]:
 
 
 def got10k(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a tracked object of GOT-10k (1810.11981). In one layout, `gt` has a box as fractions of the image for each
-    of some frames, spread evenly over the sequence. In the layout of GOT-10k's own annotations, `boxes_xywh` has [x, y,
-    width, height] in pixels for every frame, of which evenly spread ones are selected. If the folder of frames exists, the row shows these frames; else the row's
-    `video` is the path of the folder. If no frame gives the image's size, the row keeps the fractions and states the
-    size 1 x 1."""
+    """Converts a tracked object of GOT-10k (1810.11981). In one layout, `gt` has a box as fractions of the image for
+    each of some frames, spread evenly over the sequence. In the layout of GOT-10k's own annotations, `boxes_xywh` has
+    [x, y, width, height] in pixels for every frame, of which evenly spread ones are selected. If the folder of frames
+    exists, the row shows these frames; else the row's `video` is the path of the folder. If no frame gives the image's
+    size, the row keeps the fractions and states the size 1 x 1."""
     folder = source.path(text(record, "path", *VIDEO)).rstrip("/")
     frames, boxes = source.frames(folder), _boxes(record)
     several = len(frames) if frames else len(boxes)
