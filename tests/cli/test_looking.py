@@ -240,6 +240,7 @@ def test_a_version_is_ok_only_when_its_package_works_and_a_check_that_fails_name
     assert old.level == "warning" and f"1.0 is outside the range that vlrl requires ({need.specifier})" in old.message
 
 
+@pytest.mark.slow
 def test_a_terminal_of_few_columns(tmp_path, monkeypatch, capsys):
     """Rich's tables and panels raise below some ten columns, which must not end a run at its closing table."""
     run = finished(tmp_path / "run")

@@ -77,6 +77,7 @@ def played(capsys, monkeypatch, words, text=None) -> dict:
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_actions_from_a_pipe_perfect_ones_and_tools_as_text(lamp, capsys, monkeypatch):
     found = played(capsys, monkeypatch, lamp, "go\nup\n\nwait\n\n\nup\n\nnever\n")
     assert [t["action"] for t in found["turns"]] == ["go\nup", "wait", "up"] and found["ended"] == "stop"

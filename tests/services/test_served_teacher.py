@@ -102,6 +102,7 @@ def test_the_gradient_is_that_of_the_same_teacher_from_a_folder(scene, served): 
     assert all(load["base"][1] == str(other) and load["choices"][0] == TEMPERATURE for load in server.loads)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_started_again_gets_the_weights_again(scene, served):  # noqa: F811
     server, settings = served
     _, whole = stepped(scene, settings())
@@ -124,6 +125,7 @@ def test_a_server_that_was_started_again_gets_the_weights_again(scene, served): 
     assert len({tuple(load["base"]) for load in server.loads}) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away(scene, served):  # noqa: F811
     server, settings = served
     config = settings(timeout_s=0.5)

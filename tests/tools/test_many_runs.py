@@ -168,6 +168,7 @@ def test_a_sweep_tells_how_far_it_is_and_whether_a_difference_was_shown(tmp_path
         assert counts == [str(n) for n in range(10)]
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_are_counted_before_the_first(tmp_path, instant):
     instant.of = lambda words, seed: float(words.get("train.lr", 0))
     for method, eta, n in (("halving", 2, 5), ("halving", 3, 4), ("random", None, 3)):

@@ -219,6 +219,7 @@ def words(tmp_path):
     return [f"task={file}:Lamp", "episode.max_turns=4"]
 
 
+@pytest.mark.slow
 def test_an_environment_is_played(words, tmp_path):
     """Pictures of 32 x 32 are 2 tokens of 28 x 28; "\\x1b[2JLevel 1." has 12 characters."""
     found = plan.observe(configs.load(THREE, words))
