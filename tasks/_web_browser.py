@@ -77,7 +77,7 @@ _ENDED = "the browser has ended"
 
 
 class BrowserLost(Exception):
-    """The browser has ended. Its pages can be opened again in a new browser."""
+    """The browser has ended or has closed a page. The page can be opened again."""
 
 
 class PageFailed(Exception):
@@ -147,7 +147,8 @@ class PagePool:
 
     def use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:
         """Calls `work` in the browser's thread for an open page; returns its result. Raises BrowserLost if the browser
-        has ended; raises PageFailed, and closes the page, if the call fails or exceeds the time limit."""
+        has ended or closed the page; raises PageFailed, and closes the page, if the call fails or exceeds the time
+        limit."""
         return self.run(self._use(tab, work))
 
     def drop(self, tab: Tab) -> None:
@@ -197,11 +198,10 @@ class PagePool:
             tab.failed = str(error)
         except Error as error:
             await asyncio.sleep(_NEWS_S)
-            lost = not tab.crashed and not (self._browser and self._browser.is_connected()
-                                            and tab.context.browser is self._browser)
-            if lost:
+            ended = not (self._browser and self._browser.is_connected() and tab.context.browser is self._browser)
+            if not tab.crashed and (ended or tab.page.is_closed()):  # a page may close by itself on a busy machine
                 await self._drop(tab)
-                raise BrowserLost(_ENDED) from None
+                raise BrowserLost(_ENDED if ended else "the page was closed") from None
             by_itself = self._loop.time() < end  # a call that was given up may also end with an error
             tab.failed = "the page has crashed" if tab.crashed else _first_line(error) if by_itself else late
         await self._drop(tab)

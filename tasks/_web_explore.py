@@ -50,7 +50,7 @@ def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: r
             return goals if goals and solved(task, page, seed, goals) else None
         except BrowserLost:
             continue
-    raise PageFailed(f"the browser ended {_LOST} times")
+    raise PageFailed(f"the page was lost {_LOST} times, as the browser ended or closed it")
 
 
 def solved(task: Any, page: str, seed: int, goals: Sequence[Goal]) -> bool:

@@ -178,4 +178,4 @@ def perfect_actions(task: Any, sample: Sample, pages: PagePool) -> list[Action]:
             continue
         finally:
             page.close()
-    raise DataError(f"sample '{sample.id}': the browser ended three times")
+    raise DataError(f"sample '{sample.id}': the page was lost three times, as the browser ended or closed it")

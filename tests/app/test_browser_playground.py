@@ -58,6 +58,7 @@ def test_answers_stream_and_show_rewards_and_boxes(page, address):
     visit(page, address)
     choose(page, "#v-play-model", "tiny-qwen3-vl, as shipped")
     choose(page, "#v-play-task", "grounding, as in run quickstart")
+    expect(page.locator("#v-play-preview")).to_contain_text("heldout-000000")
     page.locator("#v-play-next").click()
     expect(page.locator("#v-play-preview")).to_contain_text("heldout-000001")
     expect(page.locator("#v-play-most input")).to_have_value("24")  # as in the run
