@@ -272,6 +272,7 @@ def unused(*words):
     return {one.setting for one in inert.find(loaded(*words))}
 
 
+@pytest.mark.slow
 def test_a_shaping_acts_or_is_named():
     for words, acts in COMBINATIONS:
         for shape in SHAPES:

@@ -290,6 +290,7 @@ def test_each_category_keeps_its_share_and_the_seed_counts():
     assert len(rare.heldout) == 30
 
 
+@pytest.mark.slow
 def test_near_duplicates_are_found_and_different_pictures_are_not(folder, capsys):
     photos = [Image.fromarray(a[::2, ::2]) for a in pytest.importorskip("sklearn.datasets").load_sample_images().images]
     for i, image in enumerate([*photos, *(picture(i) for i in range(20, 38))]):

@@ -331,6 +331,7 @@ def assert_read_back(found: Config) -> None:
     assert read == found and dump(read) == written
 
 
+@pytest.mark.slow
 @each("name word", [*product(
     ["quickstart.yaml", "preference/reward_model.yaml"],
     ["eval.samples=0", "eval.splits=[]", "save.best=", "save.best=accuracy", "services.reference=start",

@@ -199,6 +199,7 @@ def test_needs_of_stages_and_a_preset_of_before(tmp_path):
         config.load(QUICKSTART, ["extends=algorithms/rorecomp_buffer.yaml"])
 
 
+@pytest.mark.slow
 def test_the_command_lists_and_filters_them(capsys):
     def rows(*words: str):
         assert main(["presets", *words, "--json"]) == 0

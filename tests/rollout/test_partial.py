@@ -263,6 +263,7 @@ def test_vlrl_sft_refuses_it(tiny_models, tmp_path):
         sft.train(config)
 
 
+@pytest.mark.slow
 def test_steps_without_a_whole_group_go_by(tiny_models, tmp_path):
     """The weights stay as they are, and what is held over at the end is counted."""
     config = load_config(write_config(tmp_path, tiny_models["qwen3_vl"]), [

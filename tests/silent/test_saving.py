@@ -46,6 +46,7 @@ def sampling(folder: Path, **values) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_generation_config_that_cannot_be_saved_as_it_is(folder, tmp_path, caplog):
     file, saved = folder / "generation_config.json", tmp_path / "saved/generation_config.json"
     plain = file.read_text()

@@ -306,6 +306,7 @@ for write in (lambda: run.append_metrics({{"step": 1, "x": "y" * 200}}), lambda:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_hosts_do_not_share_is_found_out_and_no_torch_is_loaded(tmp_path):
     found = {"started": "now", "host": "a"}
     writer = threading.Timer(0.1, files.write_text, (tmp_path / "env.json", json.dumps(found)))

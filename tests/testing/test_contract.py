@@ -426,6 +426,7 @@ def found(world=Walk, base=Walking, **changes):
     return {finding.kind: str(finding) for finding in report.findings}, report.notes
 
 
+@pytest.mark.slow
 def test_a_sound_environment_passes_and_wrong_perfect_episodes_are_found():
     findings, notes = found(count=3)
     assert not findings and "perfect episodes earn 1 on average over 3 samples, hostile actions at most 0" in notes
