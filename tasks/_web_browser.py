@@ -199,10 +199,11 @@ class PagePool:
         except Error as error:
             await asyncio.sleep(_NEWS_S)
             ended = not (self._browser and self._browser.is_connected() and tab.context.browser is self._browser)
-            if not tab.crashed and (ended or tab.page.is_closed()):  # a page may close by itself on a busy machine
+            by_itself = self._loop.time() < end  # a call that was given up may also end with an error
+            closed = by_itself and tab.page.is_closed()  # on a busy machine the browser closes pages
+            if not tab.crashed and (ended or closed):
                 await self._drop(tab)
                 raise BrowserLost(_ENDED if ended else "the page was closed") from None
-            by_itself = self._loop.time() < end  # a call that was given up may also end with an error
             tab.failed = "the page has crashed" if tab.crashed else _first_line(error) if by_itself else late
         await self._drop(tab)
         raise PageFailed(tab.failed)

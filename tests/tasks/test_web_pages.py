@@ -384,6 +384,17 @@ def test_a_page_that_cannot_be_made_leaves_nothing_open(tmp_path):
         assert pages._browser.contexts == [] and pages.starts == 1
 
 
+def test_a_page_that_was_closed_is_opened_again_and_its_actions_are_repeated(tmp_path):
+    task = made(tmp_path, count="note(window.n = (window.n || 0) + 1); if (window.n == 3) finish(1)")
+    world = task.environment(next(s for s in task.samples("train") if s["page"] == "count"))
+    world.reset(0)
+    for _ in range(3):
+        world._page._pages.run(world._page.tab.page.close())
+        step = world.step(CLICK)
+    assert step.done and step.parts["success"] == 1
+    world.close()
+
+
 LEAVES = """<body style="margin:0"><div id=query>Do it.</div><button id=b style="position:absolute;left:40px;top:80px;
 width:80px;height:60px">press</button><style>#b:hover { background: red }</style><script>
 var WOB_DONE_GLOBAL = false, WOB_RAW_REWARD_GLOBAL = 0, found = [window.name, document.cookie,
