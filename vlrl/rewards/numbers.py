@@ -24,7 +24,7 @@ _BEFORE = (r"(?<![A-Za-z0-9_.])(?<![\^\u221a])(?<!\^\{)(?<!sqrt)(?<!sqrt\{)"
 _AFTER = rf"(?![A-Za-z0-9_\^{_RAISED}]|\.\d|\s?{_TIMES}\s?[\d({{\\]|\s?(?:[\u03c0\u221a]|\\pi|\\sqrt))"
 """Lookarounds that reject a number next to an operator or letter, because it would be part of an unevaluated expression
 or a word."""
-_START = r"(?=[-+.\d])"  # first, as it fails fastest: 4 times faster on long texts
+_START = r"(?=[-+.\d])"  # first, as it fails fastest: 3 times faster on long texts
 _NUMBER = re.compile(rf"{_START}{_BEFORE}(?P<sign>[-+])?(?:{_PARTS}|(?P<number>{_GROUPED}|{_COMMA}|{_PLAIN})"
                      rf"(?P<power>[eE][-+]?\d{{1,2}})?){_AFTER}")
 _FRAC = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(\d{1,9})\s*\}\s*\{\s*(\d{1,9})\s*\}|(\d)\s*(\d))")
