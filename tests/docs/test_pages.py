@@ -13,6 +13,7 @@ from pydantic import Field
 
 from vlrl import config
 from vlrl import task as tasks
+from vlrl.cli.main import main
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows, read_samples, sample_from_row
 from vlrl.data.media import resolve
@@ -23,7 +24,7 @@ from vlrl.tools import docs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-         for name in ("configuration", "coming-from", "troubleshooting", "quickstart", "long-runs")}
+         for name in ("configuration", "coming-from", "troubleshooting", "quickstart", "reading-a-run", "long-runs")}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SETTING = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)(=.*)?")
 NO_SETTINGS = (".yaml", ".jsonl", ".py")
@@ -79,7 +80,8 @@ def test_settings_in_the_text_exist_and_their_values_are_allowed():
             found = [m for m in map(SETTING.fullmatch, code.split()) if m and m[1] != "key"]
             values = [m[0] for m in found if m[2]]
             named = {m[1] for m in found if m[2] or ("." in m[1] and m[1].split(".")[0] in config.Config.model_fields)}
-            unknown = {n for n in named - KNOWN if not n.startswith("task.rewards.") and not n.endswith(NO_SETTINGS)}
+            unknown = {n for n in named - KNOWN - {"extends"}
+                       if not n.startswith("task.rewards.") and not n.endswith(NO_SETTINGS)}
             assert not unknown, (name, code)
             if values:
                 load(values)
@@ -133,13 +135,26 @@ def test_the_examples_mean_what_they_say_and_commands_exist():
             load([word for word in rest if "=" in word], path)
 
 
-DOCUMENTED = {key for row in table_rows(PAGES["quickstart"].partition("## metrics.jsonl")[2]) for key in codes(row[0])}
+READING = PAGES["reading-a-run"]
+DOCUMENTED = {key for row in table_rows(READING.partition("## Metrics")[2].partition("## Files")[0])
+              for key in codes(row[0])} - KNOWN
+"""Keys of metrics.jsonl, and families of keys such as `time/*`."""
+
+
+PHASES = ("rollout", "score", "train", "sync", "store", "eval", "save")
+
+
+def family(key: str) -> str:
+    return key.split("/")[0] + "/*"
 
 
 def test_metrics_and_paths_named_on_the_pages_exist():
-    rooms = "|".join({key.split("/")[0] for key in DOCUMENTED if "/" in key})
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "vlrl").rglob("*.py"))
+    rooms = "|".join({key.split("/")[0] for key in DOCUMENTED if "/" in key and "<" not in key})
     named = {c for text in PAGES.values() for c in codes(text) if re.fullmatch(rf"({rooms})/\w+", c)}
-    assert len(named) > 20 and named <= DOCUMENTED, named - DOCUMENTED
+    assert len(named) > 10
+    assert {key for key in named if key not in source} <= {f"time/{phase}_s" for phase in PHASES}
+    assert {key for key in named if not {key, family(key)} & DOCUMENTED} == set()
     paths = {c for text in PAGES.values() for c in codes(text)
              if re.fullmatch(r"(configs|docs|tests|tasks|vlrl)/[\w./-]+", c)}
     assert all((ROOT / path).exists() for path in paths), paths
@@ -274,24 +289,34 @@ def run(tmp_path_factory):
 def test_keys_files_and_second_starts_of_a_run_are_documented(run, capsys):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     written = {key for line in lines for key in line}
-    assert written - DOCUMENTED == {"reward/iou", "reward/format"}
-    assert DOCUMENTED - written == set(
-        "reward/<part> <label>/reward/mean <label>/reward/<part> <label>/share <label>/groups/zero_variance_frac "
-        "loss_scale memory/halved feature_cache/hit_frac balance/imbalance variants/<name>/reward "
-        "variants/<name>/share reward/shaped correction/weight correction/outside phi kl_coef kl/clamped entropy_coef "
-        "entropy_anchor temperature reference_reset partial/held partial/segments_mean async/staleness_mean "
-        "async/staleness_max time/ahead_s".split())
-    text = PAGES["quickstart"].partition("`eval.jsonl` has")[2].partition("##")[0]
+    said = DOCUMENTED | set(codes(READING.partition("## Metrics")[2].partition("## Files")[0]))
+    assert {key for key in written - said if family(key) not in said} == {"reward/iou", "reward/format"}
+    assert {f"time/{phase}_s" for phase in PHASES} <= written
+    families = {family(key) for key in written}
+    assert {key for key in DOCUMENTED - written - families if "*" in key} == {
+        "<label>/*", "variants/*", "correction/*", "partial/*", "async/*", "balance/*", "feature_cache/*"}
+    assert {key for key in DOCUMENTED - written if "*" not in key} == {
+        "reward/<part>", "reward/shaped", "kl_coef", "entropy_coef", "entropy_anchor", "temperature", "loss_scale",
+        "kl/clamped", "phi", "reference_reset"}
+    text = READING.partition("`eval.jsonl` has")[2].partition("##")[0]
     line = json.loads((run / "eval.jsonl").read_text().splitlines()[0])
     named = {key for key in line if "/ci95_" not in key}
-    assert named - set(codes(text)) == {"iou", "format"}
+    assert named - set(codes(text)) == {"iou", "format", "acc@.5"}
     assert all(f"{key}/ci95_low" in line for key in ("iou", "acc@.5"))
-    (table,) = re.findall(r"^## What it leaves.*?\n(\|.*?)\n\n", PAGES["quickstart"], re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(r"^## Files\n\n(\|.*?)\n\n", READING, re.MULTILINE | re.DOTALL)
     named = {name.rstrip("/") for row in table_rows(table)[1:] for name in codes(row[0])}
     assert named == {path.name for path in run.iterdir()}
-    (body,) = [body for kind, body in BLOCK.findall(PAGES["quickstart"]) if kind == "python"]
+    (body,) = [body for kind, body in BLOCK.findall(READING) if kind == "python"]
     exec(body.replace("runs/quickstart", str(run)).replace("step=79", "step=1"), {})
     assert "'iou'" in capsys.readouterr().out
+    for command in (words for kind, body in BLOCK.findall(READING) if kind == "bash" for words in body.splitlines()):
+        program, *words = shlex.split(command.split("  #")[0].replace("runs/quickstart", str(run)))
+        assert program == "vlrl"
+        if words[0] != "app":  # serves until Ctrl-C: tests/app/test_server.py
+            assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "finished" in out and "reward/mean" in out and "report.html" in out
+    (run / "report.html").unlink()
     from vlrl.store import RunFolder
     from vlrl.training.loop import train
 
