@@ -1,4 +1,4 @@
-"""Every fault of docs/faults.md in a whole run: what the user sees, and that nothing but the step in flight is lost.
+"""Every fault of docs/long-runs.md in a whole run: what the user sees, and that nothing but the step in flight is lost.
 
 The task does what the environment variable FAULT says; launchers below starve the allocator or fill a real small disk.
 """
