@@ -138,6 +138,8 @@ def test_the_api_and_what_agents_are_sent_to_exists():
         assert hasattr(import_module(module), attribute), name
     found = re.findall(r"`((?:\w+/)+[\w.]*)`", (ROOT / "AGENTS.md").read_text(encoding="utf-8"))
     assert len(found) > 9 and [path for path in found if not (ROOT / path).exists()] == []
+    status = re.findall(r"`((?:tests|configs)/[\w./]*)`", (DOCS / "status.md").read_text(encoding="utf-8"))
+    assert len(status) > 30 and [path for path in status if not (ROOT / path).exists()] == []
     hooks = import_module("vlrl.config.base").MethodSettings
     assert all(hasattr(hooks, name) for name in ("active", "problem"))
 
