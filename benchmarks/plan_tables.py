@@ -32,14 +32,11 @@ SEVEN = "configs/models/qwen2_5_vl_7b.yaml task=grounding model.lora.rank=0 --gp
 ZERO = {"`zero2`, servers generate": f"{SEVEN} train.sharding=zero2 engine=vllm_server",
         "`zero3`, `engine=hf`": f"{SEVEN} train.sharding=zero3",
         "`fsdp2`, `engine=hf`": f"{SEVEN} train.sharding=fsdp2"}
-SMALL, LARGE = "configs/first_run/qwen2_5_vl_3b_24gb.yaml", "configs/first_run/qwen2_5_vl_7b_8x80gb.yaml"
-FIRST = {"3B, one card, `engine=hf`": f"{SMALL} --card 'RTX 4090'",
-         "3B, one card, 4-bit weights": f"{SMALL} --card 'RTX 4090' model.lora.quantize=nf4",
-         "3B, one card, vLLM on it too": f"{SMALL} --card 'RTX 4090' engine=vllm engine.memory=0.4",
-         "7B, eight cards, an adapter, vLLM on each": f"{LARGE} --gpus 8",
-         "7B, eight cards, an adapter, `engine=hf`": f"{LARGE} --gpus 8 engine=hf engine.batch_rollouts=64",
-         "7B, eight cards, the language model, sharded":
-             f"{LARGE} --gpus 8 model.lora.rank=0 train.lr=1e-6 train.sharding=fsdp2 engine.memory=0.3"}
+SMALL, LARGE = "qwen2_5_vl_3b_24gb.yaml", "qwen2_5_vl_7b_8x80gb.yaml"
+FIRST = {"3B, `engine=hf`": f"{SMALL} --card 'RTX 4090'",
+         "3B, 4-bit weights": f"{SMALL} --card 'RTX 4090' model.lora.quantize=nf4",
+         "3B, vLLM on the same card": f"{SMALL} --card 'RTX 4090' engine=vllm engine.memory=0.4",
+         "7B, eight cards with vLLM on each": f"{LARGE} --gpus 8"}
 
 
 def told(command: str) -> dict[str, Any]:
