@@ -15,3 +15,9 @@ def graded(task, sample, answers, services, *, scale: int):
 @part({"short": 1.0})
 def short(task, sample, answers, services):
     return []
+
+
+def concise(sample, answer, *, most: int = 6):
+    if answer.text == "raise":
+        raise ValueError("no such answer")
+    return len(answer.text) <= most * len(sample["answer"])

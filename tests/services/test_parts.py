@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from tests.services.stub import PLACE, QUOTED, count_of, judging, quotes, says, text_of
 from tests.tables import by_hand, each, refused
 from vlrl import config as configs
+from vlrl.checks.answers import oracle_problems
 from vlrl.errors import ConfigError, TaskError
 from vlrl.rewards.text import parse_answer
 from vlrl.rewards.verdicts import quoted, read_fields, sanitized
 from vlrl.services.judge_prompts import VERDICT as FORM
 from vlrl.services.judge_prompts import verdict_prompt
-from vlrl.task.scoring import score_group
+from vlrl.task.scoring import score_alone, score_group
 from vlrl.task.services import Services, drop_unserved_parts, without_absent_parts
 from vlrl.testing.injections import injected, injections
 from vlrl.training.build_task import make_task
@@ -246,11 +247,30 @@ def test_own_parts_and_services(tmp_path):
         drop_unserved_parts(task, (), [task.sample_from_row(ROW)])
 
 
+def test_a_function_of_sample_and_answer_is_a_part():
+    """It scores each answer by itself: one that it fails on leaves the others of the group alone."""
+    task = task_of({"name": "tests/services/own.py:concise", "most": 3}, rewards={"format": 0})
+    assert task.weights == {"accuracy": 1.0, "format": 0.0, "concise": 1.0} and task.needs == {}
+    sample = task.sample_from_row(ROW)
+    found = score_group(task, sample, [parse_answer(text) for text in ("4", "four", "5", "raise")], 0)
+    assert [s.reward for s in found] == [2, 0, 1, None]
+    assert "no such answer" in found[3].error and "own.py" in found[3].error
+    assert [s.correct for s in found] == [True, False, False, None]
+    assert score_alone(task, sample, [parse_answer("4")], 0)[0].parts["concise"] == 1
+    # the perfect answer is too long for it, which is no mistake of the task
+    strict = task_of({"name": "tests/services/own.py:concise", "most": 0})
+    assert not [*oracle_problems(strict, sample, "4")]
+    unequal = task_of(rewards={"format": 0})
+    assert [*oracle_problems(unequal, sample, "5")]
+
+
 test_what_is_wrong_is_named = refused(ConfigError, lambda parts: task_of(*parts), [
     (["jugde"], r"task\.parts\.0='jugde' is not known\. Did you mean 'judge'"),
     ([{"name": "judge", "medai": True}], r"task\.parts\.0\.medai=True: 'judge' has no option 'medai'\. Did you mean"),
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
-    (["judge", "judge"], "'judge' is named twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
+    (["judge", "judge"], "'judge' is named twice"), (["tests/services/own.py:plain"], r"must take \(sample, answer\)"),
+    (["tests/services/own.py:concise", {"name": "tests/services/own.py:concise"}], "'concise' is named twice"),
+    ([{"name": "tests/services/own.py:concise", "least": 1}], r"'tests/services/own.py:concise' has no option 'least'"),
     (["tests/services/own.py:graded"], r"needs a value for task\.parts\.0\.scale")])
 
 

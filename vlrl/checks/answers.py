@@ -106,11 +106,12 @@ def without_tag(text: str, tag: str) -> str:
 class OracleScore:
     """Scores a perfect answer. `parts` maps each reward part that `score` returns to its value.
 
-    Reward parts of `score_group`, which compare answers or use services, are left out."""
+    Reward parts of `score_group`, which compare answers or use services, are left out, and so are `Task.added_parts`.
+    """
 
     def __init__(self, task: Task, sample: Sample, text: str):
         self.task, self.sample, self.weights = task, sample, part_weights(task)
-        self._group_parts = self._parts_of_group(text)
+        self._left_out = {*self._parts_of_group(text), *task.added_parts}
         self.parts = self._scored(answer_of(text))
 
     def problems(self, text: str, rounding: float) -> Iterator[Finding]:
@@ -151,7 +152,7 @@ class OracleScore:
 
     def _scored(self, answer: Answer) -> dict[str, float]:
         return {name: float(value) for name, value in self.task.score(self.sample, answer).items()
-                if value is not None and name in self.weights and name not in self._group_parts}
+                if value is not None and name in self.weights and name not in self._left_out}
 
     def _combine(self, parts: Mapping[str, float]) -> float:
         return float(self.task.combine(parts, self.weights))

@@ -11,12 +11,16 @@ per answer:
     @part({"polite": 1.0}, needs=("judge",))        # names of the reward parts -> default weights
     def polite(task, sample, answers, services, *, words: int = 3): ...
 
+A function without @part scores one answer: `(sample, answer, *, options) -> float`. Its reward part has the name of the
+function and the weight 1.
+
 vlrl's parts are in judged_parts.py, compared_parts.py and scored_parts.py; a user's part is named path/file.py:name or
 module:name. If the run does not have the service that a part needs, the part is left out, as for the task's own reward
 parts."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,23 +56,43 @@ PARTS = Table({
 class ExtraPart:
     """A function named in `task.parts`, with its options bound. `offer` declares its reward parts."""
 
-    function: Callable[..., list[Parts]]
+    function: Callable[..., Any]
+    """Function (task, sample, answers, services) -> [{part: value}]; if `single`, (sample, answer) -> value."""
     offer: PartSpec
     readings: Callable[..., Sequence[Any]]
     """Function (task, sample, answers) that returns the texts whose log-probabilities are needed."""
+    single: bool = False
+    """Whether the function scores one answer."""
 
 
 def bind(setting: str, named: Named) -> ExtraPart:
     """Resolves one entry `named` of `task.parts` to its function, with its options bound. Raises ConfigError for an
-    unknown name, a function without @part, and an option that is unknown, missing or of the wrong type. `setting`
-    names the entry in messages."""
-    offer = getattr(resolve(setting, named.name, PARTS), ATTRIBUTE, None)
+    unknown name, for a function with other arguments, and for an option that is unknown, missing or of the wrong type.
+    `setting` names the entry in messages."""
+    found = resolve(setting, named.name, PARTS)
+    offer = getattr(found, ATTRIBUTE, None)
+    if offer is None and _scores_one_answer(found):
+        name = named.name.rpartition(":")[2]
+        return ExtraPart(bind_options(setting, named, PARTS, skip=2), PartSpec({name: 1.0}), _all_answers, single=True)
     if not isinstance(offer, PartSpec):
-        raise ConfigError(f"{setting}={named.name!r}: the function does not declare its parts. Decorate it with "
-                          "`@part({\"name\": weight})` of vlrl.task.part")
+        raise ConfigError(f"{setting}={named.name!r}: the function must take (sample, answer) and return a number, or "
+                          "declare its parts with `@part({\"name\": weight})` of vlrl.task.part")
     function = bind_options(setting, named, PARTS, skip=4)
-    readings = partial(offer.readings, **function.options) if offer.readings else lambda task, sample, answers: answers
+    readings = partial(offer.readings, **function.options) if offer.readings else _all_answers
     return ExtraPart(function, offer, readings)
+
+
+def _scores_one_answer(function: Callable[..., Any]) -> bool:
+    """Whether a function has two arguments without a default, (sample, answer). Its other arguments are options."""
+    try:
+        arguments = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function that is not written in Python
+        return False
+    return sum(a.default is a.empty and a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD) for a in arguments) == 2
+
+
+def _all_answers(task: Task, sample: Sample, answers: Sequence[Answer]) -> Sequence[Answer]:
+    return answers
 
 
 def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
@@ -83,8 +107,11 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
             raise ConfigError(f"task.parts: the part '{twice[0]}' is named twice: remove one of the two entries")
         weights |= extra.offer.weights
 
+    singles = {next(iter(extra.offer.weights)): extra.function for extra in extras if extra.single}
+
     class Mixed(cls):
         name = cls.name
+        added_parts = (*cls.added_parts, *singles)
 
         @classmethod
         def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
@@ -109,11 +136,16 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
             return [*own, *(r for extra in extras if service in extra.offer.needs
                             for r in extra.readings(self, sample, answers))]
 
+        def score(self, sample: Sample, answer: Answer) -> Parts:
+            own = super().score(sample, answer)
+            added = {name: function(sample, answer) for name, function in singles.items()}
+            return {**own, **added} if isinstance(own, Mapping) else own
+
         def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
             own = super().score_group(sample, answers, services)
             out = [dict(parts) for parts in own] if own else [{} for _ in answers]
             for extra in extras:
-                if all(name in services for name in extra.offer.needs):
+                if not extra.single and all(name in services for name in extra.offer.needs):
                     given = extra.function(self, sample, answers, services)
                     if len(given) != len(answers) or len(out) != len(answers):
                         raise TaskError(f"task '{self.name}': for {len(answers)} answers, a part of task.parts "

@@ -168,6 +168,10 @@ class Task:
     best_parts: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Reward part -> its maximum, for parts whose maximum is not 1."""
 
+    added_parts: ClassVar[Collection[str]] = ()
+    """Reward parts that functions in `task.parts` add to those of `score`. Their maximum is unknown, so a perfect
+    answer need not reach it."""
+
     knobs: Mapping[str, tuple[float, float]] = MappingProxyType({})
     """Difficulty knobs of a task that can generate training samples of any difficulty: name -> (lowest, highest)."""
 
