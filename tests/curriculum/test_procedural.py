@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest
 
-from tests.e2e.runs import ROOT, metrics
-from vlrl import config, curriculum, testing
+from tests.e2e.runs import metrics
+from vlrl import config, curriculum
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, Outcome, Prompts
 from vlrl.errors import ConfigError
@@ -157,14 +157,6 @@ def test_the_contract_of_tasks_with_knobs():
         assert re.search(words.replace("(", r"\("), "\n".join(checked(change)[1])), words
     for bounds in ((4.0, 1.0), (0.0, math.inf), (1.0,)):
         assert "give two finite numbers" in checked(knobs={"objects": bounds})[1][0]
-
-
-def test_the_example_of_the_docs_keeps_the_contract(tmp_path):
-    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
-    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def generate" in c]
-    assert len(code.splitlines()) <= 30
-    (tmp_path / "dots.py").write_text(code)
-    testing.assert_ok(load(str(tmp_path / "dots.py")), samples=3, processes=0)
 
 
 @pytest.mark.slow

@@ -37,9 +37,9 @@ class ProceduralSampler(Adaptive):
     def __init__(self, prompts: Prompts):
         if not prompts.knobs:
             raise ConfigError("curriculum.name: this sampler chooses the difficulty of generated samples, but the task "
-                              "has no knobs. Define knobs and generate() in the task (docs/tasks.md), use a task "
-                              "that has them, such as task.name=grounding with task.drawn=true, or choose another "
-                              "sampler.")
+                              "has no knobs. Define knobs and generate() in the task (docs/write-a-task.md), use a "
+                              "task that has them, such as task.name=grounding with task.drawn=true, or choose "
+                              "another sampler.")
         wrong = [(k, v) for k, v in prompts.knobs.items() if len(v) != 2 or not -np.inf < v[0] < v[1] < np.inf]
         if wrong:
             raise ConfigError(f"knob '{wrong[0][0]}' of the task has (lowest, highest) = {wrong[0][1]}: Task.knobs "
