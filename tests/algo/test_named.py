@@ -127,7 +127,7 @@ def test_of_two_words_for_a_bound_the_later_holds_and_two_values_in_one_place_ar
         Objective.of(AlgoSettings.model_validate(values))
 
 
-@each("preset", ["reinforce", "sapo", "dppo", "vespo", "kimi", "nft", "pacs", "oreal", "kl_cov"])
+@each("preset", ["opo", "sapo", "dppo", "vespo", "kimi", "nft", "pacs", "oreal", "kl_cov"])
 def test_a_clip_is_refused_where_the_term_has_none(loaded, preset):
     found = loaded("", words=["algo.clip_high=0.3", f"extends=algorithms/{preset}.yaml"])
     with pytest.raises(ConfigError, match=r"algo.clip_high=0.3.*algo.loss='\w+' does not clip.*ppo_clip, .*gspo"):

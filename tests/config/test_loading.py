@@ -18,7 +18,7 @@ from vlrl.config.base import Named
 from vlrl.config.other_names import translation
 from vlrl.config.paths import searched_in, split_of_folder
 from vlrl.config.plain import plain
-from vlrl.config.presets import KINDS, shipped
+from vlrl.config.presets import shipped
 from vlrl.config.registry import failure, resolve
 from vlrl.errors import ConfigError, RunError
 from vlrl.methods.preferences.dpo import preference_config
@@ -344,7 +344,7 @@ def test_settings_of_every_kind_of_run(name, word):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted({path.parent.relative_to(CONFIGS) for path in shipped_configs()}), ids=str)
 def test_settings_of_every_shipped_config(folder):
-    tasks = {p.name: p.task for p in shipped() if p.kind == KINDS.get(str(folder))}
+    tasks = {p.name: p.task for p in shipped() if p.group == str(folder)}
     for path in sorted((CONFIGS / folder).glob("*.yaml")):
         bare = path.parent.name in ("models", "engines") or path == CONFIGS / "tiny.yaml"
         base = CONFIGS / tasks.get(path.stem, "quickstart.yaml" if bare else path)

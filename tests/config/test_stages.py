@@ -1,6 +1,7 @@
 """`stages` in a config, the section `preset` of a preset's file, `vlrl presets`, and needs that are not met."""
 
 import json
+import re
 from functools import reduce
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 
 from tests.tables import by_hand, each, refused
 from vlrl import config
+from vlrl.algo.algorithm import Algorithm
 from vlrl.cli.main import main
 from vlrl.config import load, presets, shipped, stages_of, validate
+from vlrl.config.preset_header import NEEDS
 from vlrl.config.schema import resumable
 from vlrl.errors import ConfigError
 from vlrl.tools.machine import needs
@@ -135,7 +138,7 @@ def test_curr_reft_is_one_run_of_one_model(word):
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(f"{folder}/{path.name}" for folder in presets.KINDS
-               for path in (ROOT / "configs" / folder).glob("*.yaml"))
+               for path in (ROOT / "configs" / folder).rglob("*.yaml"))
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
@@ -145,16 +148,102 @@ def unmet(path, *words: str) -> list[str]:
 
 
 def test_every_file_and_need_is_known():
-    assert [presets.name_of(ROOT / "configs" / name) for name in FILES] == FILES
+    assert len(FILES) == len({*FILES}) > 120  # names without a group are unique
     for name in FILES:
         found = presets.find_preset(name)
-        assert found and (ROOT / "configs" / found.task).is_file(), name
-        assert {need.partition(" ")[0] for need in found.needs} <= {*presets.NEEDS}
+        assert found and found.extends == name and found.group in presets.GROUPS, name
+        assert (ROOT / "configs" / found.task).is_file() and 0 < len(found.idea) <= 40, name
+        assert {need.partition(" ")[0] for need in found.needs} <= {*NEEDS}
+        assert presets.name_of(ROOT / "configs" / found.group / f"{found.name}.yaml") == name
+    assert {p.group for p in presets.shipped()} == {*presets.GROUPS}
     laid = config.load(QUICKSTART, ["extends=[algorithms/gspo.yaml, algorithms/tis.yaml, curricula/sec.yaml]"])
     assert laid.presets == ("algorithms/gspo.yaml", "algorithms/tis.yaml", "curricula/sec.yaml")
     assert "preset" not in laid.model_dump() and config.validate(laid.model_dump(mode="json")) == laid
     assert resumable("presets")
-    assert {*needs.CHECKS} == {*presets.NEEDS}
+    assert {*needs.CHECKS} == {*NEEDS}
+
+
+def test_a_preset_is_found_by_its_name_in_whatever_group_it_lies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("algorithms/gspo.yaml", "gspo.yaml", "algorithms/ratio/gspo.yaml", "configs/algorithms/gspo.yaml",
+                 "../algorithms/gspo.yaml", f"{ROOT}/configs/algorithms/gspo.yaml"):
+        (tmp_path / "own.yaml").write_text(f"extends: [quickstart.yaml, {name}]\n")
+        for found in (config.load("own.yaml"), config.load("quickstart.yaml", [f"extends={name}"])):
+            assert (found.algo.loss.name, found.presets) == ("gspo", ("algorithms/gspo.yaml",)), name
+    for name in ("mine/algorithms/gspo.yaml", "algorithms/gspoo.yaml"):
+        with pytest.raises(ConfigError, match="does not exist"):
+            config.load("quickstart.yaml", [f"extends={name}"])
+    # a run of an earlier version keeps names of presets that are gone
+    assert presets.find_preset("algorithms/reinforce.yaml") is None
+    old = config.load("quickstart.yaml", ["presets=[algorithms/reinforce.yaml, algorithms/gdpo.yaml]"])
+    assert [one.need for one in needs.find(old, make_task(old))] == ["parts 2"]
+
+
+@each("old words", [
+    ("reinforce", ["algo.advantage=dr_grpo", "algo.loss=reinforce", "algo.kl_coef=0"]),
+    ("entropy_bonus", ["algo.entropy=bonus"]), ("length_bonus", ["algo.shaping=[length_bonus]"])])
+def test_a_preset_that_is_a_setting_now_names_the_setting(old, words):
+    for name in (f"algorithms/{old}.yaml", f"{old}.yaml"):
+        with pytest.raises(ConfigError, match="It is now the setting") as refused:
+            config.load(QUICKSTART, [f"extends={name}"])
+        assert " ".join(words) in str(refused.value)
+    Algorithm(config.load(QUICKSTART, words))
+
+
+def spent(preset) -> set[str]:
+    """The cost that a preset has by its settings, in the words of its field `cost`."""
+    found = config.load(ROOT / "configs" / preset.task, [f"extends={preset.extends}"])
+    before = config.load(ROOT / "configs" / preset.task)
+    algo, rollout, curriculum, algorithm = found.algo, found.rollout, found.curriculum, Algorithm(found)
+    search, options = getattr(rollout.branch, "search", None), curriculum.sampler.options
+    groups = [rollout.group_size, options.get("group_size", 0)]
+    mix = algo.demonstrations and algo.demonstrations.mix
+    shares = algo.guided and algo.guided.words.options.get("shares")
+    costs = {
+        "reference": algorithm.needs_reference, "copy": algorithm.moves_reference, "critic": algo.critic,
+        f"steps {rollout.minibatches}": rollout.minibatches > 1, f"passes {rollout.updates}": rollout.updates > 1,
+        "resampling": curriculum.keep.name != "all", "oversampling": curriculum.oversample.name != "fixed",
+        "replay": algo.stored, "teacher": algo.distillation, "greedy": algo.advantage.name == "remax",
+        f"retries {len(shares) if shares else algo.guided and algo.guided.answers}": algo.guided,
+        f"demonstrations {mix and mix.options.get('size', algo.demonstrations.rows)}": mix, "search": search,
+        "branches": rollout.branch.roots, "forgetting": rollout.forget.lr > 0, "scan": curriculum.name == "gain_rl",
+        "statistics": algo.loss.name == "simko" or algo.entropy.name == "siren",
+        f"completions {max(groups)}": max(groups) > before.rollout.group_size,
+        f"tokens {rollout.max_new_tokens}": rollout.max_new_tokens > before.rollout.max_new_tokens,
+        f"probes {options.get('probe', options.get('probe_size'))}": "probe" in options or "probe_size" in options}
+    return {cost for cost, has in costs.items() if has} or {"none"}
+
+
+def spent_by_stages(preset) -> set[str]:
+    found = stages_of(config.load(shipped(preset.extends)) if preset.task != "quickstart.yaml" else
+                      config.load(QUICKSTART, [f"extends={preset.extends}"]))
+    costs, steps = set(), {kind: sum(own.steps for stage, own in found if stage.kind == kind) for kind in ("sft", "rl")}
+    for stage, own in found:
+        if stage.kind == "rounds":
+            rounds = own.rounds
+            costs |= {f"rounds {rounds.count}", f"completions {rounds.answers}"}
+            costs |= {f"prompts {rounds.prompts}"} if rounds.prompts < 100_000 else set()
+        elif stage.kind in steps:
+            costs.add("rl" if preset.task == "quickstart.yaml" else f"{stage.kind} {steps[stage.kind]}")
+    return costs
+
+
+@each("kind", ["algorithm", "curriculum", "stages"])
+def test_a_preset_costs_what_it_says(kind):
+    measure = spent_by_stages if kind == "stages" else spent
+    said = {p.extends: {*p.cost.split(", ")} for p in presets.shipped() if p.kind == kind}
+    assert {p.extends: measure(p) for p in presets.shipped() if p.kind == kind} == said
+
+
+def test_evidence_is_a_page_that_has_the_preset():
+    for preset in presets.shipped():
+        if preset.evidence:
+            sampler = config.load(QUICKSTART, [f"extends={preset.extends}"]).curriculum
+            names = (preset.name, sampler.name, sampler.keep.name) if preset.kind == "curriculum" else (preset.name,)
+            text = (ROOT / preset.evidence).read_text(encoding="utf-8")
+            assert preset.evidence.startswith("benchmarks/results/"), preset
+            assert any(re.search(rf"\b{name}\b", text) for name in names if name not in ("uniform", "all")), preset
+    assert {p.name for p in presets.shipped() if p.evidence} >= {"gspo", "ppo", "gkd", "sec", "decoupled_ppo"}
 
 
 @each("section said", [
@@ -162,7 +251,9 @@ def test_every_file_and_need_is_known():
     ("{for: a, cost: none, paper: x, needs: {epsodes: why}}", "Did you mean 'episodes'?"),
     ("{for: a, cost: none, paper: x, needs: {part: why}}", "takes an argument"),
     ("{for: a, cost: none, paper: x, needs: {tokens many: why}}", "takes a number"),
-    ("{for: a, cost: none, paper: x, price: 3}", "preset.price")])
+    ("{for: a, cost: none, paper: x, price: 3}", "preset.price"),
+    ("{for: a, cost: stepps 4, paper: x}", "Did you mean 'steps'?"),
+    ("{for: a, cost: 'none, steps', paper: x}", "takes a number")])
 def test_a_section_that_says_something_else_is_refused(tmp_path, section, said):
     (tmp_path / "own.yaml").write_text(f"preset: {section}\nalgo: {{loss: gspo}}\n")
     with pytest.raises(ConfigError, match=r"own\.yaml") as refused:
@@ -205,10 +296,30 @@ def test_the_command_lists_and_filters_them(capsys):
         assert main(["presets", *words, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
     every = rows()
-    assert len(every) == len(FILES) and {*every[0]} == {"name", "kind", "for", "idea", "needs", "cost", "paper"}
+    assert len(every) == len(FILES) and {*every[0]} == {
+        "name", "kind", "for", "group", "idea", "needs", "sets_not", "cost", "paper", "evidence"}
     assert all(row["idea"] for row in every)
     assert {row["kind"] for row in every} == {"algorithm", "curriculum", "stages"}
     assert [row["name"] for row in rows("gspo")] == ["gspo", "gspo_token", "luspo"]
     assert {row["for"] for row in rows("--for", "recall")} == {"recall.yaml"}
     assert rows("--for", "recall") == rows("--for", "recall.yaml")
     assert main(["presets", "--for", "recal"]) == 1 and "Did you mean 'recall'?" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_table_has_a_line_each_and_a_name_shows_the_card(capsys):
+    def said(*words: str) -> str:
+        assert main(["presets", *words]) == 0
+        return capsys.readouterr().out
+    lines = said().splitlines()
+    groups = [line.partition(":")[0] for line in lines if line.partition(":")[0] in presets.GROUPS]
+    names = [line.split()[0] for line in lines[1:-1] if line and line.partition(":")[0] not in presets.GROUPS]
+    assert groups == [*presets.GROUPS] and sorted(names) == sorted(p.name for p in presets.shipped())
+    assert max(map(len, lines)) <= 100
+    for word in ("hiper", "hiper.yaml", "algorithms/hiper.yaml"):
+        card = said(word)
+        assert all(part in card for part in ("configs/recall.yaml", "<plan>", "critics: the paper has", "2602.16165",
+                                             "4 optimizer steps", "extends=algorithms/hiper.yaml")), word
+    assert "does not set  16 optimizer steps" in said("cispo") and "objectives_cpu.md" in said("cispo")
+    assert said("curr_reft").count("extends=") == 2 and said("curricula/curr_reft").count("extends=") == 1
+    assert "algo.entropy=bonus" in said("entropy_bonus") and "Did you mean 'gspo'?" in said("gsppo")

@@ -45,7 +45,9 @@ NAMING = ("config.sections", "algo.tables")
 MENTIONED = {
     ("config.other_names", "algo.critic"): "the table of what settings are called elsewhere",
     ("config.other_names", "critic"): "such a name",
+    ("config.preset_header", "critic"): "a cost that a preset has",
     ("config.presets", "rorecomp"): "the table of presets that have another name now",
+    ("config.presets", "length_bonus"): "the same table",
 }
 """Module, and the name of a method that it mentions nevertheless -> why."""
 

@@ -14,7 +14,6 @@ from tests.algo.flat import F64, bound, flat, gradient, run
 from tests.helpers import credited_groups, load, settings
 from tests.services.stub import PLACE, count_of, judging, says
 from tests.services.test_parts import ROW, number, task_of
-from vlrl import HOME
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.objective import Objective
@@ -182,7 +181,7 @@ def test_default_and_presets_keep_the_direction_of_the_step():
         assert cosine_similarity(far, near, 0) > 0.99 and far.isfinite().all(), distance
         assert none["kl/clamped"] == 0 and clamped["kl/clamped"] == (distance > 0)
     for preset in ("algorithms/grpo", "grounding/vlm_r1_rec", "algorithms/gigpo"):
-        algo = yaml.safe_load((HOME / "configs" / f"{preset}.yaml").read_text())["algo"]
+        algo = yaml.safe_load(configs.find_config(f"configs/{preset}.yaml").read_text())["algo"]
         (far, _), (near, _) = gradients(15.0, **{k: algo[k] for k in ("kl", "kl_coef") if k in algo})
         assert cosine_similarity(far, near, 0) > 0.99, preset
 

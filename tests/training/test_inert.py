@@ -14,7 +14,7 @@ from vlrl.training.build_task import make_task
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PRESETS = [f"{folder}/{path.name}" for folder in ("algorithms", "curricula")
-           for path in sorted((CONFIGS / folder).glob("*.yaml"))]
+           for path in sorted((CONFIGS / folder).rglob("*.yaml"))]
 ASKED_FOR = {"tis": ["engine.name=vllm_server"], "icepop": ["engine.name=vllm_server"],
              "mis": ["engine.name=vllm_server"], "decoupled_ppo": ["async.max_staleness=1"], "drive": ["steps=200"],
              "grpo_care": ["task.name=video", "task.reference=true"], "gkd": ["algo.distillation.teacher=some/model"],

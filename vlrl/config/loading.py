@@ -214,12 +214,15 @@ def find_config(name: str | Path) -> Path:
 def shipped(name: str) -> Path | None:
     """The path of a config that comes with vlrl; None if there is no such config.
 
-    `name` is the path of the config in configs/ or the end of this path ("gui/gui_g1.yaml" or "gui_g1.yaml"). Raises
-    ConfigError if several configs match."""
+    `name` is the path of the config in configs/ or the end of this path ("gui/gui_g1.yaml" or "gui_g1.yaml"). A preset
+    is found without its group ("algorithms/gspo.yaml"). Raises ConfigError if several configs match."""
     name = os.path.normpath(name).removeprefix("configs/")
     place = vlrl.HOME / "configs" / name
     if os.path.isfile(place):
         return place
+    from vlrl.config.presets import preset_file
+    if found := preset_file(name):
+        return found
     fitting = [path for path in shipped_configs() if f"/{_of_vlrl(path)}".endswith(f"/{name}")]
     if len(fitting) > 1:
         listed = " or ".join(map(_of_vlrl, fitting))

@@ -1,78 +1,50 @@
-"""Presets: files in configs/algorithms, curricula and stages that extend any config, with a header that describes them.
+"""Presets: files in configs/algorithms, curricula and stages that extend any config, with a header (preset_header.py).
 
-    preset:
-      for: recall.yaml                              # a shipped config that, with the preset, is the paper's method
-      idea: compares turns that began in one state  # what the method does, in one line
-      needs: {episodes: its credit is by turn}      # what a config must provide (NEEDS), and why
-      cost: a pass of the reference                 # compared with the run without the preset
-      paper: arXiv 2505.10978
+A preset lies in a group, a folder of its kind: configs/algorithms/ratio/gspo.yaml. Its name has no group:
+algorithms/gspo.yaml. `extends` and the setting `presets` take the name, so a preset may change its group.
 
-The loader removes this section from the settings and adds the name of the file to `presets`, so that a run can report
-needs of its presets that its config does not meet (tools/machine/needs.py)."""
+The loader removes the section `preset` from the settings and adds the name of the file to `presets`, so that a run can
+report needs of its presets that its config does not meet (tools/machine/needs.py)."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pydantic
-from pydantic import Field, field_validator
 
 import vlrl
-from vlrl.config.base import Settings
+from vlrl.config.preset_header import Header, cost_in_words
 from vlrl.config.yaml_text import parse
-from vlrl.errors import ConfigError, did_you_mean
+from vlrl.errors import ConfigError
 
 SECTION = "preset"
 KINDS = {"algorithms": "algorithm", "curricula": "curriculum", "stages": "stages"}
 """Folder in configs/ -> kind of the presets in this folder."""
-NEEDS = {
-    "episodes": "a task with an environment",
-    "answers": "a task of single answers",
-    "tasks": "several tasks",
-    "parts": "this many reward parts with a weight",
-    "part": "a reward part of this name",
-    "prompt": "a prompt that holds this text",
-    "gate": "task.combine=gate:...",
-    "field": "rows with this field",
-    "setting": "this setting",
-    "reasoning": "given solutions that reason before their final answer",
-    "mismatch": "an engine other than hf, 16 bits, or completions sampled by older weights",
-    "reference_reward": "a reward that uses the reference policy",
-    "knobs": "a task that generates samples by difficulty",
-    "tokens": "rollout.max_new_tokens of at least this number",
-    "writes": "answers that contain this, which settings cannot show",
-    "unbuilt": "something that this version does not have",
+GROUPS = {
+    "algorithms/advantage": "how a reward becomes an advantage",
+    "algorithms/ratio": "clips and ratios: several optimizer steps per batch",
+    "algorithms/outcome": "losses that read right and wrong",
+    "algorithms/length": "shorter or longer completions",
+    "algorithms/exploration": "entropy, diversity and the distance to the reference",
+    "algorithms/guidance": "too hard prompts: hints, demonstrations, a teacher, a search",
+    "algorithms/credit": "advantages per token within one completion",
+    "algorithms/turns": "episodes of several turns",
+    "algorithms/offpolicy": "a sampler that differs from the trainer, older weights, stored rollouts",
+    "curricula/order": "an order that is set in advance",
+    "curricula/prompts": "single prompts, by what the policy did on them",
+    "curricula/categories": "categories, tasks or difficulties, by what the policy did on them",
+    "stages": "several stages: SFT, RL, rounds of sampling, merges",
 }
-"""First word of a need (a key of `needs`) -> description of the requirement. A second word is the need's argument."""
-_WITHOUT_WORDS = {"episodes", "answers", "tasks", "gate", "mismatch", "reference_reward", "knobs", "reasoning"}
-MOVED = {"algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer"}
-"""Name of a preset in an earlier version -> name of the preset that replaces it."""
-
-
-class Header(Settings):
-    """The section `preset` in the file of a preset, which describes the preset."""
-
-    task: str = Field(alias="for", min_length=1)
-    idea: str = ""
-    needs: dict[str, str] = {}
-    cost: str = Field(min_length=1)
-    paper: str = Field(min_length=1)
-
-    @field_validator("needs")
-    @classmethod
-    def _known(cls, needs: dict[str, str]) -> dict[str, str]:
-        for need in needs:
-            word, _, which = need.partition(" ")
-            if word not in NEEDS:
-                raise ValueError(f"`needs` has the unknown entry {need!r}.{did_you_mean(word, NEEDS)} Known: "
-                                 f"{', '.join(NEEDS)}")
-            if bool(which) == (word in _WITHOUT_WORDS):
-                raise ValueError(f"`needs: {word}` takes {'no argument' if which else 'an argument'}: "
-                                 f"{NEEDS[word]}")
-            if word in ("parts", "tokens") and not which.isdecimal():
-                raise ValueError(f"`needs: {need}` takes a number, e.g. '{word} 2'")
-        return needs
+"""Folder in configs/ -> what the presets in this folder change."""
+MOVED = {
+    "algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer",
+    "algorithms/reinforce.yaml": "the settings algo.advantage=dr_grpo algo.loss=reinforce algo.kl_coef=0",
+    "algorithms/entropy_bonus.yaml": "the setting algo.entropy=bonus",
+    "algorithms/length_bonus.yaml": "the setting algo.shaping=[length_bonus]",
+}
+"""Name of a preset in an earlier version -> the preset or the settings that replace it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +53,27 @@ class Preset:
 
     name: str
     kind: str
+    group: str
     task: str
     idea: str
     needs: dict[str, str]
+    sets_not: list[str]
     cost: str
     paper: str
+    evidence: str
+
+    @property
+    def extends(self) -> str:
+        """The name to write after `extends=`, e.g. algorithms/gspo.yaml."""
+        return f"{self.group.partition('/')[0]}/{self.name}.yaml"
 
     def row(self) -> dict[str, Any]:
-        out = asdict(self)
+        """The preset for `vlrl presets --json`: the task as "for", the cost in words, and parts of the paper that this
+        version lacks in "sets_not"."""
+        out = asdict(self) | {"cost": cost_in_words(self.cost)}
+        missing = {need: why for need, why in self.needs.items() if need.startswith("unbuilt ")}
+        out["sets_not"] = [*self.sets_not, *(f"{need.partition(' ')[2]}: {why}" for need, why in missing.items())]
+        out["needs"] = {need: why for need, why in self.needs.items() if need not in missing}
         return {"name": out.pop("name"), "kind": out.pop("kind"), "for": out.pop("task"), **out}
 
 
@@ -103,34 +88,51 @@ def extract_preset(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """The name of a preset: the path of its file, relative to configs/ for a preset that comes with vlrl."""
+    """The name of a preset: the path of its file, for a preset that comes with vlrl "<folder of its kind>/<file>"."""
     home = (vlrl.HOME / "configs").resolve()
     path = path.resolve()
-    return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
+    if not path.is_relative_to(home):
+        return str(path)
+    parts = path.relative_to(home).parts
+    return f"{parts[0]}/{parts[-1]}" if parts[0] in KINDS else "/".join(parts)
+
+
+def preset_file(name: str) -> Path | None:
+    """The file of a shipped preset, whatever group it lies in; None if there is no such preset.
+
+    `name` ends in the folder of a kind and a file, with or without a group: "algorithms/gspo.yaml",
+    "configs/algorithms/ratio/gspo.yaml", "../algorithms/gspo.yaml"."""
+    parts = Path(os.path.normpath(name)).parts
+    place = next((i for i, part in enumerate(parts[:-1]) if part in KINDS), None)
+    if place is None or not ({*parts[:place]} <= {".."} or parts[place - 1] == "configs"):
+        return None
+    folder = vlrl.HOME / "configs" / parts[place]
+    return next((path for path in sorted(folder.rglob("*.yaml")) if path.name == parts[-1]), None)
 
 
 def find_preset(name: str) -> Preset | None:
     """The preset with this name, written as in the setting `presets`; None if there is no such file or preset."""
-    path = vlrl.HOME / "configs" / name
-    if not path.is_file():
+    path = preset_file(name)
+    if path is None:
         return None
     tree = parse(path.read_text(encoding="utf-8"))
     if not isinstance(tree, Mapping) or SECTION not in tree:
         return None
     header = _checked(tree[SECTION], path)
-    return Preset(name=path.stem, kind=KINDS.get(path.parent.name, path.parent.name), task=header.task,
-                  idea=header.idea, needs=header.needs, cost=header.cost, paper=header.paper)
+    group = path.parent.relative_to(vlrl.HOME / "configs")
+    return Preset(name=path.stem, kind=KINDS[group.parts[0]], group=group.as_posix(), **header.model_dump())
 
 
 def shipped() -> list[Preset]:
     """All presets that come with vlrl, sorted by kind and name."""
-    files = [path for folder in KINDS for path in sorted((vlrl.HOME / "configs" / folder).glob("*.yaml"))]
+    files = [path for folder in KINDS
+             for path in sorted((vlrl.HOME / "configs" / folder).rglob("*.yaml"), key=lambda path: path.stem)]
     return [preset for path in files if (preset := find_preset(name_of(path)))]
 
 
 def moved_hint(name: str) -> str:
     """Text to append to a message about a preset that has been renamed: the new name. Returns "" for any other name."""
-    return next((f" It is now {now}." for old, now in MOVED.items() if f"/{name}".endswith(f"/{old}")), "")
+    return next((f" It is now {now}." for old, now in MOVED.items() if f"/{old}".endswith(f"/{Path(name).name}")), "")
 
 
 def _checked(section: Any, path: Path) -> Header:
@@ -140,4 +142,5 @@ def _checked(section: Any, path: Path) -> Header:
         first = error.errors()[0]
         at = ".".join([SECTION, *map(str, first["loc"])])
         raise ConfigError(f"{path}: {at}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}. A "
-                          "preset has the fields 'for', 'idea', 'needs', 'cost' and 'paper'") from None
+                          "preset has the fields 'for', 'idea', 'needs', 'sets_not', 'cost', 'paper' and "
+                          "'evidence'") from None

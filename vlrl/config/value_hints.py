@@ -2,10 +2,9 @@
 
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import vlrl
+from vlrl.config.presets import preset_file
 
 _PRESETS = {"algo": "algorithms", "curriculum": "curricula"}
 """Section of the config -> folder in configs/ with presets for this section."""
@@ -33,6 +32,6 @@ def preset_hint(setting: str, name: str) -> str:
     """Text to append to a message about an unknown function: `" There is a preset of that name:
     extends=algorithms/grpo.yaml."` if a preset for the section of `setting` is called `name`, else ""."""
     folder = _PRESETS.get(setting.partition(".")[0], "")
-    file = Path(folder, f"{name}.yaml")
-    known = folder and name.isidentifier() and (vlrl.HOME / "configs" / file).is_file()
-    return f" There is a preset of that name: extends={file.as_posix()}." if known else ""
+    file = f"{folder}/{name}.yaml"
+    known = folder and name.isidentifier() and preset_file(file)
+    return f" There is a preset of that name: extends={file}." if known else ""

@@ -11,7 +11,8 @@ from typing import Any
 
 from vlrl.config import presets
 from vlrl.config.algo import SUPERVISED
-from vlrl.config.presets import NEEDS, Preset
+from vlrl.config.preset_header import NEEDS
+from vlrl.config.presets import Preset
 from vlrl.config.schema import Config
 from vlrl.monitoring.mismatch import samples_as_it_trains
 from vlrl.rewards.text import answer_offset
