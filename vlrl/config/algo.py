@@ -19,64 +19,74 @@ CLIPS = ("clip_low", "clip_high")
 class AlgoSettings(Settings):
     """How rewards become a loss. docs/objectives.md lists the names with formulas, options and papers."""
 
-    advantage: Named = Field(default=Named(name="grpo"), description="Advantage estimator: grpo, dr_grpo, rloo, ... or "
-                             "your own module:function.")
-    shaping: Names = Field(default=(), description="Reward shaping before the advantage, applied in order: overlong, "
-                           "kimi_length, ... or your own module:function.")
-    critic: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.critic")] = Field(
-        default=None, description="A value head, trained together with the policy, for advantages that need one (gae, "
-        "turn_gae, bilevel_gae, macro_gae); {} = with the defaults below; null = none.")
-    guided: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.guided")] = Field(
-        default=None, description="Second attempts for groups with wrong answers, under a prompt with added guidance: "
-        "the task's own, a hint, the solution or a critique; {} = with the defaults below; null = none.")
+    advantage: Named = Field(
+        default=Named(name="grpo"), description="Advantage estimator: grpo, dr_grpo, rloo, ... or module:function.")
+    shaping: Names = Field(default=(), description=(
+        "Reward shaping before the advantage: overlong, kimi_length, ... Several are applied in order; or your "
+        "own module:function."))
+    critic: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.critic")] = Field(default=None, description=(
+        "A value head for advantages that need one. These are gae, turn_gae, bilevel_gae and macro_gae; the head "
+        "is trained together with the policy. {} = with the defaults below; null = none."))
+    guided: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.guided")] = Field(default=None, description=(
+        "Second attempts with guidance for groups with wrong answers. Their prompt adds the task's own guidance, "
+        "a hint, the solution or a critique; {} = with the defaults below; null = none."))
     demonstrations: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.demonstrations")] = Field(
-        default=None, description="Cross-entropy on demonstrations (solutions of training rows), added to the "
-        "objective; {} = with the defaults below; null = none.")
-    stored: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.stored")] = Field(
-        default=None, description="Replay of rollouts of earlier steps and of other runs, added to the objective; {} = "
-        "with the defaults below; null = none.")
+        default=None, description=(
+        "Cross-entropy on demonstrations, added to the objective. Demonstrations are solutions of training rows; "
+        "{} = with the defaults below; null = none."))
+    stored: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.stored")] = Field(default=None, description=(
+        "Replay of rollouts of earlier steps and other runs. It is added to the objective; {} = with the defaults "
+        "below; null = none."))
     distillation: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.distillation")] = Field(
-        default=None, description="On-policy distillation: a teacher scores each token of the policy's own "
-        "completions, in addition to the objective or in place of it; {} = with the defaults below; null = none.")
-    batch: Named = Field(default=Named(name="all"), description="Which rollouts of a step are trained on: all, "
-                         "rorecomp, right, pf_ppo, rest, or your own module:function.")
-    loss: Named = Field(default=Named(name="ppo_clip"), description="Policy loss per token: ppo_clip, gspo, cispo, "
-                        "reinforce, ... or your own module:function.")
-    weights: Names = Field(default=(), description="Weights of tokens or completions, multiplied into the policy loss: "
-                           "top_entropy, hicra, ... or your own module:function.")
-    correction: Named = Field(default=Named(name="none"), description="Importance weights that correct for differences "
-                              "between sampler and trainer: none, token_truncate (TIS), token_mask (IcePop), "
-                              "sequence_mask, ... or your own module:function.")
+        default=None, description=(
+        "On-policy distillation from a teacher. It scores each token of the policy's own completions, in addition "
+        "to the objective or in place of it; {} = with the defaults below; null = none."))
+    batch: Named = Field(default=Named(name="all"), description=(
+        "Which rollouts of a step are trained on. all, rorecomp, right, pf_ppo, rest, or your own "
+        "module:function."))
+    loss: Named = Field(
+        default=Named(name="ppo_clip"), description=(
+        "Policy loss: ppo_clip, gspo, cispo, reinforce, ... or module:function."))
+    weights: Names = Field(default=(), description=(
+        "Weights of tokens or completions: top_entropy, hicra, ... They are multiplied into the policy loss; or "
+        "your own module:function."))
+    correction: Named = Field(default=Named(name="none"), description=(
+        "Importance weights for differences between sampler and trainer. none, token_truncate (TIS), token_mask "
+        "(IcePop), sequence_mask, ... or your own module:function."))
     aggregation: Named = Field(default=Named(name="token_mean"), description="How token losses are aggregated. "
                                "token_mean: sum / tokens of the optimizer step; sequence_mean: mean of the means per "
                                "completion; constant: sum / (completions * rollout.max_new_tokens); sequence_sum; or "
                                "your own module:function.")
-    clip_low: float | None = Field(default=None, gt=0, description="Lower clip range: the probability ratio is clipped "
-                                   "at 1 - clip_low, or as algo.loss defines it. The same setting as "
-                                   "algo.loss.clip_low; the one that is set last counts. An error for a loss that does "
-                                   "not clip; null = the loss's default.")
-    clip_high: float | None = Field(default=None, gt=0, description="Upper clip range: the probability ratio is "
-                                    "clipped at 1 + clip_high, or as algo.loss defines it. The same setting as "
-                                    "algo.loss.clip_high; the one that is set last counts. An error for a loss that "
-                                    "does not clip; null = the loss's default.")
-    kl: Named = Field(default=Named(name="k3_bounded"), description="Estimator of the KL to the reference policy: k1, "
-                      "k2, k3, k3_bounded, ... or your own module:function.")
-    kl_in: Literal["loss", "reward"] = Field(default="loss", description="Where the KL enters: as a term of the loss, "
-                                             "or subtracted from the reward as log p - log p(reference) per token.")
+    clip_low: float | None = Field(default=None, gt=0, description=(
+        "Lower clip range; null = the loss's default. The probability ratio is clipped at 1 - clip_low, or as "
+        "algo.loss defines it. The same setting as algo.loss.clip_low; the one that is set last counts. An error "
+        "for a loss that does not clip."))
+    clip_high: float | None = Field(default=None, gt=0, description=(
+        "Upper clip range; null = the loss's default. The probability ratio is clipped at 1 + clip_high, or as "
+        "algo.loss defines it. The same setting as algo.loss.clip_high; the one that is set last counts. An error "
+        "for a loss that does not clip."))
+    kl: Named = Field(
+        default=Named(name="k3_bounded"), description="KL estimator: k1, k2, k3, k3_bounded, ... or module:function.")
+    kl_in: Literal["loss", "reward"] = Field(default="loss", description=(
+        "Where the KL enters: loss or reward. As a term of the loss, or subtracted from the reward as log p - log "
+        "p(reference) per token."))
     kl_coef: NonNegative = Field(default=0.0, description="Coefficient of the KL to the reference policy; 0 = no "
                                  "reference policy is kept.")
-    kl_target: Rate | None = Field(default=None, description="Target KL per token: algo.kl_coef is adapted after each "
-                                   "step to reach it (Ziegler et al.); null = algo.kl_coef stays constant.")
-    kl_horizon: Positive = Field(default=10_000, description="Number of completions over which algo.kl_coef is "
-                                 "adapted; a smaller number adapts faster.")
-    kl_weights: Names = Field(default=(), description="Weights of tokens or completions, multiplied into the KL; names "
-                              "as in algo.weights.")
-    entropy: Named = Field(default=Named(name="none"), description="How policy entropy is maintained: none, bonus, "
-                           "adaptive, siren, temperature, e3, or your own module:function.")
-    reference: Named = Field(default=Named(name="auto"), description="Reference policy: auto = the frozen initial "
-                             "policy (under LoRA the model without its adapter), ema, reset.")
-    mask_truncated: bool = Field(default=False, description="Exclude completions that hit the length limit from the "
-                                 "loss.")
+    kl_target: Rate | None = Field(default=None, description=(
+        "Target KL per token, reached by adapting kl_coef. algo.kl_coef is adapted after each step (Ziegler et "
+        "al.); null = it stays constant."))
+    kl_horizon: Positive = Field(
+        default=10_000, description="Completions over which kl_coef is adapted. A smaller number adapts faster.")
+    kl_weights: Names = Field(
+        default=(), description="Weights of tokens or completions in the KL. Names as in algo.weights.")
+    entropy: Named = Field(default=Named(name="none"), description=(
+        "How entropy is maintained: none, bonus, adaptive, ... Also siren, temperature, e3, or your own "
+        "module:function."))
+    reference: Named = Field(default=Named(name="auto"), description=(
+        "Reference policy: auto (the initial policy), ema, reset. Under LoRA, auto is the model without its "
+        "adapter."))
+    mask_truncated: bool = Field(
+        default=False, description="Leave completions that hit the length limit out of the loss.")
 
     @property
     def corrected(self) -> bool:

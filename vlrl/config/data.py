@@ -15,58 +15,65 @@ AnswerType = Literal["choice", "number", "count", "yes_no", "math", "chart", "oc
 class DataSettings(Settings):
     """The data files that a task reads, and how they are read."""
 
-    train: str = Field(default="", description="Rows to train on: a file, a folder, a pattern (rows-*.parquet), a "
-                       "split of a folder (folder@train), or a data set of the Hugging Face Hub (org/name@train, "
-                       "org/name/config@train, org/name@train#revision); empty = the task generates samples.")
-    heldout: str = Field(default="", description="Rows to evaluate on, in the same forms as data.train.")
-    own_samples: bool = Field(default=True, description="For a task that generates samples. false: use the rows of "
-                              "data.train (and of data.heldout if it is set) instead, e.g. answers exported from the "
-                              "inspector. true: setting these files is an error.")
-    solutions: str = Field(default="", description="File of solutions to learn from (.jsonl with number, id, "
-                           "solution): only the rows that it lists are trained on, with these values as their "
-                           "`solution`. A stage of kind rounds writes such a file.")
+    train: str = Field(default="", description=(
+        "Training rows: a file, folder, pattern or Hub data set. Also a split of a folder (folder@train); of the "
+        "Hub org/name@train, org/name/config@train or org/name@train#revision. Empty = the task generates "
+        "samples."))
+    heldout: str = Field(default="", description="Held-out rows to evaluate on, in the forms of data.train.")
+    own_samples: bool = Field(default=True, description=(
+        "Whether a task that generates samples uses them. false: use the rows of data.train (and of data.heldout "
+        "if it is set) instead, e.g. answers exported from the inspector. true: setting these files is an error."))
+    solutions: str = Field(default="", description=(
+        "File of solutions to learn from. Lines of .jsonl with number, id, solution: only the rows that it lists "
+        "are trained on, with these values as their `solution`. A stage of kind rounds writes such a file."))
     root: str = Field(default="", description="Folder that media paths are relative to; empty = the data file's "
                       "folder.")
     format: str = Field(default="auto", description="Format of the rows; auto = detected from their fields.")
-    columns: Mapping[str, str] = Field(default_factory=dict, description="Field -> column of the files, e.g. "
-                                       "{question: problem, answer: solution, images: image}. Known formats do not "
-                                       "need it.")
+    columns: Mapping[str, str] = Field(
+        default_factory=dict, description=(
+        "Field -> column of the files, e.g. {question: problem}. Known formats do not need it."))
     boxes: Literal["auto", "pixels", "norm1000", "norm1", "xywh", "xywh-norm1000", "xywh-norm1"] = Field(
-        default="auto", description="Form of boxes and points in files whose format does not define it: pixels of the "
-        "original image, 0 to 1000 (norm1000) or 0 to 1 (norm1); [x, y, width, height] in place of corners (xywh). "
-        "auto = corners in pixels, with a warning where the file as a whole contradicts that.")
-    answer_type: AnswerType | None = Field(default=None, description="answer_type of all rows without options; takes "
-                                           "precedence over the rows' own. null = the rows' own, or else inferred from "
-                                           "the answers and questions of the file, as `vlrl data check` shows.")
-    index: Literal["auto", "memory", "lazy"] = Field(
-        default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
-        "is drawn, and a bad row is then skipped (data.quarantine) or stops the run; for files larger than memory. "
-        "auto = lazy for files of at least 64 MiB in a format with one row per record.")
-    stream: bool = Field(default=False, description="Read rows nearly in file order, for slow disks and network file "
-                         "systems: rows are read when they are drawn (data.index=lazy), and curriculum.name=uniform "
-                         "draws blocks of 1000 consecutive rows in shuffled order, mixed by data.shuffle_buffer.")
-    shuffle_buffer: Positive = Field(default=1000, description="With data.stream: number of consecutive rows that are "
-                                     "shuffled; 1 = none, more than 1000 mixes several blocks. Only row numbers are "
-                                     "shuffled: no row is held in memory.")
-    media_roots: tuple[str, ...] = Field(default=(), description="Further folders that media may be in, reached by "
-                                         "absolute paths, '..' or links. Media anywhere else make a row bad.")
-    urls: bool | tuple[str, ...] = Field(default=False, description="Whether media may be URLs: false, true (every "
-                                         "public host, by https), or a list of hosts such as [images.example.org, "
-                                         "'*.example.org', 'example.org:8443', 'http://example.org']. Private "
-                                         "addresses are never contacted. See docs/security.md.")
-    cache: str = Field(default="", description="Folder for downloads from URLs and the Hub, and for row indexes of "
-                       "large files; empty = vlrl in the user's cache folder.")
-    seed: int = Field(default=0, ge=-(2**63), lt=2**63, description="Seed of generated samples and of splits; "
-                      "independent of the training seed.")
+        default="auto", description=(
+        "Form of boxes and points whose format does not define it. pixels of the original image, 0 to 1000 "
+        "(norm1000) or 0 to 1 (norm1); [x, y, width, height] in place of corners (xywh). auto = corners in "
+        "pixels, with a warning where the file as a whole contradicts that."))
+    answer_type: AnswerType | None = Field(default=None, description=(
+        "Answer type of all rows without options; null = inferred. It takes precedence over the rows' own. null = "
+        "the rows' own, or else inferred from the answers and questions of the file, as `vlrl data check` shows."))
+    index: Literal["auto", "memory", "lazy"] = Field(default="auto", description=(
+        "When rows are read. memory: all rows are read and checked at the start. lazy: a row is read when it is "
+        "drawn, and a bad row is then skipped (data.quarantine) or stops the run; for files larger than memory. "
+        "auto = lazy for files of at least 64 MiB in a format with one row per record."))
+    stream: bool = Field(default=False, description=(
+        "Read rows nearly in file order, for slow disks. Rows are read when they are drawn (data.index=lazy), and "
+        "curriculum.name=uniform draws blocks of 1000 consecutive rows in shuffled order, mixed by "
+        "data.shuffle_buffer."))
+    shuffle_buffer: Positive = Field(default=1000, description=(
+        "Consecutive rows that data.stream shuffles; 1 = none. More than 1000 mixes several blocks. Only row "
+        "numbers are shuffled: no row is held in memory."))
+    media_roots: tuple[str, ...] = Field(default=(), description=(
+        "Further folders that media may lie in. They are reached by absolute paths, '..' or links. Media anywhere "
+        "else make a row bad."))
+    urls: bool | tuple[str, ...] = Field(default=False, description=(
+        "Whether media may be URLs, and of which hosts. false, true (every public host, by https), or a list of "
+        "hosts such as [images.example.org, '*.example.org', 'example.org:8443', 'http://example.org']. Private "
+        "addresses are never contacted. See docs/security.md."))
+    cache: str = Field(
+        default="", description="Folder for downloads and row indexes. Empty = vlrl in the user's cache folder.")
+    seed: int = Field(
+        default=0, ge=-(2**63), lt=2**63, description=(
+        "Seed of generated samples and of splits. It is independent of the training seed."))
     quarantine: bool = Field(default=False, description="Skip, count and list bad rows instead of stopping.")
-    clip_cache_mib: Count = Field(default=256, description="Host memory in MiB per process for a cache of decoded "
-                                  "video frames, so that a clip in several prompts or steps is decoded once; the least "
-                                  "recently used are dropped first; 0 = off.")
-    difficulty: str = Field(default="", description="File (.jsonl, .json) with columns for samplers (pass_at_k, "
-                            "difficulty, ...) by id, as `vlrl data difficulty` writes it. Its columns take precedence "
-                            "over fields of the rows. Empty = only the fields of the rows.")
-    workers: Annotated[int, Field(ge=0, le=64)] = Field(default=2, description="Threads per process that load and "
-                                                        "process media of the next prompts during a step; 0 = none.")
+    clip_cache_mib: Count = Field(default=256, description=(
+        "Host memory (MiB) per process for decoded frames; 0 = off. A clip in several prompts or steps is decoded "
+        "once; the least recently used are dropped first."))
+    difficulty: str = Field(default="", description=(
+        "File of per-row columns for samplers, by id. A .jsonl or .json with pass_at_k, difficulty, ..., as `vlrl "
+        "data difficulty` writes it. Its columns take precedence over fields of the rows. Empty = only the fields "
+        "of the rows."))
+    workers: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=2, description=(
+        "Threads per process that load the next prompts' media. They work during a step; 0 = none."))
 
     @model_validator(mode="after")
     def _streams(self) -> DataSettings:

@@ -23,51 +23,57 @@ PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "pr
 class EngineSettings(Settings):
     """The inference engine. Each engine has its own settings (docs/engines.md); other settings are errors."""
 
-    name: Literal["hf", "vllm", "vllm_server"] = Field(
-        default="hf", description="hf: the training model itself generates; vllm: vLLM inside the training process, on "
-        "the same device; vllm_server: one or more vLLM servers, on this or other hosts.")
+    name: Literal["hf", "vllm", "vllm_server"] = Field(default="hf", description=(
+        "hf, vllm (in this process) or vllm_server. hf: the training model itself generates; vllm: vLLM inside "
+        "the training process, on the same device; vllm_server: one or more vLLM servers, on this or other hosts."))
     batch_rollouts: Positive | Literal["auto"] = Field(default="auto", description=(
-        "hf: number of completions generated at once; auto = as many as the memory of the device allows, at most 256."))
-    prefill_tokens: Positive = Field(default=16384, description="hf: maximum number of prompt tokens in one prefill "
-                                     "batch; a longer prompt is computed alone.")
-    memory: float = Field(default=0.3, gt=0, le=0.95, description="vllm, vllm_server: share of a GPU's memory for "
-                          "vLLM, weights included; training must fit into the rest. On a CPU the share of main memory, "
-                          "unless the environment variable VLLM_CPU_KVCACHE_SPACE gives the GiB for the KV cache.")
-    max_model_len: Positive | None = Field(
-        default=None, description="vllm, vllm_server: maximum number of tokens of a prompt and its completion "
-        "together; null = limits.prompt_tokens + rollout.max_new_tokens (episode.max_tokens for a task with an "
-        "environment), at most the model's positions. A smaller value leaves memory for more sequences at once.")
-    tensor_parallel: Positive = Field(default=1, description="vllm, vllm_server: GPUs per engine (tensor parallelism).")
+        "hf: completions generated at once; auto = by memory. auto takes as many as the memory of the device "
+        "allows, at most 256."))
+    prefill_tokens: Positive = Field(
+        default=16384, description="hf: maximum prompt tokens of a prefill batch. A longer prompt is computed alone.")
+    memory: float = Field(default=0.3, gt=0, le=0.95, description=(
+        "vLLM: its share of a GPU's memory, weights included. Training must fit into the rest. On a CPU the share "
+        "of main memory, unless the environment variable VLLM_CPU_KVCACHE_SPACE gives the GiB for the KV cache."))
+    max_model_len: Positive | None = Field(default=None, description=(
+        "vLLM: maximum tokens of a prompt and its completion. null = limits.prompt_tokens + "
+        "rollout.max_new_tokens (episode.max_tokens for a task with an environment), at most the model's "
+        "positions. A smaller value leaves memory for more sequences at once."))
+    tensor_parallel: Positive = Field(default=1, description="vLLM: GPUs per engine (tensor parallelism).")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        default=None, description="vllm, vllm_server: compute type of vLLM; null = that of model.dtype. A type other "
-        "than the trainer's increases mismatch/kl.")
-    eager: bool = Field(default=False, description="vllm, vllm_server: disable compilation and CUDA graphs, which "
-                        "starts faster but generates slower. Always so on a CPU.")
-    max_seqs: Positive = Field(default=256, description="vllm, vllm_server: maximum number of sequences that one "
-                               "engine generates at once.")
-    sleep: bool = Field(default=True, description="vllm, on a GPU: free vLLM's memory during the update; false keeps "
-                        "it allocated, which saves the time to wake up if generation and update fit together.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="vllm, vllm_server: nucleus sampling from the most "
-                         "probable tokens with this total probability; 1 = from all tokens. Below 1 the sampler "
-                         "renormalises over the kept tokens but the trainer does not, which shows in mismatch/kl and "
-                         "algo.correction.")
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(default=-1, description="vllm, vllm_server: sample only from "
-                                                          "this many most probable tokens; -1 = from all tokens. The "
-                                                          "trainer's probabilities differ as with engine.top_p.")
-    proof: Rate | None = Field(default=None, description="vllm, vllm_server: largest accepted difference between the "
-                               "log-probabilities of engine and trainer for a probe, compared after every sync; null = "
-                               "1e-4 in float32, 0.05 in 16 bits.")
-    servers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="vllm_server: addresses, e.g. [http://10.0.0.2:8000, http://10.0.0.3:8000]; empty = "
-        "http://127.0.0.1:8000, where `vlrl serve` listens.")
-    key_file: str = Field(default="", description="vllm_server: file with the servers' API key; empty = the "
-                          "environment variable VLRL_ENGINE_KEY, or none.")
-    timeout_s: Rate = Field(default=600.0, description="vllm_server: timeout of one request or one sync in seconds; "
-                            "afterwards another server is tried.")
-    retries: Count = Field(default=3, description="vllm_server: number of retries of a failed request, on another "
-                           "server if there is one, with growing delays; then the run stops.")
-    scratch: str = Field(default="", description="vllm, vllm_server: folder through which weights are passed to the "
-                         "engine, e.g. /dev/shm; servers must see it under the same path. Empty = the run folder.")
+        default=None, description=(
+        "vLLM: compute type; null = that of model.dtype. A type other than the trainer's increases mismatch/kl."))
+    eager: bool = Field(
+        default=False, description=(
+        "vLLM: no compilation or CUDA graphs. It starts faster but generates slower. Always so on a CPU."))
+    max_seqs: Positive = Field(default=256, description="vLLM: maximum sequences generated at once per engine.")
+    sleep: bool = Field(default=True, description=(
+        "vllm: free its GPU memory during the update. false keeps it allocated, which saves the time to wake up "
+        "if generation and update fit together."))
+    top_p: float = Field(default=1.0, gt=0, le=1, description=(
+        "vLLM: nucleus sampling; 1 = all tokens. It samples from the most probable tokens with this total "
+        "probability. Below 1 the sampler renormalises over the kept tokens but the trainer does not, which shows "
+        "in mismatch/kl and algo.correction."))
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(default=-1, description=(
+        "vLLM: sample from the k likeliest tokens; -1 = all. The trainer's probabilities differ as with "
+        "engine.top_p."))
+    proof: Rate | None = Field(default=None, description=(
+        "vLLM: largest accepted difference between its log-probabilities and the trainer's. They are compared on "
+        "a probe after every sync; null = 1e-4 in float32, 0.05 in 16 bits."))
+    servers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), description=(
+        "vllm_server: addresses, e.g. [http://10.0.0.2:8000]. Empty = http://127.0.0.1:8000, where `vlrl serve` "
+        "listens."))
+    key_file: str = Field(
+        default="", description=(
+        "vllm_server: file with the API key. Empty = the environment variable VLRL_ENGINE_KEY, or none."))
+    timeout_s: Rate = Field(
+        default=600.0, description=(
+        "vllm_server: timeout of a request or sync in seconds. Afterwards another server is tried."))
+    retries: Count = Field(default=3, description=(
+        "vllm_server: retries of a failed request. They go to another server if there is one, with growing "
+        "delays; then the run stops."))
+    scratch: str = Field(default="", description=(
+        "vLLM: folder through which weights are passed, e.g. /dev/shm. Servers must see it under the same path. "
+        "Empty = the run folder."))
 
     @field_validator("batch_rollouts", mode="before")
     @classmethod

@@ -14,16 +14,18 @@ class LoraSettings(Settings):
     """A LoRA adapter, which is trained instead of the full model."""
 
     rank: Count = Field(default=0, description="Rank of the adapter; 0 = full fine-tuning.")
-    alpha: Positive = Field(default=32, description="Scale of the adapter: its update is multiplied by alpha / rank.")
+    alpha: Positive = Field(default=32, description="Scale: the adapter's update is multiplied by alpha / rank.")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout rate on the adapter's input.")
-    target: str | tuple[str, ...] = Field(default="language", description="Layers with an adapter. language: all "
-                                          "linear layers of the language model; all_linear: also those of the merger; "
-                                          "vision_language: also those of the vision tower. Or a list of names of "
-                                          "linear layers, such as [q_proj, v_proj], or of regular expressions that "
-                                          "match full names; an entry that matches no layer is an error.")
-    quantize: Literal["none", "nf4"] = Field(default="none", description="nf4: frozen weights of layers with an "
-                                             "adapter are stored in 4 bits (QLoRA); requires bitsandbytes. Embeddings, "
-                                             "lm_head and layers without an adapter stay in model.dtype.")
+    target: str | tuple[str, ...] = Field(default="language", description=(
+        "Layers with an adapter: a preset, or names of modules. Presets are language (all linear layers of the "
+        "language model), all_linear (also those of the merger) and vision_language (also those of the vision "
+        "tower). Or a module name or a list of names such as [q_proj, v_proj]; an entry may also be the end of a "
+        "full name (language_model.layers.0.self_attn.q_proj) or a regular expression that matches full names. A "
+        "name that exists in the language model and in the vision tower adapts both, and the run says so; an "
+        "entry that matches no layer is an error that lists the names."))
+    quantize: Literal["none", "nf4"] = Field(default="none", description=(
+        "nf4: store frozen weights in 4 bits (QLoRA). Only layers with an adapter are stored so; embeddings, "
+        "lm_head and layers without an adapter stay in model.dtype. Requires bitsandbytes."))
 
     @model_validator(mode="after")
     def _needs_adapter(self) -> LoraSettings:
@@ -39,36 +41,37 @@ class ModelSettings(Settings):
 
     name: str = Field(default="", description="Hub name or folder of the model. For a run folder, its newest "
                       "checkpoint is used.")
-    chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(
-        default_factory=dict, description="Options of the model's chat template, e.g. {enable_thinking: false}; an "
-        "option that the template does not read is an error.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="Compute type, and type of frozen weights; trainable weights stay in float32. auto "
-        "= bfloat16 on CUDA, float32 elsewhere. float16 uses loss scaling, for GPUs without bfloat16.")
+    chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(default_factory=dict, description=(
+        "Options of the chat template, e.g. {enable_thinking: false}. An option that the template does not read "
+        "is an error."))
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(default="auto", description=(
+        "Compute type; auto = bfloat16 on CUDA, else float32. Frozen weights are stored in it; trainable weights "
+        "stay in float32. float16 uses loss scaling, for GPUs without bfloat16."))
     train: tuple[Literal["language", "merger", "vision"], ...] = Field(
         default=("language",), description="Parts that are trained in full fine-tuning.")
     lora: LoraSettings = LoraSettings()
-    max_pixels: Positive | None = Field(default=None, description="Maximum number of pixels of an image after "
-                                        "resizing.")
-    min_pixels: Positive | None = Field(default=None, description="Minimum number of pixels of an image after "
-                                        "resizing.")
+    max_pixels: Positive | None = Field(
+        default=None, description="Maximum pixels of an image after resizing; null = the processor's.")
+    min_pixels: Positive | None = Field(
+        default=None, description="Minimum pixels of an image after resizing; null = the processor's.")
     video_fps: float = Field(default=2.0, gt=0, description="Frames per second sampled from a video.")
-    video_min_frames: Annotated[int, Field(ge=2)] = Field(default=4, description="Minimum number of frames sampled "
-                                                          "from a video, if it has that many.")
+    video_min_frames: Annotated[int, Field(ge=2)] = Field(
+        default=4, description=(
+        "Minimum number of frames sampled from a video. A video with fewer frames shows all of them."))
     video_max_frames: Annotated[int, Field(ge=2)] = Field(default=64, description="Maximum number of frames sampled "
                                            "from a video.")
-    video_max_pixels: Positive | None = Field(default=None, description="Maximum number of pixels of a video frame "
-                                              "after resizing; null = model.max_pixels.")
-    video_min_pixels: Positive | None = Field(default=None, description="Minimum number of pixels of a video frame "
-                                              "after resizing; null = model.min_pixels.")
-    video_total_pixels: Positive | None = Field(
-        default=None, description="Maximum number of pixels of all frames of a video together, where two merged frames "
-        "count as one: the more frames, the smaller each. The minimum per frame takes precedence, as in qwen-vl-utils.")
+    video_max_pixels: Positive | None = Field(
+        default=None, description="Maximum pixels of a video frame; null = model.max_pixels.")
+    video_min_pixels: Positive | None = Field(
+        default=None, description="Minimum pixels of a video frame; null = model.min_pixels.")
+    video_total_pixels: Positive | None = Field(default=None, description=(
+        "Maximum pixels of all frames of a video together. Two merged frames count as one: the more frames, the "
+        "smaller each. The minimum per frame takes precedence, as in qwen-vl-utils."))
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass, which "
                                          "saves memory.")
-    feature_cache_mib: Count = Field(default=0, description="Host memory in MiB for a cache of vision features, so "
-                                     "that each image or video is encoded once; the least recently used are dropped "
-                                     "first. Requires a frozen vision tower and merger; 0 = off.")
+    feature_cache_mib: Count = Field(default=0, description=(
+        "Host memory (MiB) for vision features; 0 = off. Each image or video is encoded once; the least recently "
+        "used are dropped first. Requires a frozen vision tower and merger."))
 
     @property
     def frame_pixels(self) -> tuple[int | None, int | None]:
@@ -117,30 +120,36 @@ class TrainSettings(Settings):
 
     lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
     part_lr: dict[Literal["language", "merger", "vision"], Rate] = Field(
-        default_factory=dict, description="Peak learning rate of a part of the model, in place of train.lr.")
+        default_factory=dict, description=(
+        "Peak learning rate of single parts of the model. It takes the place of train.lr for that part."))
     schedule: Literal["constant", "linear", "cosine"] = Field(default="constant", description="Schedule of the "
                                                               "learning rate after the warm-up.")
-    warmup: Fraction = Field(default=0.0, description="Share of all steps over which the learning rate rises from 0.")
-    min_lr_ratio: Fraction = Field(default=0.0, description="Final learning rate of the linear and cosine schedules, "
-                                   "as a share of the peak.")
+    warmup: Fraction = Field(default=0.0, description="Share of steps over which the rate rises from 0.")
+    min_lr_ratio: Fraction = Field(
+        default=0.0, description="Final learning rate, as a share of the peak. For the linear and cosine schedules.")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Betas of AdamW.")
     weight_decay: NonNegative = Field(default=0.0, description="Weight decay of AdamW, on matrices only.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
     tokens_per_batch: Positive = Field(default=8192, description="Packed tokens of a micro-batch, per process.")
-    packing: Literal["shared", "padded"] = Field(
-        default="shared", description="shared: a group's prompt, and any common beginning of its completions of at "
-        "least 32 tokens, are computed once; padded: one padded row per completion, the reference implementation.")
+    packing: Literal["shared", "padded"] = Field(default="shared", description=(
+        "shared (prompt computed once per group) or padded. shared: a group's prompt, and any common beginning of "
+        "its completions of at least 32 tokens, are computed once; padded: one padded row per completion, the "
+        "reference implementation."))
     attention: Literal["auto", "merged", "masked", "varlen", "flex"] = Field(default="auto", description=(
-        "Attention kernel of shared rows; all give the same result up to rounding. merged (CPU), varlen (CUDA, flash "
-        "attention, 16 bits), flex (CUDA, FlexAttention) or masked (anywhere). auto = merged on a CPU, else masked."))
-    sharding: Literal["auto", "none", "fsdp2", "zero2", "zero3"] = Field(
-        default="auto", description="With several processes: none = each holds the complete model; fsdp2 = weights, "
-        "gradients and optimizer state are sharded (docs/scaling.md); zero3 = the same by DeepSpeed; zero2 = DeepSpeed "
-        "without sharded weights. auto = as chosen by accelerate launch with --use_fsdp or --use_deepspeed, else none.")
-    cpu_offload: bool = Field(default=False, description="Keep shards and optimizer state in main memory and run the "
-                              "optimizer on the CPU; requires train.sharding=fsdp2.")
+        "Attention kernel of shared rows. All give the same result up to rounding. merged (CPU), varlen (CUDA, "
+        "flash attention, 16 bits), flex (CUDA, FlexAttention) or masked (anywhere). auto = merged on a CPU, else "
+        "masked."))
+    sharding: Literal["auto", "none", "fsdp2", "zero2", "zero3"] = Field(default="auto", description=(
+        "Sharding over processes: none, fsdp2, zero2 or zero3 (docs/scaling.md). none = each holds the complete "
+        "model; fsdp2 = weights, gradients and optimizer state are sharded; zero3 = the same by DeepSpeed; zero2 "
+        "= DeepSpeed without sharded weights. auto = as chosen by accelerate launch with --use_fsdp or "
+        "--use_deepspeed, else none."))
+    cpu_offload: bool = Field(default=False, description=(
+        "Keep shards and optimizer state in main memory. The optimizer runs on the CPU; requires "
+        "train.sharding=fsdp2."))
     gather: Literal["stored", "compute"] = Field(default="stored", description=(
         "Data type in which sharded weights are gathered. stored: the type in which they are stored, which gives the "
         "same numbers as an unsharded run; compute: model.dtype, which halves traffic and memory."))
-    balance: bool = Field(default=True, description="With several processes: redistribute groups after scoring so that "
-                          "every process has about the same amount of computation.")
+    balance: bool = Field(default=True, description=(
+        "Redistribute groups over processes for equal computation. This happens after scoring, with several "
+        "processes."))

@@ -21,22 +21,23 @@ class RolloutSettings(Settings):
     prompts_per_step: Positive = Field(default=32, description="Prompts per step, over all processes.")
     group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Completions per prompt.")
     max_new_tokens: Positive = Field(default=512, description="Maximum number of tokens of a completion.")
-    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training computes "
-                               "log-probabilities at the same one.")
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), description="Stop strings; they remain "
-                                                                  "part of the completion. Evaluations use them too.")
-    thinking_budget: Positive | None = Field(default=None, description="Tokens after which rollout.thinking_end is "
-                                             "appended to a completion without </think>, which then continues. "
-                                             "Evaluations use it too.")
-    thinking_end: str = Field(default="\n</think>\n", description="Text that ends thinking when the budget is used up; "
-                              "it is not trained on. </think><answer> forces an answer as GLM-4.1V-Thinking does "
-                              "(2507.01006).")
-    step_tokens: Positive | None = Field(default=None, description="Partial rollouts: maximum number of tokens that "
-                                         "one step generates for a completion. A longer completion continues in the "
-                                         "next step, and its group waits for it; only the tokens of its last step are "
-                                         "trained on. Evaluations generate complete answers.")
-    score_ahead: bool = Field(default=True, description="Score complete groups in a thread while others are generated; "
-                              "false for tasks whose code only works in the main thread.")
+    temperature: float = Field(
+        default=1.0, gt=0, description="Sampling temperature. Training computes log-probabilities at the same one.")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="Stop strings, which remain part of the completion. Evaluations use them too.")
+    thinking_budget: Positive | None = Field(default=None, description=(
+        "Tokens after which thinking is ended. rollout.thinking_end is appended to a completion without </think>, "
+        "which then continues. Evaluations use it too."))
+    thinking_end: str = Field(default="\n</think>\n", description=(
+        "Text that ends thinking at the budget. It is not trained on. </think><answer> forces an answer as "
+        "GLM-4.1V-Thinking does (2507.01006)."))
+    step_tokens: Positive | None = Field(default=None, description=(
+        "Partial rollouts: maximum tokens generated per step and completion. A longer completion continues in the "
+        "next step, and its group waits for it; only the tokens of its last step are trained on. Evaluations "
+        "generate complete answers."))
+    score_ahead: bool = Field(default=True, description=(
+        "Score complete groups in a thread during generation. false for tasks whose code only works in the main "
+        "thread."))
     forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(
         default_factory=default_of("rollout.forget"))
     branch: Annotated[SerializeAsAny[MethodSettings], section("rollout.branch")] = Field(
@@ -69,11 +70,10 @@ class RolloutSettings(Settings):
 class AsyncSettings(Settings):
     """Asynchronous generation: completions of later steps are sampled during the update (docs/asynchronous.md)."""
 
-    max_staleness: Count = Field(default=0, description="Maximum number of steps by which the weights that sample a "
-                                 "completion may be older than the weights trained on it. 0 = generate, then update; 1 "
-                                 "= a step's completions are sampled during the update of the previous step; n = "
-                                 "sampling is up to n steps ahead, and the engine gets new weights every n steps. "
-                                 "Requires algo.correction; the hf engine needs a second copy of the model.")
+    max_staleness: Count = Field(default=0, description=(
+        "Maximum age of the sampling weights, in steps. 0 = generate, then update; 1 = a step's completions are "
+        "sampled during the update of the previous step; n = sampling is up to n steps ahead, and the engine gets "
+        "new weights every n steps. Requires algo.correction; the hf engine needs a second copy of the model."))
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
         """Returns why asynchronous generation cannot be combined with other settings, with a remedy; "" if it can."""
@@ -96,26 +96,28 @@ class CurriculumSettings(Settings):
     """Which samples are drawn, and which groups are used for training. Further keys are options of the sampler."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    name: str = Field(default="uniform", min_length=1, description="Sampler of prompts: uniform, sequential, sec, ... "
-                      "(docs/curriculum.md) or your own module:Class. Its options are further keys: "
-                      "`curriculum.alpha=0.5`.")
-    keep: Named = Field(default=Named(name="all"), description="Which groups are trained on; the others are replaced "
-                        "by new groups. all; mixed: groups with a non-zero advantage; some_right: groups with correct "
-                        "and wrong answers; pass_range: pass rates from low to high; std_ema: rewards that vary enough "
-                        "compared with earlier steps; or your own module:function.")
-    max_refills: Count = Field(default=3, description="Maximum number of additional rounds of generation in a step to "
-                               "replace groups that are not kept.")
-    oversample: Annotated[Named, _FACTOR] = Field(
-        default=Named(name="fixed"), description="Groups sampled per group needed: a number of at least 1, or ema: 1 / "
-        "the smoothed share of groups that were neither all correct nor all wrong.")
-    select: Named = Field(default=Named(name="first"), description="Which groups are trained on if more are kept than "
-                          "needed: first, nearest_half (pass rate), most_varied (rewards), or your own "
-                          "module:function.")
-    part: str | None = Field(default=None, min_length=1, description="The reward part that decides whether an answer "
-                             "is correct, in objectives, curricula, difficulty and evaluations; null = the task's "
-                             "outcome.")
-    pass_at: float | None = Field(default=None, description="An answer is correct if curriculum.part is at least this "
-                                  "large; null = the task's threshold, or 0.5 for a part for which the task sets none.")
+    name: str = Field(default="uniform", min_length=1, description=(
+        "Sampler of prompts: uniform, sequential, sec, ... (docs/curriculum.md). Or your own module:Class. Its "
+        "options are further keys: `curriculum.alpha=0.5`."))
+    keep: Named = Field(default=Named(name="all"), description=(
+        "Which groups are trained on: all, mixed, some_right, ... The others are replaced by new groups. mixed: "
+        "groups with a non-zero advantage; some_right: groups with correct and wrong answers; pass_range: pass "
+        "rates from low to high; std_ema: rewards that vary enough compared with earlier steps; or your own "
+        "module:function."))
+    max_refills: Count = Field(
+        default=3, description="Maximum extra rounds of generation per step. They replace groups that are not kept.")
+    oversample: Annotated[Named, _FACTOR] = Field(default=Named(name="fixed"), description=(
+        "Groups sampled per group needed. A number of at least 1, or ema: 1 / the smoothed share of groups that "
+        "were neither all correct nor all wrong."))
+    select: Named = Field(default=Named(name="first"), description=(
+        "Which of the surplus groups are trained on. first, nearest_half (pass rate), most_varied (rewards), or "
+        "your own module:function."))
+    part: str | None = Field(default=None, min_length=1, description=(
+        "Reward part that decides what is correct. It counts in objectives, curricula, difficulty and "
+        "evaluations; null = the task's outcome."))
+    pass_at: float | None = Field(default=None, description=(
+        "Threshold of curriculum.part for a correct answer. An answer is correct if the part is at least this "
+        "large; null = the task's threshold, or 0.5 for a part for which the task sets none."))
 
     @property
     def sampler(self) -> Named:

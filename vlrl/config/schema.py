@@ -52,14 +52,18 @@ class Config(Settings):
     steps: Count = Field(default=100, description="Total number of training steps, including those before a resume.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of sampling, data order and dropout.")
     resume: Literal["auto", "never", "must"] = Field(default="auto", description=(
-        "auto: resume from the newest checkpoint if there is one; never: start over; must: fail without a checkpoint."))
-    tasks: tuple[TaskEntry, ...] = Field(default=(), description="Several tasks in place of `task`: a list with name, "
-                                         "weight, label, data and the settings of `task` for each (docs/tasks.md).")
+        "Whether to resume. auto: from the newest checkpoint if there is one; never: start over; must: fail "
+        "without a checkpoint."))
+    tasks: tuple[TaskEntry, ...] = Field(default=(), description=(
+        "Several tasks in place of `task` (docs/tasks.md). A list with name, weight, label, data and the settings "
+        "of `task` for each."))
     stages: tuple[StageEntry, ...] = Field(default=(), description=(
-        "Stages of the run (docs/stages.md): a list with name, kind (sft, rl, rounds, merge), begin, hand_over, and "
-        "settings that override those of the run. By default a stage starts from the weights of the previous stage."))
-    presets: tuple[str, ...] = Field(default=(), description="Presets that these settings come from; the loader fills "
-                                     "in the list so that needs of presets can be checked (`vlrl presets`).")
+        "Stages of the run (docs/stages.md). A list with name, kind (sft, rl, rounds, merge), begin, hand_over, "
+        "and settings that override those of the run. By default a stage starts from the weights of the previous "
+        "stage."))
+    presets: tuple[str, ...] = Field(default=(), description=(
+        "Presets that these settings come from, filled in by the loader. Their needs are checked by this list "
+        "(`vlrl presets`)."))
     run: RunSettings = RunSettings()
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()

@@ -17,23 +17,27 @@ PLACES = ("services.clip.keep", "services.reward_model.keep", *(f"services.judge
 class JudgeSettings(Settings):
     """An LLM judge behind an OpenAI-compatible server."""
 
-    url: str = Field(default="", description="Address of the server, e.g. http://127.0.0.1:8001/v1; empty = no judge. "
-                     "An address with a user name, password or query is an error.")
+    url: str = Field(default="", description=(
+        "Server address, e.g. http://127.0.0.1:8001/v1; empty = none. An address with a user name, password or "
+        "query is an error."))
     model: str = Field(default="", description="Name of the model at the server.")
-    key_env: str = Field(default="", description="Environment variable with the API key; empty = no key is sent.")
-    timeout_s: Rate = Field(default=120.0, description="Timeout of one request in seconds.")
-    retries: Count = Field(default=4, description="Number of retries of a request that fails or whose reply cannot be "
-                           "parsed, after delays that start at one second and double.")
-    concurrency: Annotated[int, Field(ge=1, le=4096)] = Field(default=64, description="Number of concurrent requests "
-                                                              "per process.")
-    per_minute: Count = Field(default=0, description="Maximum number of requests per minute and process; 0 = no limit.")
+    key_env: str = Field(default="", description="Environment variable with the API key. Empty = no key is sent.")
+    timeout_s: Rate = Field(default=120.0, description="Timeout of a request in seconds.")
+    retries: Count = Field(
+        default=4, description=(
+        "Retries of a failed request or unreadable reply. Their delays start at one second and double."))
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=64, description="Concurrent requests per process.")
+    per_minute: Count = Field(default=0, description="Maximum requests per minute and process; 0 = no limit.")
     temperature: NonNegative = Field(default=0.0, description="Sampling temperature of replies.")
-    max_tokens: Positive = Field(default=1024, description="Maximum number of tokens of a reply.")
-    votes: Positive = Field(default=1, description="Number of replies per question, of which the majority verdict "
-                            "counts. It must be odd; more than 1 requires a temperature above 0.")
-    json_schema: bool = Field(default=True, description="Send the JSON schema of expected fields with a question "
-                              "(response_format); some servers do not support it. Replies are always checked.")
-    cache: str = Field(default="", description="Folder for cached replies; empty = services in the run folder.")
+    max_tokens: Positive = Field(default=1024, description="Maximum tokens of a reply.")
+    votes: Positive = Field(default=1, description=(
+        "Replies per question; the majority counts. The number must be odd; more than 1 requires a temperature "
+        "above 0."))
+    json_schema: bool = Field(default=True, description=(
+        "Send the JSON schema of expected fields. It goes with the question as response_format; some servers do "
+        "not support it. Replies are always checked."))
+    cache: str = Field(default="", description="Folder for cached replies. Empty = services in the run folder.")
     price_in: NonNegative = Field(default=0.0, description="Price per million input tokens, for judge/cost.")
     price_out: NonNegative = Field(default=0.0, description="Price per million output tokens.")
 
@@ -53,21 +57,25 @@ class JudgeSettings(Settings):
 class ClipSettings(Settings):
     """A CLIP model, for rewards from cosine similarities of image and text embeddings."""
 
-    name: str = Field(default="", description="Folder or hub name of the model, e.g. openai/clip-vit-base-patch32 or "
-                      "google/siglip-base-patch16-224; empty = none. Runs on the policy's device, in float32.")
-    batch: Count = Field(default=0, description="Images per batch; 0 = 32 on a GPU, and 1 on a CPU, so that there the "
-                         "last bits of a cosine do not depend on the batch.")
-    keep: Positive = Field(default=16384, description="Number of image and text embeddings to cache in memory.")
+    name: str = Field(default="", description=(
+        "CLIP or SigLIP model; empty = none. A folder or hub name, e.g. openai/clip-vit-base-patch32 or "
+        "google/siglip-base-patch16-224. Runs on the policy's device, in float32."))
+    batch: Count = Field(default=0, description=(
+        "Images per batch; 0 = 32 on a GPU, else 1. With 1 on a CPU the last bits of a cosine do not depend on "
+        "the batch."))
+    keep: Positive = Field(default=16384, description="Embeddings of images and texts cached in memory.")
 
 
 class RewardModelSettings(Settings):
     """A reward model: trained by `vlrl sft` with algo.loss=bradley_terry, or a sequence classifier of transformers."""
 
-    name: tuple[str, ...] = Field(default=(), description="Run folder, checkpoint, model folder or hub name; several "
-                                  "form an ensemble; [] = none.")
-    batch: Count = Field(default=0, description="Texts per batch of a sequence classifier; 0 = 32 on a GPU, and 1 on a "
-                         "CPU, so that there the last bits of a score do not depend on the batch.")
-    keep: Positive = Field(default=16384, description="Number of scores of a sequence classifier to cache in memory.")
+    name: tuple[str, ...] = Field(
+        default=(), description=(
+        "Reward models; several form an ensemble. A run folder, checkpoint, model folder or hub name; [] = none."))
+    batch: Count = Field(default=0, description=(
+        "Texts per batch; 0 = 32 on a GPU, else 1. For a sequence classifier. With 1 on a CPU the last bits of a "
+        "score do not depend on the batch."))
+    keep: Positive = Field(default=16384, description="Scores of a sequence classifier cached in memory.")
 
     @field_validator("name", mode="before")
     @classmethod
@@ -82,9 +90,9 @@ FOLLOWS = {"start": "frozen", "ema": "ema"}
 class ServicesSettings(Settings):
     """Models, other than the policy, that compute rewards."""
 
-    reference: Literal["", "start", "ema"] = Field(
-        default="", description="Model of services.reference_logprobs: start = the initial model of the run, ema = a "
-        "moving average of the policy. Short for algo.reference=frozen or ema; empty = as set by algo.reference.")
+    reference: Literal["", "start", "ema"] = Field(default="", description=(
+        "Model of services.reference_logprobs: start or ema. start = the initial model of the run, ema = a moving "
+        "average of the policy. Short for algo.reference=frozen or ema; empty = as set by algo.reference."))
     judge: JudgeSettings = JudgeSettings()
     clip: ClipSettings = ClipSettings()
     reward_model: RewardModelSettings = RewardModelSettings()

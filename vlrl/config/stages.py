@@ -61,38 +61,45 @@ class RoundsSettings(Settings):
     """Stages of kind `rounds`: sample answers, keep some correct ones, and train on them (rejection sampling)."""
 
     count: Positive = Field(default=3, description="Number of rounds.")
-    prompts: Positive = Field(default=256, description="Prompts per round, in the order of the training rows; the next "
-                              "round continues after them, and starts over at the end.")
+    prompts: Positive = Field(default=256, description=(
+        "Prompts per round, in the order of the rows. The next round continues after them, and starts over at the "
+        "end."))
     answers: Positive = Field(default=8, description="Answers sampled per prompt.")
     temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(default=None, description="Sampling temperature; "
                                                                      "0 = greedy, null = rollout.temperature.")
-    choose: Named = Field(default=Named(name="best"), description="Which correct answers to a prompt are kept: best, "
-                          "shortest, diverse, all, or your own module:function.")
-    least: Rate | None = Field(default=None, description="An answer is correct if its reward is at least this; null = "
-                               "as the task decides (Task.correct).")
-    gold: bool = Field(default=False, description="Train prompts without a correct answer on their row's solution or "
-                       "the task's perfect answer, as in selective self-rehearsal.")
-    start: Literal["before", "stage", "start"] = Field(
-        default="before", description="Initial weights of a round: before = those of the previous round; stage = those "
-        "that the stage began with, as in expert iteration; start = the model of the run, as in re-distillation.")
-    keep_rows: bool = Field(default=False, description="Also train on the kept answers of all earlier rounds, each "
-                            "distinct answer once.")
-    learn: Named = Field(default=Named(name="sft"), description="How a round trains: sft = cross-entropy on the kept "
-                         "answers; dpo = preference of the kept answers over longer answers to the same prompts, wrong "
-                         "or correct (rounds.longer).")
-    longer: Rate = Field(default=1.5, ge=1, description="With learn=dpo: a correct answer is rejected if it has more "
-                         "than this many times the tokens of the kept answer; a wrong answer if it is longer at all.")
-    epochs: Rate | None = Field(default=None, description="Passes over the kept answers, in place of `steps`; null = "
-                                "use `steps`.")
+    choose: Named = Field(
+        default=Named(name="best"), description=(
+        "Which correct answers are kept: best, shortest, diverse, all. Per prompt; or your own module:function."))
+    least: Rate | None = Field(
+        default=None, description="Reward from which an answer is correct. null = as the task decides (Task.correct).")
+    gold: bool = Field(default=False, description=(
+        "Train failed prompts on their given solution. Failed prompts have no correct answer; the given solution "
+        "is the row's, or the task's perfect answer, as in selective self-rehearsal."))
+    start: Literal["before", "stage", "start"] = Field(default="before", description=(
+        "Initial weights of a round: before, stage or start. before = those of the previous round; stage = those "
+        "that the stage began with, as in expert iteration; start = the model of the run, as in re-distillation."))
+    keep_rows: bool = Field(
+        default=False, description=(
+        "Also train on the answers of earlier rounds. Each distinct kept answer counts once."))
+    learn: Named = Field(default=Named(name="sft"), description=(
+        "How a round trains: sft or dpo. sft = cross-entropy on the kept answers; dpo = preference of the kept "
+        "answers over longer answers to the same prompts, wrong or correct (rounds.longer)."))
+    longer: Rate = Field(default=1.5, ge=1, description=(
+        "dpo: how much longer a rejected correct answer is. A correct answer is rejected if it has more than this "
+        "many times the tokens of the kept answer; a wrong answer if it is longer at all."))
+    epochs: Rate | None = Field(
+        default=None, description="Passes over the kept answers, in place of `steps`. null = use `steps`.")
 
 
 class MergeSettings(Settings):
     """Stages of kind `merge`: average the weights of two models."""
 
-    other: str = Field(default="start", description="The model to merge with the previous stage: the name of an "
-                       "earlier stage, start = the model of the run, or a folder.")
-    share: float = Field(default=0.5, allow_inf_nan=False, description="share * other + (1 - share) * weights of the "
-                         "previous stage; a negative share extrapolates away from the other model.")
+    other: str = Field(default="start", description=(
+        "The model to merge with the previous stage's. The name of an earlier stage, start = the model of the "
+        "run, or a folder."))
+    share: float = Field(default=0.5, allow_inf_nan=False, description=(
+        "Weight of the other model; negative extrapolates. share * other + (1 - share) * weights of the previous "
+        "stage; a negative share extrapolates away from the other model."))
 
 
 def check_stage_names(stages: Sequence[StageEntry]) -> None:

@@ -16,20 +16,21 @@ class TaskSettings(BaseModel):
     """`task.name` and the settings that every task has. Additional keys are settings of the particular task."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = Field(default="", description="A built-in name (grounding), module:Class or path/file.py:Class.")
+    name: str = Field(default="", description="Name of a built-in task, module:Class or path/file.py:Class.")
     coordinates: Literal["auto", "original", "processed", "norm1000", "norm999", "norm1"] = Field(
         default="auto", description="How the model writes boxes and points; auto = the model family's convention.")
-    rewards: dict[str, Any] = Field(default_factory=dict, description="Weight of each reward part: a number, or a "
-                                    "schedule [[step, weight], ...] with linear interpolation.")
-    parts: Names = Field(default=(), description="Additional reward parts for any task, each a name or {name: ..., "
-                         "options}: judge, cascade, general_verdict, rubric, reasoned, pairwise, tournament, "
-                         "principles, likelihood, consistency, reward_model (docs/services.md), or your own "
-                         "file.py:function. task.rewards.<part> sets the weight.")
-    combine: str = Field(default="auto", description="How parts are combined into the reward: sum, product, "
-                         "gate:<part> (other parts count only if this part is above 0), gate:<part>>=<minimum>, "
-                         "max:<a>,<b> (the larger of two parts, plus all others), "
-                         "tool_star:<format>,<accuracy>,<tools>, or your own file.py:function(parts, weights); auto = "
-                         "as the task defines, usually sum.")
+    rewards: dict[str, Any] = Field(
+        default_factory=dict, description=(
+        "Weight of each reward part. A number, or a schedule [[step, weight], ...] with linear interpolation."))
+    parts: Names = Field(default=(), description=(
+        "Additional reward parts for any task. Each is a name or {name: ..., options}: judge, cascade, "
+        "general_verdict, rubric, reasoned, pairwise, tournament, principles, likelihood, consistency, "
+        "reward_model (docs/services.md), or your own file.py:function. task.rewards.<part> sets the weight."))
+    combine: str = Field(default="auto", description=(
+        "How reward parts are combined; auto = as the task defines. sum, product, gate:<part> (other parts count "
+        "only if this part is above 0), gate:<part>>=<minimum>, max:<a>,<b> (the larger of two parts, plus all "
+        "others), tool_star:<format>,<accuracy>,<tools>, or your own file.py:function(parts, weights). Most tasks "
+        "define sum."))
 
 
 class TaskData(Settings):

@@ -13,21 +13,22 @@ from vlrl.config.base import Count, Fraction, MethodSettings, NonNegative, Rate
 class CriticSettings(MethodSettings):
     """A value head on the policy's last hidden state, for algo.advantage=gae, turn_gae, bilevel_gae or macro_gae."""
 
-    lr: Rate = Field(default=1e-5, description="Learning rate of the value head; train.schedule and train.warmup "
-        "apply to it too.")
-    warmup: Count = Field(default=0, description="Number of training steps at the start in which only the value "
-        "head is trained and the policy does not change.")
+    lr: Rate = Field(
+        default=1e-5, description="Learning rate of the value head. train.schedule and train.warmup apply to it too.")
+    warmup: Count = Field(
+        default=0, description="Initial steps that train only the value head. The policy does not change in them.")
     coef: NonNegative = Field(
-        default=0.1, description="Weight of the value loss in the gradient of the policy's weights; 0 = the value "
-        "head does not train the policy.")
-    clip: Rate | None = Field(
-        default=0.2, description="PPO's value clip: a value that has moved further than this from its value before "
-        "the update has no gradient, unless the target pulls it back; null = no clip.")
-    gamma: Fraction = Field(default=1.0, description="Discount per token (gae), turn (turn_gae, bilevel_gae) or macro "
-        "action (macro_gae).")
-    lam: Fraction = Field(
-        default=1.0, description="Lambda of generalised advantage estimation, per token or turn: 1 = return - value, "
-        "0 = one-step bootstrapping with the next value.")
+        default=0.1, description=(
+        "Weight of the value loss for the policy's weights. 0 = the value head does not train the policy."))
+    clip: Rate | None = Field(default=0.2, description=(
+        "PPO's value clip; null = none. A value that has moved further than this from its value before the update "
+        "has no gradient, unless the target pulls it back."))
+    gamma: Fraction = Field(default=1.0, description=(
+        "Discount per token, turn or macro action. Per token with gae, per turn with turn_gae and bilevel_gae, "
+        "per macro action with macro_gae."))
+    lam: Fraction = Field(default=1.0, description=(
+        "Lambda of generalised advantage estimation. Per token or turn: 1 = return - value, 0 = one-step "
+        "bootstrapping with the next value."))
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if self.clip is not None and self.clip != type(self)().clip and config.rollout.one_update:

@@ -14,11 +14,11 @@ class DemonstrationSettings(MethodSettings):
     """Trains demonstrations together with the policy's completions. A demonstration is a row's `solution`, or the
     task's perfect answer."""
 
-    mix: Named = Field(
-        default=Named(name="chord"), description="Weights of RL and demonstrations in each step, and the loss of "
-        "demonstrations: chord, chord_phi, sasr, relift, or your own module:class.")
-    rows: Positive = Field(default=8, description="Demonstrations per step, drawn from the training rows with a given "
-        "answer.")
+    mix: Named = Field(default=Named(name="chord"), description=(
+        "Weights and loss of demonstrations: chord, chord_phi, sasr, relift. It sets the weights of RL and "
+        "demonstrations in each step, and the loss of demonstrations; or your own module:class."))
+    rows: Positive = Field(
+        default=8, description="Demonstrations per step. They are drawn from the training rows with a given answer.")
 
     def problem(self, config: Any) -> str:
         staleness, minibatches = config.asynchronous.max_staleness, config.rollout.minibatches

@@ -20,27 +20,25 @@ class DistillationSettings(MethodSettings):
     """A teacher model scores the policy's own completions token by token, under the same prompts (docs/objectives.md).
     """
 
-    teacher: str | None = Field(
-        default=None, min_length=1, description="The teacher, a model of the policy's family and vocabulary: a model "
-        "folder, a run folder (its newest checkpoint), a checkpoint, an adapter, or a hub name; null = the model that "
-        "the run began with.")
-    loss: Named = Field(
-        default=Named(name="reverse_kl"), description="Loss per token: reverse_kl = KL(policy || teacher) over the "
-        "vocabulary; sampled_kl = its estimate from the sampled token; or your own module:function.")
-    server: str | None = Field(
-        default=None, description="Address of a server of `vlrl serve` that runs the teacher instead of the trainer, "
-        "e.g. http://127.0.0.1:8100; requires loss=sampled_kl. null = the teacher is loaded beside the policy.")
+    teacher: str | None = Field(default=None, min_length=1, description=(
+        "The teacher model; null = the initial model. It must be of the policy's family and vocabulary: a model "
+        "folder, a run folder (its newest checkpoint), a checkpoint, an adapter, or a hub name."))
+    loss: Named = Field(default=Named(name="reverse_kl"), description=(
+        "Loss per token: reverse_kl or sampled_kl. reverse_kl = KL(policy || teacher) over the vocabulary; "
+        "sampled_kl = its estimate from the sampled token; or your own module:function."))
+    server: str | None = Field(default=None, description=(
+        "Address of a `vlrl serve` that runs the teacher. It runs there instead of in the trainer, e.g. "
+        "http://127.0.0.1:8100; requires loss=sampled_kl. null = the teacher is loaded beside the policy."))
     key_file: str = Field(
-        default="", description="File that holds the API key of algo.distillation.server; empty = the environment "
-        "variable VLRL_ENGINE_KEY, or none.")
-    timeout_s: Rate = Field(
-        default=600.0, description="Timeout in seconds of a request, of loading the teacher's weights, and of waiting "
-        "for the server to start.")
+        default="", description=(
+        "File with the server's API key. Empty = the environment variable VLRL_ENGINE_KEY, or none."))
+    timeout_s: Rate = Field(default=600.0, description=(
+        "Timeout of requests to the teacher in seconds. It also limits loading the teacher's weights and waiting "
+        "for the server to start."))
     retries: Count = Field(
-        default=3, description="Number of retries of a failed request, with growing delays; then the run stops.")
-    coef: Rate = Field(default=1.0, description="Weight of the distillation loss, which is added to the objective.")
-    objective: Fraction = Field(default=1.0, description="Weight of the objective; 0 = only the distillation loss "
-        "is trained.")
+        default=3, description="Retries of a failed request. They have growing delays; then the run stops.")
+    coef: Rate = Field(default=1.0, description="Weight of the distillation loss in the objective.")
+    objective: Fraction = Field(default=1.0, description="Weight of the RL objective; 0 = distillation only.")
 
     @field_validator("server")
     @classmethod

@@ -13,12 +13,13 @@ class ForgetSettings(MethodSettings):
     """Half of each group is sampled and then made less likely, before the other half is sampled (EEPO). The weights are
     restored before the update."""
 
-    lr: NonNegative = Field(
-        default=0.0, description="Size of the step that makes the first half's answers less likely; 0 = off. A few "
-        "times train.lr is usual. Needs algo.correction, because the second half is sampled by modified weights.")
-    entropy: Rate | None = Field(
-        default=None, description="The step of rollout.forget.lr is taken only if the first half's mean entropy per "
-        "token is at most this, in nats; null = the step is always taken.")
+    lr: NonNegative = Field(default=0.0, description=(
+        "EEPO: step that makes earlier answers less likely; 0 = off. It acts on the first half of a group before "
+        "the second half is sampled. A few times train.lr is usual. Needs algo.correction, because the second "
+        "half is sampled by modified weights."))
+    entropy: Rate | None = Field(default=None, description=(
+        "EEPO: largest entropy at which the step is taken. It is the first half's mean entropy per token, in "
+        "nats; null = the step is always taken."))
 
     @model_validator(mode="after")
     def _takes_place(self) -> ForgetSettings:

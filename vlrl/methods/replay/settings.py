@@ -15,41 +15,41 @@ class StoredSettings(MethodSettings):
     """Replays stored rollouts together with the policy's new ones: rollouts of this run's earlier steps, and of other
     runs' folders."""
 
-    runs: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="Other run folders, or folders that hold a `rollouts` folder of files with the same "
-        "columns. Their rollouts on this run's training rows are replayed too. The folders may grow during the run. "
-        "Rewards in these folders are not trusted: this run scores the answers again.")
+    runs: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), description=(
+        "Other run folders to replay from. Also folders that hold a `rollouts` folder of files with the same "
+        "columns. Their rollouts on this run's training rows are replayed too. The folders may grow during the "
+        "run. Rewards in these folders are not trusted: this run scores the answers again."))
     own: bool = Field(default=True, description="Replay this run's own earlier rollouts.")
     groups: Positive = Field(default=8, description="Stored groups replayed per step.")
     rule: Named = Field(
-        default=Named(name="truncated"), description="Off-policy loss: truncated, clipped, a_lol, copg, webrl, or your "
-        "own module:class.")
-    batch: Named = Field(
-        default=Named(name="all"), description="Which answers of a stored group are trained on: all, right, rest, "
-        "pf_ppo, rorecomp, or your own module:function.")
+        default=Named(name="truncated"), description=(
+        "Off-policy loss: truncated, clipped, a_lol, copg, webrl. Or your own module:class."))
+    batch: Named = Field(default=Named(name="all"), description=(
+        "Which answers of a stored group are trained on. all, right, rest, pf_ppo, rorecomp, or your own "
+        "module:function."))
     advantage: Named = Field(
-        default=Named(name="grpo"), description="Advantage within the whole stored group: a name as in algo.advantage "
-        "that gives one number per answer.")
-    draw: Named = Field(
-        default=Named(name="uniform"), description="Sampling weights of stored groups: uniform, by_advantage, recent, "
-        "or your own module:function.")
-    every: Named = Field(
-        default=Named(name="constant"), description="Steps with replay: constant (every k-th), growing (intervals "
-        "grow), or your own module:function.")
-    coef: NonNegative = Field(default=1.0, description="Weight of the replay loss, which is added to the objective.")
-    logprobs: Literal["stored", "own"] = Field(
-        default="stored", description="Denominator of ratios: stored = the stored log-probabilities of the weights "
-        "that sampled; own = those of the policy before the update.")
-    max_age: Positive | None = Field(
-        default=None, description="Largest age of a group in steps, counted from the step that sampled it, or for a "
-        "group of another run from the step that read it; null = no limit.")
-    capacity: Positive = Field(default=100_000, description="Size of the buffer in rollouts; the newest are kept.")
-    max_gap: Rate = Field(
-        default=0.2, description="A row is refused when its log-probabilities of sampler and trainer differ by more "
-        "than this, as a mean over tokens, because they are then from different weights.")
-    max_drift: Rate = Field(
-        default=1.0, description="An answer is skipped when log p - stored log p exceeds this in absolute value, as a "
-        "mean over tokens: it was sampled by other weights, or is too old.")
+        default=Named(name="grpo"), description=(
+        "Advantage within the stored group. A name as in algo.advantage that gives one number per answer."))
+    draw: Named = Field(default=Named(name="uniform"), description=(
+        "Sampling weights: uniform, by_advantage, recent. They are weights of stored groups; or your own "
+        "module:function."))
+    every: Named = Field(default=Named(name="constant"), description=(
+        "Steps with replay: constant or growing. constant (every k-th), growing (intervals grow), or your own "
+        "module:function."))
+    coef: NonNegative = Field(default=1.0, description="Weight of the replay loss in the objective.")
+    logprobs: Literal["stored", "own"] = Field(default="stored", description=(
+        "Denominator of ratios: stored or own. stored = the stored log-probabilities of the weights that sampled; "
+        "own = those of the policy before the update."))
+    max_age: Positive | None = Field(default=None, description=(
+        "Largest age of a group in steps; null = any. It counts from the step that sampled the group, or for a "
+        "group of another run from the step that read it."))
+    capacity: Positive = Field(default=100_000, description="Size of the buffer in rollouts. The newest are kept.")
+    max_gap: Rate = Field(default=0.2, description=(
+        "Refuse rows whose log-probabilities differ by more. The difference is between sampler and trainer, as a "
+        "mean over tokens: a larger one shows that they are from different weights."))
+    max_drift: Rate = Field(default=1.0, description=(
+        "Skip answers whose log p has drifted by more. The drift is log p - stored log p in absolute value, as a "
+        "mean over tokens: a larger one shows that the answer was sampled by other weights, or is too old."))
 
     def problem(self, config: Any) -> str:
         staleness, minibatches = config.asynchronous.max_staleness, config.rollout.minibatches

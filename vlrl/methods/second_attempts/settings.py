@@ -13,30 +13,30 @@ from vlrl.config.base import MethodSettings, Named, Positive, Rate
 class GuidedSettings(MethodSettings):
     """Retries groups that have wrong completions, with guidance added after the question (docs/objectives.md)."""
 
-    answers: Positive = Field(
-        default=1, description="Retries per group, generated with the guidance of algo.guided.words; with use=hinted "
-        "as many as the group has answers.")
-    groups: Literal["failed", "wrong"] = Field(
-        default="failed", description="Which groups are retried: failed = those without a correct answer; wrong = "
-        "those with an answer known to be wrong.")
-    words: Named = Field(
-        default=Named(name="task"), description="Guidance in the prompt of a retry: task = Task.guidance; hint = a "
-        "growing beginning of the given solution; answer = the true answer; solution = the given solution; critique = "
-        "a wrong answer, with the statement that it is wrong; or your own module:function.")
-    keep: Named = Field(
-        default=Named(name="correct"), description="Which retries are trained on: correct = those with a correct "
-        "answer; explains = those of them that make the true answer more probable under the prompt alone (ExPO); or "
-        "your own module:function.")
-    use: Named = Field(
-        default=Named(name="beside"), description="How retries are used: beside = trained by the separate loss "
-        "algo.guided.loss, and in no statistic of the group; join = one retry joins the group; replace = one retry "
-        "replaces a wrong answer; hinted = the retries and their prompt replace the group; or your own "
-        "module:function.")
-    loss: Named = Field(
-        default=Named(name="sft"), description="Loss of retries with use=beside, under the prompt alone: sft = "
-        "cross-entropy; expo = cross-entropy that fades out; dpo = preference over the failures of their group; or "
-        "your own module:function.")
-    coef: Rate = Field(default=1.0, description="Weight of the retries' loss, which is added to the objective.")
+    answers: Positive = Field(default=1, description=(
+        "Retries per group. They are generated with the guidance of algo.guided.words; with use=hinted as many as "
+        "the group has answers."))
+    groups: Literal["failed", "wrong"] = Field(default="failed", description=(
+        "Which groups are retried. failed = those without a correct answer; wrong = those with an answer known to "
+        "be wrong."))
+    words: Named = Field(default=Named(name="task"), description=(
+        "Guidance: task, hint, answer, solution or critique. task = Task.guidance; hint = a growing beginning of "
+        "the given solution; answer = the true answer; solution = the given solution; critique = a wrong answer, "
+        "with the statement that it is wrong; or your own module:function."))
+    keep: Named = Field(default=Named(name="correct"), description=(
+        "Which retries are trained on: correct or explains. correct = those with a correct answer; explains = "
+        "those of them that make the true answer more probable under the prompt alone (ExPO); or your own "
+        "module:function."))
+    use: Named = Field(default=Named(name="beside"), description=(
+        "How retries are used: beside, join, replace or hinted. beside = trained by the separate loss "
+        "algo.guided.loss, and in no statistic of the group; join = one retry joins the group; replace = one "
+        "retry replaces a wrong answer; hinted = the retries and their prompt replace the group; or your own "
+        "module:function."))
+    loss: Named = Field(default=Named(name="sft"), description=(
+        "Loss of retries with use=beside: sft, expo or dpo. It is computed under the prompt alone: sft = "
+        "cross-entropy; expo = cross-entropy that fades out; dpo = preference over the failures of their group; "
+        "or your own module:function."))
+    coef: Rate = Field(default=1.0, description="Weight of the retries' loss in the objective.")
 
     @property
     def beside(self) -> bool:

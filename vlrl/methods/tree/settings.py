@@ -13,31 +13,30 @@ class SearchSettings(Settings):
     """A search tree of pieces of completions, expanded at its most promising node (DeepSearch, 2509.25454)."""
 
     width: Annotated[int, Field(ge=2)] = Field(default=8, description="Pieces generated from one node.")
-    depth: Annotated[int, Field(ge=2)] = Field(
-        default=64, description="Maximum number of pieces of an answer; a piece has rollout.max_new_tokens / depth "
-        "tokens, rounded up: 256 with the paper's 16,384. Each expanded node computes the text before it again, so "
-        "about 4 suits short answers.")
-    explore: NonNegative = Field(
-        default=2.0, description="Weight of sqrt(ln N(parent) / N), which is added to Q, in the choice among new "
-        "pieces, if none of them ends the answer.")
+    depth: Annotated[int, Field(ge=2)] = Field(default=64, description=(
+        "Maximum number of pieces of an answer. A piece has rollout.max_new_tokens / depth tokens, rounded up: "
+        "256 with the paper's 16,384. Each expanded node computes the text before it again, so about 4 suits "
+        "short answers."))
+    explore: NonNegative = Field(default=2.0, description=(
+        "Weight of the exploration bonus among new pieces. The bonus sqrt(ln N(parent) / N) is added to Q, if "
+        "none of the pieces ends the answer."))
     by_value: NonNegative = Field(
-        default=0.4, description="Weight of tanh(Q(parent)) in the choice among all open nodes, if a new piece "
-        "ends an answer.")
+        default=0.4, description=(
+        "Weight of tanh(Q(parent)) among all open nodes. They are compared if a new piece ends an answer."))
     by_entropy: NonNegative = Field(
-        default=0.0, description="Weight of the piece's entropy (mean -log p in nats) in the choice among all open "
-        "nodes.")
-    by_depth: NonNegative = Field(default=0.01, description="Weight of sqrt(pieces so far / depth) in the "
-        "choice among all open nodes.")
+        default=0.0, description=(
+        "Weight of a piece's entropy among open nodes. The entropy is the mean of -log p in nats."))
+    by_depth: NonNegative = Field(default=0.01, description="Weight of sqrt(pieces so far / depth) among open nodes.")
     least: Fraction = Field(
-        default=0.1, description="Smallest share of an answer's value that is backed up to a node; the share grows "
-        "from the prompt to 1 at the end.")
-    hard: Fraction = Field(
-        default=0.25, description="A prompt is searched while at most this share of its answers was correct at its "
-        "last visit; other prompts are answered without search.")
-    cache: Count = Field(
-        default=4096, description="Number of prompts whose share of correct answers is remembered. For hard prompts "
-        "the correct answers are stored too, and begin the group at the next visit in place of a search. The least "
-        "recently visited prompts are dropped first. 0 = every visit is a search.")
+        default=0.1, description=(
+        "Smallest share of an answer's value backed up. The share grows from the prompt to 1 at the end."))
+    hard: Fraction = Field(default=0.25, description=(
+        "Search while at most this share was correct. The share is that of the prompt's last visit; other prompts "
+        "are answered without search."))
+    cache: Count = Field(default=4096, description=(
+        "Prompts whose share of correct answers is remembered. For hard prompts the correct answers are stored "
+        "too, and begin the group at the next visit in place of a search. The least recently visited prompts are "
+        "dropped first. 0 = every visit is a search."))
 
     @model_validator(mode="after")
     def _applies(self) -> SearchSettings:
@@ -51,22 +50,21 @@ class SearchSettings(Settings):
 class BranchSettings(MethodSettings):
     """Completions of a group share text: they continue each other's prefixes instead of starting at the prompt."""
 
-    roots: Positive | None = Field(
-        default=None, description="Number of answers of a group that are generated from the prompt. Each other answer "
-        "branches from an existing one and shares the text before the branch. null = all answers are generated from "
-        "the prompt. Advantages by node of the tree: algo.advantage=rose, treerl or tempo.")
-    at: Named = Field(
-        default=Named(name="surprise"), description="Where an answer branches: surprise = at the token with the "
-        "lowest log-probability, then the next lowest (TreeRL, 2506.11902); uniform = anywhere; meaning = where the "
-        "meanings of short continuations differ most (ROSE; options: continuations, tokens, candidates, root, alike); "
-        "or your own path/file.py:name. Episodes branch between turns.")
-    search: SearchSettings | None = Field(
-        default=None, description="Generates answers by tree search in place of rollout.branch.roots: "
-        "rollout.group_size leaves, one per expansion. Advantage: algo.advantage=deepsearch. {} = with the defaults "
-        "below; null = none.")
-    tokens: Positive | None = Field(
-        default=None, description="Token budget of a group: once it is spent no further answer is begun and no "
-        "further node is expanded; rollout.group_size is then the maximum number of answers.")
+    roots: Positive | None = Field(default=None, description=(
+        "Answers of a group generated from the prompt; others branch. Each other answer branches from an existing "
+        "one and shares the text before the branch. null = all answers are generated from the prompt. Advantages "
+        "by node of the tree: algo.advantage=rose, treerl or tempo."))
+    at: Named = Field(default=Named(name="surprise"), description=(
+        "Where an answer branches: surprise, uniform or meaning. surprise = at the token with the lowest "
+        "log-probability, then the next lowest (TreeRL, 2506.11902); uniform = anywhere; meaning = where the "
+        "meanings of short continuations differ most (ROSE; options: continuations, tokens, candidates, root, "
+        "alike); or your own path/file.py:name. Episodes branch between turns."))
+    search: SearchSettings | None = Field(default=None, description=(
+        "Tree search in place of rollout.branch.roots; {} = defaults. It generates rollout.group_size leaves, one "
+        "per expansion. Advantage: algo.advantage=deepsearch. null = none."))
+    tokens: Positive | None = Field(default=None, description=(
+        "Token budget of a group. Once it is spent no further answer is begun and no further node is expanded; "
+        "rollout.group_size is then the maximum number of answers."))
 
     @model_validator(mode="after")
     def _applies(self) -> BranchSettings:
