@@ -26,8 +26,8 @@ class Classification(RecipeTask):
 
     _recipes = recipes.RECIPES
     recipe: str = "plain"
-    """Prompt and reward: plain (see task.thinking), cls_rl, cls_rl_no_thinking, visual_rft_classification, rlcr
-    (answers with a confidence), or your own module:function that returns a Recipe."""
+    """Prompt and reward (docs/tasks.md). plain (see task.thinking), cls_rl, cls_rl_no_thinking,
+    visual_rft_classification, rlcr (answers with a confidence), or your own module:function that returns a Recipe."""
     thinking: Literal["thinking", "no_thinking", "both"] = "no_thinking"
     """Recipe plain: whether the prompt asks for thinking. With no_thinking the whole answer must be exactly the label;
     with thinking the <answer> tag must contain it. With both, one of the two templates is drawn each time a sample
@@ -41,22 +41,22 @@ class Classification(RecipeTask):
     """Recipe plain: the prompt template with thinking. Every template that contains <think> is scored as a template
     with thinking."""
     multi_score: Literal["jaccard", "f1", "exact"] = "jaccard"
-    """Accuracy for rows with several labels, from the sets of named and right classes: jaccard (size of the
+    """Accuracy for rows with several labels. It compares the sets of named and right classes: jaccard (size of the
     intersection divided by size of the union), f1, or exact (1 if the sets are equal)."""
     negation: Literal["read", "ignored"] = "read"
-    """Recipe visual_rft_classification: how an answer that starts with a negation ("not a cat") is scored. read: it
-    names no class; ignored: it names the classes that it contains, as in Visual-RFT."""
+    """How a negated answer ("not a cat") is scored. Recipe visual_rft_classification. read: it names no class; ignored:
+    it names the classes that it contains, as in Visual-RFT."""
     shots: Count = 0
-    """Number of training samples per class, such as 1, 2, 4, 8 or 16; 0 = all."""
+    """Training samples per class, such as 4; 0 = all."""
     shots_seed: Count = 0
     """Seed for the selection of task.shots. It is independent of data.seed and of the training seed."""
     classes: Literal["all", "base", "new"] = "all"
-    """Classes used for training: all of them, or the first half (base) or the second half (new) in the order of
-    task.class_order, as in CoOp. With base or new, held-out rows still cover both halves, and each row offers the
-    names of the half that its class belongs to. The classes are collected from data.train and data.heldout."""
+    """Classes used for training: all, base or new. base = the first half, new = the second half in the order of
+    task.class_order, as in CoOp. With base or new, held-out rows still cover both halves, and each row offers the names
+    of the half that its class belongs to. The classes are collected from data.train and data.heldout."""
     class_order: tuple[str, ...] = ()
-    """The order of all classes for task.classes, usually the order of the data set. By default classes are ordered by
-    the rows' `class_id`, or by name if rows have no class_id."""
+    """Order of all classes for task.classes. Usually the order of the data set. By default classes are ordered by the
+    rows' `class_id`, or by name if rows have no class_id."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

@@ -107,16 +107,16 @@ class Drive(Task):
     actions: Literal["meta", "waypoints"] = "meta"
     """Form of the decisions. meta: words for speed and path; waypoints: [[x, y, t], ...] in the vehicle's frame."""
     scenarios: Annotated[tuple[Scenario, ...], Field(min_length=1)] = ("highway", "merge", "intersection", "roundabout")
-    """Kinds of road; the samples of a split cycle through them."""
+    """Kinds of road. The samples of a split cycle through them."""
     seconds: Annotated[int, Field(ge=2, le=60)] = 10
     """Number of decisions until time is up. The goal is placed where the vehicle arrives in this time at 65 % of the
     speed limit. episode.max_turns must be at least this number."""
     traffic: Annotated[float, Field(ge=0, le=1.4)] = 1.0
     """Density of the traffic: 0 = almost none."""
     solvable: bool = False
-    """Whether to use only scenes in which the expert reaches the goal in time. Testing a scene takes a moment."""
+    """Use only scenes that the expert solves in time. Testing a scene takes a moment."""
     width: Annotated[int, Field(ge=64, le=1024, multiple_of=32)] = 128
-    """Width of an image in pixels; the height is half of it."""
+    """Width of an image in pixels. The height is half of it."""
     count: Positive = 4096
     """Number of scenes per split."""
     goal_negative: str = "Two cars have collided with each other on the road"
@@ -124,8 +124,8 @@ class Drive(Task):
     goal_positive: str = "The road is clear with no car accidents"
     """Part contrast: the text that images should resemble."""
     goal_span: Annotated[float, Field(gt=0, le=2)] = 0.03
-    """Part contrast: by how much the image's cosine similarity to goal_negative must exceed its similarity to
-    goal_positive for the road to count as completely blocked."""
+    """Part contrast: similarity gap of a blocked road. By how much the image's cosine similarity to goal_negative must
+    exceed its similarity to goal_positive for the road to count as completely blocked."""
 
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:

@@ -40,31 +40,31 @@ class Driving(RecipeTask):
 
     _recipes = RECIPES
     recipe: str = "plan"
-    """Prompt and reward: plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline, or your own
-    module:function that returns a Recipe."""
+    """Prompt and reward (docs/tasks.md). plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline,
+    or your own module:function that returns a Recipe."""
     negation: Literal["read", "ignored"] = "read"
-    """Recipes with plans: how a text that says what not to do ("do not STOP") is parsed. read: as a plan without words;
-    ignored: as the words that the text contains, as in AlphaDrive."""
+    """How a negated plan ("do not STOP") is parsed. Recipes with plans. read: as a plan without words; ignored: as the
+    words that the text contains, as in AlphaDrive."""
     benchmark: str = ""
-    """Benchmark whose own scoring rules give additional metrics: alphadrive, for recipes with plans
-    (docs/evaluation.md)."""
+    """Benchmark for additional metrics (docs/evaluation.md). Its own scoring rules apply: alphadrive, for recipes with
+    plans."""
     l2_scale: _Positive = 2.0
-    """Recipe trajectory: mean distance in metres at which the part `l2` has decreased to 1/e."""
+    """trajectory: metres at which the part `l2` is 1/e. They are the mean distance."""
     ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)
-    """Recipe trajectory: length and width of the vehicle in metres, if the row has no ego_size."""
+    """trajectory: length and width of the vehicle in metres. A row's ego_size takes precedence."""
     goal_negative: str = "Two cars have collided with each other on the road"
-    """Recipe clip_goal: the text that the image of an outcome should not resemble. Recipe clip_baseline: the baseline
-    text."""
+    """clip_goal: text that the image should not resemble. The image is that of an outcome. Recipe clip_baseline: the
+    baseline text."""
     goal_positive: str = "The road is clear with no car accidents"
-    """Recipes clip_goal and clip_baseline: the text that the image of an outcome should resemble."""
+    """clip_goal, clip_baseline: text that the image should resemble. The image is that of an outcome."""
     goal_span: Annotated[float, Field(gt=0, le=2)] = 0.03
-    """Recipe clip_goal: by how much the image's cosine similarity to goal_negative must exceed its similarity to
-    goal_positive for the reward to be 0."""
+    """clip_goal: similarity gap at which the reward is 0. By how much the image's cosine similarity to goal_negative
+    must exceed its similarity to goal_positive."""
     goal_alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Recipe clip_baseline: how far the image's embedding is moved towards its projection on the line between the
-    embeddings of the two texts, from 0 to 1. A value above 0 needs task.goal_texts_cosine."""
+    """clip_baseline: how far the embedding is projected, 0 to 1. The image's embedding is moved towards its projection
+    on the line between the embeddings of the two texts. A value above 0 needs task.goal_texts_cosine."""
     goal_texts_cosine: Annotated[float, Field(ge=-1, le=1)] = 0.0
-    """Recipe clip_baseline: the cosine similarity of the two texts according to the CLIP model of the service."""
+    """clip_baseline: cosine similarity of the two texts. It is that of the CLIP model of the service."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

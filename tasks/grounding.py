@@ -46,11 +46,11 @@ class Grounding(RecipeTask):
 
     _recipes = RECIPES
     recipe: str = "soft_iou"
-    """Prompt and reward: soft_iou, vlm_r1_rec, vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, perception_r1,
-    curr_reft_binary, curr_reft_choice, curr_reft_open, reasoning, counting, pointing, or your own module:function
-    that returns a Recipe."""
+    """Prompt and reward (docs/tasks.md). soft_iou, vlm_r1_rec, vlm_r1_ovd, vision_r1_griffon, visual_rft_detection,
+    perception_r1, curr_reft_binary, curr_reft_choice, curr_reft_open, reasoning, counting, pointing, or your own
+    module:function that returns a Recipe."""
     drawn: bool = False
-    """Whether samples are generated scenes instead of rows of a file."""
+    """Whether samples are generated scenes, not rows."""
     count: Positive = 4096
     """Number of scenes per split, with task.drawn=true."""
     size: Annotated[int, Field(ge=32, le=4096)] = 128
@@ -59,22 +59,22 @@ class Grounding(RecipeTask):
     """Recipe vlm_r1_ovd: the reward of a list of boxes. row: the reward that the row's accu_reward_method names
     (default odLength); any other value is the reward for all rows."""
     negation: Literal["read", "ignored"] = "read"
-    """Recipes curr_reft_choice and counting: how an answer that starts with a negation ("not C") is scored. read: as an
-    answer that names nothing; ignored: as if the negation were missing, as in Curr-ReFT."""
+    """How a negated answer ("not C") is scored. Recipes curr_reft_choice and counting. read: as an answer that names
+    nothing; ignored: as if the negation were missing, as in Curr-ReFT."""
     progressive: bool = True
-    """Recipe vision_r1_griffon: whether the thresholds for the quality of boxes and for recall rise at switch_step.
-    false: only boxes with a quality of at least .5 count for recall, as in the original code if it is not told the
-    step."""
+    """vision_r1_griffon: whether thresholds rise at switch_step. They are those for the quality of boxes and for
+    recall. false: only boxes with a quality of at least .5 count for recall, as in the original code if it is not told
+    the step."""
     switch_step: Positive = 1500
-    """Recipe vision_r1_griffon: the step from which the higher thresholds apply."""
+    """vision_r1_griffon: step from which higher thresholds apply."""
     label_case: Literal["ignored", "kept"] = "ignored"
     """Recipes with all boxes: how labels are compared. ignored: without regard to case and spaces; kept: exactly, as in
     VLM-R1."""
     benchmark: str = ""
-    """Benchmark whose own scoring rules give additional metrics: qwen_vl or vlm_r1 (RefCOCO) for recipes with one box,
-    visual_rft (COCO, LVIS) for recipes with all boxes (docs/evaluation.md)."""
+    """Benchmark for additional metrics (docs/evaluation.md). Its own scoring rules apply: qwen_vl or vlm_r1 (RefCOCO)
+    for recipes with one box, visual_rft (COCO, LVIS) for recipes with all boxes."""
     reach: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Recipe pointing: largest distance from a point of the row at which an answer's point counts as a hit, as a share
+    """pointing: largest distance of a hit. It is the distance from a point of the row to an answer's point, as a share
     of the image's longer side."""
 
     def __init__(self, **settings: Any):

@@ -38,19 +38,21 @@ class Gui(RecipeTask):
 
     _recipes = RECIPES
     recipe: str = "element"
-    """Prompt and reward: element, click, gui_g1, gui_g2, se_gui, gui_rcpo, region_vote, ui_r1, gui_r1, infigui_r1,
-    glm_v_androidworld, or your own module:function that returns a Recipe."""
+    """Prompt and reward (docs/tasks.md). element, click, gui_g1, gui_g2, se_gui, gui_rcpo, region_vote, ui_r1, gui_r1,
+    infigui_r1, glm_v_androidworld, or your own module:function that returns a Recipe."""
     point_reach: Rate = 50.0
-    """Recipes gui_rcpo and region_vote: a point votes for the square that extends this many pixels to each side."""
+    """gui_rcpo, region_vote: half side of a point's square in pixels. A point votes for the square that extends this
+    many pixels to each side."""
     word_rule: Literal["alike", "contained"] = "alike"
-    """Recipe gui_r1: when a typed word matches a different word that contains it. alike: if the F1 score of their
+    """gui_r1: when a typed word matches a longer one. The other word contains it. alike: if the F1 score of their
     letters is at least .5; contained: always, as in the paper, so that a single letter matches a long word."""
     iou_full: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Recipe infigui_r1: the IoU from which a box gets the full reward."""
+    """infigui_r1: IoU from which a box earns everything."""
 
     benchmark: str = ""
-    """Benchmark whose own scoring rules give additional metrics: screenspot, os_atlas (AndroidControl), gui_r1
-    (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or your own module:function (docs/evaluation.md)."""
+    """Benchmark for additional metrics (docs/evaluation.md). Its own scoring rules apply: screenspot, os_atlas
+    (AndroidControl), gui_r1 (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or your own
+    module:function."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

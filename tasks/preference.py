@@ -117,11 +117,11 @@ class Preference(RecipeTask):
 
     _recipes = {"direct": DIRECT, "r1_reward": R1_REWARD, "respond": RESPOND}
     recipe: str = "direct"
-    """Prompt and reward: direct, r1_reward, respond (the prompt is only the question; the responses train a reward
-    model), or your own module:function that returns a Recipe."""
+    """Prompt and reward (docs/tasks.md). direct, r1_reward, respond (the prompt is only the question; the responses
+    train a reward model), or your own module:function that returns a Recipe."""
     order: Literal["as_is", "swapped", "both"] = "as_is"
-    """The order of a row's responses in the prompt: as in the row (as_is), swapped, or both orders as two consecutive
-    samples (both)."""
+    """Order of the responses: as_is, swapped or both. as_is = as in the row; both = both orders as two consecutive
+    samples."""
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         return _problem(row)

@@ -35,14 +35,14 @@ class Qa(RecipeTask):
 
     _recipes = recipes.RECIPES
     recipe: str = "direct"
-    """Prompt and reward: direct, thinking, easy_r1, vision_r1_ptst, apo_view_r1, mm_eureka, glm_v_rlcs, kimi_k1_5,
-    noisy_rollout, sari_structured, or your own module:function that returns a Recipe."""
+    """Prompt and reward (docs/tasks.md). direct, thinking, easy_r1, vision_r1_ptst, apo_view_r1, mm_eureka, glm_v_rlcs,
+    kimi_k1_5, noisy_rollout, sari_structured, or your own module:function that returns a Recipe."""
     form: Literal["own", "yes_no", "choice", "open"] = "own"
-    """How a question is asked: as in its row (own), as whether a proposed answer is right (yes_no), with options
-    (choice), or without options (open)."""
+    """How a question is asked: own, yes_no, choice, open. own = as in its row; yes_no = as whether a proposed answer is
+    right; choice = with options; open = without options."""
     text_score: Literal["exact", "rouge", "edit"] = "rouge"
-    """Score of a text that differs from all right answers: 0 (exact), the mean ROUGE F score (rouge), or the edit
-    similarity (edit)."""
+    """Score of a text that differs: exact, rouge, edit. It differs from all right answers: 0 (exact), the mean ROUGE F
+    score (rouge), or the edit similarity (edit)."""
     math_seconds: Rate = 5.0
     """CPU seconds that math-verify may use per answer."""
     math_rule: Literal["worked_out", "math_verify"] = "worked_out"
@@ -50,14 +50,14 @@ class Qa(RecipeTask):
     arithmetic is done (not 3*4+5 for 17, nor an expression copied from the question, nor 3 = 2 for 2); math_verify:
     if math-verify finds it equal, as in published systems."""
     negation: Literal["read", "ignored"] = "read"
-    """How a choice, number, count or expression after a negation ("not C") is scored. read: it is not an answer, unless
-    a right answer or an option starts with a negation too ("not enough data"); ignored: it is an answer, as in
-    View-R1."""
+    """How an answer after a negation ("not C") is scored. The answer is a choice, number, count or expression. read: it
+    is not an answer, unless a right answer or an option starts with a negation too ("not enough data"); ignored: it is
+    an answer, as in View-R1."""
     noise: Annotated[float, Field(ge=0, le=999)] = 500.0
-    """Recipe noisy_rollout: number of diffusion steps of noise at the start of training, out of 1,000."""
+    """noisy_rollout: initial diffusion steps of noise, of 1,000."""
     noise_steps: Positive = 60
-    """Recipe noisy_rollout: number of training steps over which the noise decreases; set it to the number of steps of
-    the run."""
+    """noisy_rollout: steps over which noise decreases. They are training steps; set them to the number of steps of the
+    run."""
 
     @classmethod
     def combine_for(cls, settings: Mapping[str, Any]) -> str:

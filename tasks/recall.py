@@ -56,8 +56,8 @@ class Recall(Task):
     length: Annotated[int, Field(ge=2, le=64)] = 3
     """Number of colours; each turn shows one of them. episode.max_turns must be at least this number."""
     shortest: Annotated[int, Field(ge=2, le=64)] | None = None
-    """Smallest number of colours: sequences of all lengths from `shortest` to `length` are equally frequent. null = all
-    sequences have `length` colours."""
+    """Smallest number of colours; null = all have `length`. Sequences of all lengths from `shortest` to `length` are
+    equally frequent."""
     count: Positive = 4096
     """Number of sequences per split."""
 

@@ -67,8 +67,8 @@ class Repair(Task):
     rewards = {"final": 1.0, "improvement": 0.0, "first": 0.0, "solved": 0.0}
     outcome = {"solved": 1.0}
     base: str = "digits"
-    """The base task, which asks the question and scores each answer alone: a name, path/file.py:Class or module:Class.
-    Its episodes must have a single answer."""
+    """Base task, which asks and scores each answer alone. A name, path/file.py:Class or module:Class. Its episodes must
+    have a single answer."""
     base_settings: dict[str, Any] = {}
     """Settings of the base task, such as {drawn: true}."""
     attempts: Annotated[int, Field(ge=2, le=8)] = 2

@@ -40,19 +40,19 @@ class Video(RecipeTask):
 
     _recipes = RECIPES
     recipe: str = "direct"
-    """Prompt and reward: the name of a recipe, or your own module:function that returns a Recipe."""
+    """Prompt and reward (docs/tasks.md). The name of a recipe, or your own module:function that returns a Recipe."""
     temporal_ratio: Rate = 0.8
-    """Recipe video_r1: the part `temporal` is rewarded if the group's accuracy exceeds this ratio times the accuracy
-    with shuffled frames."""
+    """video_r1: ratio of accuracies that earns `temporal`. The part is rewarded if the group's accuracy exceeds this
+    ratio times the accuracy with shuffled frames."""
     length_range: tuple[int, int] = (320, 512)
-    """Recipe video_r1: smallest and largest number of tokens of a right answer for which the part `length` is 1."""
+    """video_r1: token range in which `length` earns 1. It counts for right answers."""
     consistency_margin: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Recipe grpo_care: how far the likelihood of a consistent answer may lie below the mean likelihood of the group's
-    right answers."""
+    """grpo_care: how far a consistent answer may be less likely. Its likelihood may lie so far below the mean
+    likelihood of the group's right answers."""
 
     benchmark: str = ""
-    """Benchmark whose own scoring rules give additional metrics: video_mme, mvbench, time_r1 (Charades-STA,
-    ActivityNet), activitynet_qa, or your own module:function (docs/evaluation.md)."""
+    """Benchmark for additional metrics (docs/evaluation.md). Its own scoring rules apply: video_mme, mvbench, time_r1
+    (Charades-STA, ActivityNet), activitynet_qa, or your own module:function."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

@@ -57,26 +57,28 @@ class Web(Task):
     heldout_pages: tuple[str, ...] = ("click-dialog-2", "click-button-sequence", "enter-password")
     """Names of pages that are never used for training. Evaluations use them in addition to the training pages."""
     html: str = ""
-    """Folder with your own pages and all files that they load; empty = the pages of the package miniwob."""
+    """Folder with your own pages; empty = miniwob's. It holds all files that they load."""
     form: str = "gui_r1"
     """Action format: gui_r1, ui_tars, or call."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Factor of the part `efficiency` for each turn beyond the fewest turns of a successful episode in the group."""
+    """Factor of `efficiency` per superfluous turn. A turn is superfluous beyond the fewest turns of a successful
+    episode in the group."""
     scale: Annotated[int, Field(ge=1, le=4)] = 2
-    """Screenshot pixels per pixel of the page, which has 160 x 210 pixels."""
+    """Screenshot pixels per pixel of the page. The page has 160 x 210 pixels."""
     count: Positive = 4096
     """Number of samples per split. Each sample is a page and a seed."""
     settle_ms: Annotated[int, Field(ge=100, le=10_000)] = 500
-    """Milliseconds that pass on the page's own clock after each action."""
+    """Milliseconds of page time after each action. They pass on the page's own clock."""
     page_s: Annotated[float, Field(gt=0, le=600)] = 20.0
-    """Seconds that a page may take for one action; after that, the episode ends with an error."""
+    """Timeout of a page for one action in seconds. After that, the episode ends with an error."""
     open_pages: Annotated[int, Field(ge=1, le=1000)] = 32
-    """Largest number of pages that each process of `environment.workers` keeps open. With more episodes, some pages are
-    closed. A closed page is opened again at the next action of its episode, and all earlier actions are repeated."""
+    """Largest number of open pages per process. The processes are those of `environment.workers`. With more episodes,
+    some pages are closed. A closed page is opened again at the next action of its episode, and all earlier actions are
+    repeated."""
     walk: Annotated[int, Field(ge=1, le=MOST_GOALS)] = 3
-    """Maximum number of sub-goals of a goal that `vlrl data synthesize` finds by exploring."""
+    """Maximum sub-goals that `vlrl data synthesize` explores. They are sub-goals of a goal."""
     browser: str = ""
-    """Path of the Chromium executable; empty = the Chromium found on the PATH."""
+    """Path of Chromium; empty = the one on the PATH."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

@@ -41,7 +41,7 @@ class Zoom(Task):
     prompt = "{question}"
     rewards = {"accuracy": 1.0, "format": 0.1, "tool": 0.0}
     answer: Literal["digit", "colours", "count"] = "digit"
-    """Content of the plates: a digit, three colours in a row, or up to six dots."""
+    """Content of the plates: digit, colours or dots. A digit, three colours in a row, or up to six dots."""
     media: Literal["image", "clip"] = "image"
     """What the prompt shows, and the tool. image: an image and the tool zoom(box); clip: a clip of six seconds and the
     tool frame(seconds)."""

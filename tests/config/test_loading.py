@@ -157,7 +157,7 @@ def test_names_of_other_trainers_are_answered_with_ours(file):
         loading.load(file, ["num_generations=4"])
     for words, here in ((["worker.actor.optim.lr=1", "worker.rollout.n=5"],
                          "Here worker.actor.optim.lr is train.lr, worker.rollout.n is rollout.group_size "),
-                        (["trainer.total_epochs=3"], r"Did you mean 'train'\? Here trainer.total_epochs is steps "),
+                        (["trainer.total_epochs=3"], r"Did you mean 'train'\? Here trainer.total_epochs is epochs "),
                         (["algorithm.adv_estimator=rloo"], "Here algorithm.adv_estimator is algo.advantage ")):
         with pytest.raises(ConfigError, match=here):
             loading.load(file, words)

@@ -298,7 +298,8 @@ REFUSED = [
     ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "--use_megatron_lm: .* train.sharding=fsdp2"),
     ({**FSDP, "FSDP_VERSION": "1"}, {}, "--fsdp_version 1: vlrl only supports FSDP2"),
     (FSDP, {"train": {"sharding": "none"}}, "but train.sharding=none"),
-    ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "model.gradient_checkpointing=false"),
+    ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"},
+     {"model": {"name": "m", "gradient_checkpointing": False}}, "model.gradient_checkpointing=false"),
     ({}, {"train": {"cpu_offload": True}}, "train.cpu_offload=true .* nothing is sharded"),
     (FSDP, {"model": {"name": "m", "lora": {"rank": 4, "quantize": "nf4"}}}, "model.lora.quantize=nf4"),
     (FSDP, {"model": {"name": "m", "feature_cache_mib": 8}}, "model.feature_cache_mib=8")]

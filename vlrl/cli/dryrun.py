@@ -111,6 +111,8 @@ def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
     yield "task", report.task
     for split in report.splits:
         yield f"  {split.name}", f"{split.samples:,} samples, the first is {split.first}"
+    for line in report.length:
+        yield "length", line
     yield "model", report.model
     if report.parameters:
         trained, total = report.parameters

@@ -70,8 +70,9 @@ class AlgoSettings(Settings):
     kl_in: Literal["loss", "reward"] = Field(default="loss", description=(
         "Where the KL enters: loss or reward. As a term of the loss, or subtracted from the reward as log p - log "
         "p(reference) per token."))
-    kl_coef: NonNegative = Field(default=0.0, description="Coefficient of the KL to the reference policy; 0 = no "
-                                 "reference policy is kept.")
+    kl_coef: NonNegative = Field(default=0.0, description=(
+        "Coefficient of the KL to the reference policy; 0 = none. 0, as in TRL (EasyR1: 0.01), keeps no reference "
+        "policy, which saves the memory of a second model in full fine-tuning."))
     kl_target: Rate | None = Field(default=None, description=(
         "Target KL per token, reached by adapting kl_coef. algo.kl_coef is adapted after each step (Ziegler et "
         "al.); null = it stays constant."))

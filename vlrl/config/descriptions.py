@@ -1,6 +1,7 @@
 """Formats names, types, bounds, defaults and descriptions of settings as text, for `--settings` and
 docs/configuration.md."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -16,6 +17,17 @@ _PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "tex
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _HUGE = 2**63
 """Bounds of at least this magnitude, such as the range of 64-bit integers, are not shown."""
+
+FIRST = ("model.name", "task.name", "data.train", "data.heldout", "steps", "epochs", "train.lr",
+         "rollout.prompts_per_step", "rollout.group_size", "rollout.max_new_tokens", "model.lora.rank",
+         "model.max_pixels", "train.tokens_per_batch", "engine.name", "eval.every")
+"""The settings that a new run sets first."""
+
+
+def summary(description: str) -> str:
+    """The first sentence of a description. The dots of "e.g." and "i.e." do not end a sentence."""
+    found = re.match(r".*?(?<!e\.g)(?<!i\.e)[.?!](?=\s|$)", description, re.DOTALL)
+    return found[0] if found else description
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:

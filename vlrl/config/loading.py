@@ -62,6 +62,7 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
         tree = plain(source)
     elif isinstance(source, Mapping):
         tree = plain(source)
+        _refuse_two_lengths(tree)
         parents = tree.pop("extends", None)
         tree = _with_bases_of_stages(tree, Path(), "stages")
         tree = tree if parents is None else merge(_parents(Path(), parents, "extends", ()), tree)
@@ -121,6 +122,9 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
 def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
     """The value of the setting `name` in the settings `tree`, times `factor`. The product is rounded up if the value is
     an integer. Raises ConfigError if the value is not a number."""
+    if name == "steps" and tree.get("epochs") is not None:
+        raise ConfigError(f"times.steps={factor:g}: the length is epochs={tree['epochs']:g}. Use times={{epochs: "
+                          f"{factor:g}}}")
     value: Any = tree
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -252,6 +256,7 @@ def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(tree, dict):
         kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
         raise ConfigError(f"config {path} must contain settings as 'key: value', not {kind}")
+    _refuse_two_lengths(tree, f"{path}: ")
     parents = tree.pop("extends", None)
     if "preset" in tree:
         from vlrl.config.presets import extract_preset
@@ -298,11 +303,23 @@ def _split(word: str) -> tuple[str, Any]:
 
 
 def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_two_lengths(dict(given))
     for key, value in sorted(_names_first(given), key=lambda setting: setting[0].startswith("stages.")):
         tree = _override(tree, key, value)
         if isinstance(tree.get("stages"), list):
             tree = {**tree, "stages": [_stage_override(stage, key, value) for stage in tree["stages"]]}
     return tree
+
+
+def _refuse_two_lengths(tree: Mapping[str, Any], origin: str = "") -> None:
+    """Raises ConfigError if the settings, which a user has written in one place, set both `steps` and `epochs`.
+    `origin` is the beginning of the message. config.yaml of a run may hold both, with `epoch_prompts`."""
+    if tree.get("epochs") is not None and "steps" in tree and tree.get("epoch_prompts") is None:
+        raise ConfigError(f"{origin}steps={tree['steps']!r} and epochs={tree['epochs']!r} both set the length of the "
+                          "run: remove one of the two")
+    for i, stage in enumerate(tree["stages"] if isinstance(tree.get("stages"), list) else ()):
+        if isinstance(stage, Mapping):
+            _refuse_two_lengths(stage, f"{origin}stages.{i}: ")
 
 
 def _stage_override(stage: Any, key: str, value: Any) -> Any:

@@ -1,13 +1,13 @@
 """Merges settings: a config file over the file that it extends, overrides over a file, a stage over its run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args
 
 from vlrl.config.algo import CLIPS
 from vlrl.config.base import Named, Settings
 from vlrl.config.engine import merge_engine
-from vlrl.config.schema import AlgoSettings, Config, CurriculumSettings, EngineSettings
+from vlrl.config.schema import LENGTH, AlgoSettings, Config, CurriculumSettings, EngineSettings
 from vlrl.config.sections import model_of
 from vlrl.errors import ConfigError
 
@@ -16,10 +16,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config)
     """Returns the settings `base` overridden by `over`. Dictionaries are merged recursively, and all other values are
     replaced. A dictionary such as {"0": {...}} changes the items with these indices in a list. The names in
     `presets` accumulate. For a Named (a function with options), the curriculum and the engine, a new name drops the
-    old options.
+    old options. `epochs` replaces `steps`, and `steps` replaces `epochs`.
 
     `model` is the pydantic model to which the settings belong."""
-    out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
+    out = _OLDER.get(model, lambda base, over: dict(base))(base, over)
     for key, value in over.items():
         old, kind = out.get(key), kind_of(model, key)
         is_section = isinstance(kind, type) and issubclass(kind, Settings)  # {} changes nothing; else it clears
@@ -64,6 +64,17 @@ def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dic
         if isinstance(later, Mapping) and later.get(name) is not None:
             out.pop(name, None)
     return out
+
+
+def _without_older_length(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings `base` of a run without its length if `over` sets the length, by `steps` or by `epochs`."""
+    replaced = over.get("epochs") is not None or "steps" in over
+    return {key: value for key, value in base.items() if not (replaced and key in LENGTH)}
+
+
+_OLDER: dict[Any, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
+    AlgoSettings: _without_older_clip, Config: _without_older_length}
+"""Settings class -> function (base, over) that drops from `base` what `over` sets under another name."""
 
 
 def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:

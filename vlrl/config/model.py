@@ -15,7 +15,9 @@ class LoraSettings(Settings):
 
     rank: Count = Field(default=0, description="Rank of the adapter; 0 = full fine-tuning.")
     alpha: Positive = Field(default=32, description="Scale: the adapter's update is multiplied by alpha / rank.")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout rate on the adapter's input.")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description=(
+        "Dropout rate on the adapter's input. 0 (TRL: 0.05), because with dropout the trainer does not compute "
+        "the probabilities that the sampler used."))
     target: str | tuple[str, ...] = Field(default="language", description=(
         "Layers with an adapter: a preset, or names of modules. Presets are language (all linear layers of the "
         "language model), all_linear (also those of the merger) and vision_language (also those of the vision "
@@ -47,17 +49,22 @@ class ModelSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(default="auto", description=(
         "Compute type; auto = bfloat16 on CUDA, else float32. Frozen weights are stored in it; trainable weights "
         "stay in float32. float16 uses loss scaling, for GPUs without bfloat16."))
-    train: tuple[Literal["language", "merger", "vision"], ...] = Field(
-        default=("language",), description="Parts that are trained in full fine-tuning.")
+    train: tuple[Literal["language", "merger", "vision"], ...] = Field(default=("language",), description=(
+        "Parts that are trained in full fine-tuning. The vision tower is frozen by default, unlike in TRL and "
+        "EasyR1: that saves memory, and images like those of pretraining are seen well already. For medical, "
+        "satellite or other unusual images set [language, merger, vision]."))
     lora: LoraSettings = LoraSettings()
-    max_pixels: Positive | None = Field(
-        default=None, description="Maximum pixels of an image after resizing; null = the processor's.")
+    max_pixels: Positive | None = Field(default=None, description=(
+        "Maximum pixels of an image after resizing; null = the processor's. The default is the processor's, as in "
+        "TRL, because a limit changes what the model sees. Qwen processors allow 16,384 visual tokens for an "
+        "image: the files in configs/models set 1280 (1003520 pixels for Qwen2.5-VL, 1310720 for Qwen3-VL), and "
+        "SmolVLM one tile."))
     min_pixels: Positive | None = Field(
         default=None, description="Minimum pixels of an image after resizing; null = the processor's.")
     video_fps: float = Field(default=2.0, gt=0, description="Frames per second sampled from a video.")
     video_min_frames: Annotated[int, Field(ge=2)] = Field(
         default=4, description=(
-        "Minimum number of frames sampled from a video. A video with fewer frames shows all of them."))
+            "Minimum number of frames sampled from a video. A video with fewer frames shows all of them."))
     video_max_frames: Annotated[int, Field(ge=2)] = Field(default=64, description="Maximum number of frames sampled "
                                            "from a video.")
     video_max_pixels: Positive | None = Field(
@@ -67,8 +74,10 @@ class ModelSettings(Settings):
     video_total_pixels: Positive | None = Field(default=None, description=(
         "Maximum pixels of all frames of a video together. Two merged frames count as one: the more frames, the "
         "smaller each. The minimum per frame takes precedence, as in qwen-vl-utils."))
-    gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass, which "
-                                         "saves memory.")
+    gradient_checkpointing: bool | Literal["auto"] = Field(default="auto", description=(
+        "Recompute activations in the backward pass; auto = on CUDA. It saves most of the memory of activations for "
+        "about a third more computation in the update, and gives the same gradients. TRL and EasyR1 have it on; on a "
+        "CPU memory is rarely short."))
     feature_cache_mib: Count = Field(default=0, description=(
         "Host memory (MiB) for vision features; 0 = off. Each image or video is encoded once; the least recently "
         "used are dropped first. Requires a frozen vision tower and merger."))
@@ -78,6 +87,10 @@ class ModelSettings(Settings):
         """(smallest, largest) number of pixels of a video frame; None for no bound."""
         low, high = self.video_min_pixels, self.video_max_pixels
         return self.min_pixels if low is None else low, self.max_pixels if high is None else high
+
+    def recomputes(self, device: str) -> bool:
+        """Whether activations are recomputed in the backward pass on a device of this type (cuda, cpu or mps)."""
+        return device == "cuda" if self.gradient_checkpointing == "auto" else self.gradient_checkpointing
 
     @model_validator(mode="after")
     def _learns(self) -> ModelSettings:
@@ -118,17 +131,22 @@ class ModelSettings(Settings):
 class TrainSettings(Settings):
     """The optimizer, micro-batches, and the distribution of training over processes."""
 
-    lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
+    lr: float = Field(default=1e-6, gt=0, description=(
+        "Peak learning rate. The default suits full fine-tuning, as in TRL and EasyR1; an adapter takes 1e-5, a "
+        "tiny model 1e-4."))
     part_lr: dict[Literal["language", "merger", "vision"], Rate] = Field(
         default_factory=dict, description=(
         "Peak learning rate of single parts of the model. It takes the place of train.lr for that part."))
-    schedule: Literal["constant", "linear", "cosine"] = Field(default="constant", description="Schedule of the "
-                                                              "learning rate after the warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(default="constant", description=(
+        "Schedule of the learning rate after the warm-up. With constant (TRL: linear) a run can be lengthened "
+        "later."))
     warmup: Fraction = Field(default=0.0, description="Share of steps over which the rate rises from 0.")
     min_lr_ratio: Fraction = Field(
         default=0.0, description="Final learning rate, as a share of the peak. For the linear and cosine schedules.")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Betas of AdamW.")
-    weight_decay: NonNegative = Field(default=0.0, description="Weight decay of AdamW, on matrices only.")
+    weight_decay: NonNegative = Field(default=0.0, description=(
+        "Weight decay of AdamW, on matrices only. 0 (EasyR1: 0.01): at the learning rates of RL it would hardly "
+        "act."))
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
     tokens_per_batch: Positive = Field(default=8192, description="Packed tokens of a micro-batch, per process.")
     packing: Literal["shared", "padded"] = Field(default="shared", description=(

@@ -9,7 +9,8 @@ _NAMES = {
     "rollout.prompts_per_step": "per_device_train_batch_size steps_per_generation generation_batch_size "
         "gradient_accumulation_steps rollout_batch_size",
     "rollout.minibatches": "gradient_accumulation_steps global_batch_size",
-    "steps": "max_steps num_train_epochs total_epochs",
+    "steps": "max_steps",
+    "epochs": "num_train_epochs total_epochs",
     "rollout.group_size": "num_generations n",
     "eval.temperature": "num_generations_eval val_override_config",
     "rollout.max_new_tokens": "max_completion_length max_response_length",

@@ -18,11 +18,18 @@ _FACTOR = BeforeValidator(lambda v: {"name": "fixed", "factor": v} if isinstance
 class RolloutSettings(Settings):
     """How completions are sampled in a step, and how often each completion is trained on."""
 
-    prompts_per_step: Positive = Field(default=32, description="Prompts per step, over all processes.")
-    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Completions per prompt.")
-    max_new_tokens: Positive = Field(default=512, description="Maximum number of tokens of a completion.")
-    temperature: float = Field(
-        default=1.0, gt=0, description="Sampling temperature. Training computes log-probabilities at the same one.")
+    prompts_per_step: Positive = Field(default=32, description=(
+        "Prompts per step, over all processes. 32 is a step of minutes on one GPU; TRL's default is one prompt "
+        "per GPU, which is noisy, and EasyR1's is 512, for many GPUs."))
+    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description=(
+        "Completions per prompt. 8, as in TRL (EasyR1: 5): the smaller the group, the more often all of its "
+        "rewards are equal and teach nothing."))
+    max_new_tokens: Positive = Field(
+        default=512, description=(
+        "Maximum tokens of a completion. 512, as in TRL, for short reasoning; EasyR1 allows 2048."))
+    temperature: float = Field(default=1.0, gt=0, description=(
+        "Sampling temperature. 1 samples from the policy itself; training computes log-probabilities at the same "
+        "temperature."))
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="Stop strings, which remain part of the completion. Evaluations use them too.")
     thinking_budget: Positive | None = Field(default=None, description=(

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from vlrl.config.alerts import AlertSettings
 from vlrl.config.algo import AlgoSettings
-from vlrl.config.base import Count, Settings
+from vlrl.config.base import Count, Positive, Rate, Settings
 from vlrl.config.data import AnswerType, DataSettings
 from vlrl.config.engine import PLACES, EngineSettings
 from vlrl.config.episodes import EnvironmentSettings, EpisodeSettings
@@ -30,12 +30,15 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AnswerType", "AsyncSettings", 
            "LimitsSettings", "LoraSettings", "MergeSettings", "ModelSettings", "RolloutSettings", "RoundsSettings",
            "SaveSettings", "StageEntry", "TaskSettings", "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "presets", "data.cache",
-             "train.sharding", "train.cpu_offload", "limits.collective_s", "limits.environment_errors",
-             "limits.nonfinite_steps", "limits.score_s", "limits.service_errors", "limits.stuck_s", "environment.name",
+RESUMABLE = ("steps", "epochs", "epoch_prompts", "eval", "save", "log", "store", "run", "resume", "alerts", "presets",
+             "data.cache", "model.gradient_checkpointing", "train.sharding", "train.cpu_offload", "limits.collective_s",
+             "limits.environment_errors", "limits.nonfinite_steps", "limits.score_s", "limits.service_errors",
+             "limits.stuck_s", "environment.name",
              *SERVICE_PLACES, *(f"engine.{name}" for name in PLACES),
              *(f"{name}.{place}" for name, entry in SECTIONS.items() for place in entry.places))
 """Settings and sections that may change when a run is resumed from a checkpoint."""
+LENGTH = ("steps", "epochs", "epoch_prompts")
+"""Settings of a run's length: of two files or overrides, the later one replaces all of them."""
 SHORT = ("engine", "task", "curriculum")
 """Sections that may be written as a string, which then sets their `name`."""
 
@@ -50,6 +53,15 @@ class Config(Settings):
 
     model_config = ConfigDict(serialize_by_alias=True)
     steps: Count = Field(default=100, description="Total number of training steps, including those before a resume.")
+    epochs: Rate | None = Field(default=None, description=(
+        "Passes over the training rows, in place of `steps`. The run has ceil(epochs * rows / "
+        "rollout.prompts_per_step) steps, where the rows are those of all tasks together. Each row is drawn that often "
+        "with curriculum.name=uniform or sequential; other samplers, and several tasks with weights, draw as many "
+        "prompts but choose among the rows, and groups that curriculum.keep replaces are drawn in addition. Only for "
+        "data of a known length."))
+    epoch_prompts: Positive | None = Field(default=None, description=(
+        "Training rows of an epoch, filled in when the run starts. config.yaml keeps it beside the resulting `steps`, "
+        "so that a resumed run says when the number of rows has changed."))
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of sampling, data order and dropout.")
     resume: Literal["auto", "never", "must"] = Field(default="auto", description=(
         "Whether to resume. auto: from the newest checkpoint if there is one; never: start over; must: fail "

@@ -384,7 +384,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
         model = ADAPTERS["add"](model, family, settings, checkpoint)
     if not shards.is_sharded(config):  # shards are moved one at a time
         model.to(accelerator.device)
-    if settings.gradient_checkpointing:
+    if settings.recomputes(accelerator.device.type):
         model.gradient_checkpointing_enable({"use_reentrant": False})
         # only reentrant checkpointing needs them, and with them a frozen vision tower would have a backward pass
         _unwrapped(model).disable_input_require_grads()

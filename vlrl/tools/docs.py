@@ -11,12 +11,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from vlrl.config.descriptions import format_value, type_text
+from vlrl.config.descriptions import format_value, summary
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 COMMAND = "python -m vlrl.tools.docs"
+_LONGEST = 32
+"""Characters of a default that a table shows."""
 MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/config or the task instead. -->\n"
 
 
@@ -28,49 +30,44 @@ def page(text: str) -> str:
 
 
 def tables() -> str:
-    """Markdown tables of every setting by section, followed by the fields of the built-in tasks."""
+    """Markdown tables of every setting by section, followed by the fields of the built-in tasks: name, default, and the
+    first sentence of the description."""
     from vlrl.config import describe
-    from vlrl.config.schema import Config, resumable
+    from vlrl.config.schema import Config
 
-    rows = [(f"`{name}`", kind, _code(default), "may change" if resumable(name) else "", text)
-            for name, kind, default, text in describe()]
+    rows = [(f"`{name}`", _code(default), summary(text)) for name, _, default, text in describe()]
     sections = {info.alias or name: info.annotation for name, info in Config.model_fields.items()}
     out = []
     for section, group in groupby(rows, key=lambda row: row[0].strip("`").rpartition(".")[0].split(".")[0]):
         model = sections[section] if section else None
-        out += [f"## {section or 'The run as a whole'}", _purpose(model), _table(
-            ("setting", "value", "default", "on resume", "meaning"), list(group))]
+        out += [f"## {section or 'The run as a whole'}", _purpose(model), _table(list(group))]
     return "\n\n".join([*out, "## Fields of the built-in tasks", *_tasks()]) + "\n"
 
 
 def _tasks() -> Iterator[str]:
-    """Yields Markdown: a paragraph and a table for the settings that every task has, and then, for each built-in task,
-    a heading, a paragraph and a table of its own settings."""
+    """Yields Markdown: a table of the settings that every task has, and then, for each built-in task, a heading and a
+    table of its own settings."""
     from vlrl.task import Task, builtin_names, load_class
 
-    yield _wrap("A task's own fields are settings too, checked against their types: `task.<field>`. Those of your "
-                "own task are its annotated class attributes. Every task has:")
-    yield _table(("setting", "value", "default", "meaning"), _fields(Task))
+    yield _wrap("A task's own fields are settings, too: `task.<field>`, the annotated class attributes of the task. "
+                "`vlrl tasks list` shows the weights of each task. Every task has:")
+    yield _table([(*row[:2], summary(row[2])) for row in _fields(Task)])
     for name in builtin_names():
-        cls = load_class(name)
-        weights = ", ".join(f"`task.rewards.{part}={format_value(w)}`" for part, w in cls.rewards_for({}).items())
-        yield f"### {name}"
-        first = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        yield _wrap(f"{first} Weights: {weights or 'none'}.")
-        fields = _fields(cls)
-        if fields:
-            yield _table(("setting", "value", "default", "meaning"), fields)
+        if fields := _fields(load_class(name)):
+            yield f"### {name}"
+            yield _table([(*row[:2], summary(row[2])) for row in fields])
 
 
-def _fields(cls: type) -> list[tuple[str, str, str, str]]:
+def _fields(cls: type) -> list[tuple[str, str, str]]:
+    """(name, default, description) of each setting that the class of a task defines itself."""
     (body,) = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
                if isinstance(node, ast.ClassDef)]
-    hints, rows = get_type_hints(cls, include_extras=True), []
+    rows = []
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
             name = node.target.id
             if not name.startswith("_") and "ClassVar" not in ast.unparse(node.annotation):
-                rows.append((f"`task.{name}`", type_text(hints[name]), _code(getattr(cls, name)), _text_of(after)))
+                rows.append((f"`task.{name}`", _code(getattr(cls, name)), _text_of(after)))
     return rows
 
 
@@ -82,7 +79,7 @@ def _text_of(node: ast.stmt | None) -> str:
 
 def _purpose(model: Any) -> str:
     own = getattr(model, "__dict__", {}).get("__doc__")
-    return " ".join((own or "Number of steps, random seed, and whether to resume.").split())
+    return summary(" ".join((own or "Number of steps, random seed, and whether to resume.").split()))
 
 
 def _wrap(text: str) -> str:
@@ -90,12 +87,14 @@ def _wrap(text: str) -> str:
 
 
 def _code(value: Any) -> str:
-    return f"`{format_value(value)}`".replace("\n", "\\n")
+    text = format_value(value).replace("\n", "\\n")
+    return f"`{text if len(text) <= _LONGEST else text[:_LONGEST - 2] + ' …'}`"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without outer bars."""
+    return "\n".join(["setting | default | meaning", "---|---|---",
+                      *(" | ".join(map(_cell, line)) for line in rows)])
 
 
 def _cell(text: str) -> str:

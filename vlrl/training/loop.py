@@ -16,8 +16,8 @@ from vlrl.training.update import update
 
 def train(config: Config, make_source: type[GroupSource] = GroupSource,
           make_session: type[Session] = Session) -> Session:
-    """Trains up to `config.steps` steps, by default resuming from a checkpoint. Returns the session, finished or
-    stopped.
+    """Trains up to `config.steps` steps or for `config.epochs`, by default resuming from a checkpoint. Returns the
+    session, finished or stopped.
 
     The same seed gives the same weights (on a CPU bit for bit), even if the run was killed and resumed: every random
     generator is seeded by the seed and its purpose. make_source and make_session: classes of the source of groups and
@@ -26,6 +26,9 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)
     with make_session(config, accelerator) as session, comm.transport_errors():
+        if config.epochs is not None:
+            config = session.config  # with the steps that the rows give
+            algorithm = Algorithm(config)
         parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm,
                                         session.progress.busy))
         policy, source, clock = parts.policy, parts.source, parts.clock

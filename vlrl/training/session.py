@@ -31,7 +31,7 @@ from vlrl.store.lock import Lock, NoLock
 from vlrl.store.run_folder import PINS
 from vlrl.store.writer import BackgroundWriter
 from vlrl.task.loading import notebook_warning
-from vlrl.training import checkpointing, inert, resume
+from vlrl.training import checkpointing, epochs, inert, resume
 from vlrl.training.build import Parts
 from vlrl.training.build_engine import remove_engine_folder
 from vlrl.training.checkpointing import RunCheckpoints, Saver
@@ -74,7 +74,8 @@ class Session:
         self._state, self._step_s = "running", 0.0
 
     def __enter__(self) -> Session:
-        path, warnings, shared = comm.on_main(self._open, "opening the run folder")
+        path, warnings, shared, length = comm.on_main(self._open, "opening the run folder")
+        self.config = epochs.with_length(self.config, length)
         with self._closing_on_error():
             for name, content in shared.items():
                 comm.together(partial(files.await_shared, self.folder.path / name, content))
@@ -83,14 +84,14 @@ class Session:
         self.checkpoint = path
         self.start = self.done = self._saver.saved = checkpoint.step_of(path) if path else 0
         self.progress = self._stack.enter_context(Progress(self.config.steps, self.start, enabled=comm.is_main()))
-        for warning in warnings:
-            self.progress.print(f"warning: {warning}")
+        for line in (*epochs.length_lines(self.config), *(f"warning: {warning}" for warning in warnings)):
+            self.progress.print(line)
         self._stack.enter_context(self._signals)
         return self
 
-    def _open(self) -> tuple[Path | None, tuple[str, ...], dict[str, Any]]:
+    def _open(self) -> tuple[Path | None, tuple[str, ...], dict[str, Any], epochs.Length]:
         """Locks the run folder and prepares it for this run; on rank 0. Returns (folder of the checkpoint to resume
-        from, or None; warnings; {file name: content} of the files that every rank needs)."""
+        from, or None; warnings; {file name: content} of the files that every rank needs; length of the run)."""
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
@@ -99,9 +100,13 @@ class Session:
             # without a checkpoint earlier evaluations may be of another model or other settings
             self.folder.truncate(latest.step, evaluated=latest.path is not None)
             self._pin_sources(goes_on=latest.path is not None)
-            self.folder.create(config.dump(self.config), self.config.seed)
+            length = epochs.length_of(self.config)
+            settled = epochs.with_length(self.config, length)
+            before = epochs.rows_before(self.folder.path) if latest.path else None
+            self.folder.create(config.dump(settled), settled.seed)
             shared = {name: files.read_json(self.folder.path / name) for name in (PINS, "env.json")}
-            return latest.path, latest.warnings, shared
+            changed = epochs.changed_rows(settled, before)
+            return latest.path, (*latest.warnings, *([changed] if changed else [])), shared, length
 
     def _pin_sources(self, goes_on: bool) -> None:
         if named := with_split([self.config.data, *(entry.data for entry in self.config.tasks)]):

@@ -63,7 +63,7 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
     if config.train.sharding == "none":
         raise ConfigError("accelerate launch --use_fsdp, but train.sharding=none: remove --use_fsdp, "
                           "or set train.sharding=fsdp2")
-    if on("FSDP_ACTIVATION_CHECKPOINTING") and not config.model.gradient_checkpointing:
+    if on("FSDP_ACTIVATION_CHECKPOINTING") and config.model.gradient_checkpointing is False:
         raise ConfigError("accelerate launch --fsdp_activation_checkpointing true, but "
                           "model.gradient_checkpointing=false: remove the flag, and set "
                           "model.gradient_checkpointing=true if you want checkpointing")

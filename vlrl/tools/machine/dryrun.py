@@ -51,7 +51,7 @@ from vlrl.tools.play.preview import (
     preview_without_model,
     scored_oracle,
 )
-from vlrl.training import inert
+from vlrl.training import epochs, inert
 from vlrl.training.build import check_trackers
 from vlrl.training.build_engine import check_engine
 from vlrl.training.build_task import make_task, settle_coordinates
@@ -107,6 +107,8 @@ class DryRun:
     sample: SamplePreview | None = None
     lengths: PromptLengths | None = None
     step: StepWork | None = None
+    length: list[str] = field(default_factory=list)
+    """The length of the run in words, if it is given in epochs."""
     observed: ObservationStats | None = None
     """Sizes of the observations in the few episodes that were played; None for a task without an environment."""
     episode: EpisodeLength | None = None  # size of the longest episode that the settings allow
@@ -150,6 +152,8 @@ def problems_of(config: Config, rows: bool = True) -> list[str]:
     report = DryRun(run="", task=config.task_name, model=config.model.name)
     _check_functions(config, report)
     if rows:
+        with report.noting():
+            epochs.length_of(config, task)
         _splits(config, task, report)
     return report.problems
 
@@ -170,6 +174,9 @@ def _check_functions(config: Config, report: DryRun) -> bool:
 def _checked(config: Config, task: Task, host: Environments | None, samples: int,
              tell: Callable[[str], None]) -> DryRun:
     report = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
+    with report.noting():
+        config = epochs.with_length(config, epochs.length_of(config, task))
+        report.length = list(epochs.length_lines(config))
     if _check_functions(config, report):
         with report.noting():
             report.inert = [str(one) for one in inert.find(config, task)]

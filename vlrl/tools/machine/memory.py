@@ -172,7 +172,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     batch = _micro_batch(config, prompt, family.shared, device)
     answers = batch.answer_tokens // config.rollout.max_new_tokens
     activations, block = _activations(config, model_config, blocks, batch, batch.prompts * patches + answers * shown,
-                                      size)
+                                      size, config.model.recomputes(device))
     text = model_config.get_text_config()
     rows, prompts = generation_rows(config)
     read, patches_read = prompt, patches  # for one prompt
@@ -300,13 +300,13 @@ def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) ->
 
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
-                 size: int) -> tuple[int, int]:
+                 size: int, recomputes: bool) -> tuple[int, int]:
     """Returns (bytes kept for the backward pass, bytes of one block while it is computed) for a micro-batch with
     `patches` image patches. `size` is the number of bytes per number in the compute type.
 
     A block keeps SAVED numbers for each number that enters or leaves its linear layers. A decoder layer also keeps the
-    attention mask, and the keys and values that it repeats over heads and answers. Under gradient checkpointing a block
-    keeps only its input. A frozen vision tower keeps nothing."""
+    attention mask, and the keys and values that it repeats over heads and answers. With gradient checkpointing
+    (`recomputes`) a block keeps only its input. A frozen vision tower keeps nothing."""
     lora = config.model.lora
     stream = size if lora.rank else 4  # residual stream: the type of the embeddings
     sees = any(block.part == "vision" and block.learns for block in blocks)
@@ -321,7 +321,7 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
         count = counts.get(block.part, 0)
         full = int(count * size * SAVED[size] * block.values) + (attention if block.part == "language" else 0)
         if block.part == "language" or sees:
-            saved += count * block.width * stream if config.model.gradient_checkpointing else full
+            saved += count * block.width * stream if recomputes else full
             work = max(work, full)
         else:
             work = max(work, int(RUNNING * full))

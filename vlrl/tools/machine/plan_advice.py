@@ -85,7 +85,7 @@ def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
         yield from ([f"engine.memory={share}"] for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
                     if not math.isclose(share, engine.memory))
         yield [f"engine.tensor_parallel={2 * engine.tensor_parallel}"]
-    if not model.gradient_checkpointing:
+    if model.gradient_checkpointing is False:
         yield ["model.gradient_checkpointing=true"]
     if config.train.tokens_per_batch > 4096:
         yield ["train.tokens_per_batch=4096"]

@@ -235,7 +235,7 @@ def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
     touched."""
     run = config.run.model_copy(update={"dir": f"{config.run.dir}-profile"})
     alone = config.model_copy(update={
-        "steps": WARM_UP + steps, "resume": "never", "run": run,
+        "steps": WARM_UP + steps, "epochs": None, "resume": "never", "run": run,
         "eval": config.eval.model_copy(update={"samples": 0}),
         "log": config.log.model_copy(update={"trackers": (), "samples_every": 0})})
     return getattr(train(alone, make_session=ProfiledSession), "measured", None)

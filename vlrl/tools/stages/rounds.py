@@ -226,10 +226,10 @@ def _figures(config: Config, place: Path) -> dict[str, Any]:
 
 def _learning(config: Config, model: str, place: Path) -> Config:
     rows = place / (ALL_ROWS if config.rounds.keep_rows else ROWS)
-    steps = config.steps
+    steps, epochs = config.steps, config.epochs
     if config.rounds.epochs is not None:
-        steps = math.ceil(config.rounds.epochs * len(_lines(rows)) / config.rollout.prompts_per_step)
+        epochs, steps = None, math.ceil(config.rounds.epochs * len(_lines(rows)) / config.rollout.prompts_per_step)
     return config.model_copy(update={
-        "steps": steps, "run": config.run.model_copy(update={"dir": str(place)}),
+        "steps": steps, "epochs": epochs, "run": config.run.model_copy(update={"dir": str(place)}),
         "data": config.data.model_copy(update={"solutions": str(rows)}),
         "model": config.model.model_copy(update={"name": model})})

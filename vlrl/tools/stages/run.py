@@ -68,7 +68,7 @@ def train_stages(config: Config, say: Say = print) -> StagesResult:
                 if not _RUN[stage.kind](own, known, say):
                     return StagesResult(known.folder, False, stage.name, model)
                 final = comm.on_main(partial(_final_model, stage, own), f"handing over the weights of {stage.name}")
-                known = comm.on_main(partial(known.finished, stage.name, steps=own.steps, model=final))
+                known = comm.on_main(partial(known.finished, stage.name, **_length(own), model=final))
             model = str(known.done[stage.name]["model"])
     return StagesResult(known.folder, True, stages[-1][0].name, model)
 
@@ -154,7 +154,16 @@ def _is_finished(known: StageList, stage: StageEntry, stage_config: Config) -> b
     if result is None:
         return False
     refuse_other_settings(RunFolder(Path(stage_config.run.dir)), _settings(stage, stage_config))
-    return bool(int(result.get("steps", 0)) >= stage_config.steps and Path(str(result.get("model"))).is_dir())
+    name, wanted = ("steps", stage_config.steps) if stage_config.epochs is None else ("epochs", stage_config.epochs)
+    return bool(float(result.get(name, 0)) >= wanted and Path(str(result.get("model"))).is_dir())
+
+
+def _length(stage_config: Config) -> dict[str, float]:
+    """The length of a finished stage: its steps, and its epochs if these are given."""
+    if stage_config.epochs is None:
+        return {"steps": stage_config.steps}
+    done = RunFolder(Path(stage_config.run.dir)).last_heartbeat().get("steps", 0)
+    return {"steps": done, "epochs": stage_config.epochs}
 
 
 # --- the kinds --------------------------------------------------------------------------------------------------------
