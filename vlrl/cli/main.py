@@ -27,13 +27,19 @@ from vlrl.monitoring import LEAST_WIDTH
 
 _MOST = 8000  # characters of one message
 
-_COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
-    "train": "train:train", "sft": "train:sft", "extrapolate": "models:extrapolate", "tiny": "models:tiny",
-    "export": "export:export", "eval": "evaluate:evaluate", "score": "score:score", "play": "play:play",
-    "compare": "compare:compare", "sweep": "compare:sweep", "tasks": "tasks:app", "data": "data:app",
-    "judge": "judge:app", "status": "status:status", "report": "status:report", "doctor": "status:doctor",
-    "app": "inspector:inspect", "serve": "serve:serve", "plan": "plan:plan", "presets": "presets:presets"}.items()})
-"""Command name -> its function, or the typer application of its subcommands, imported when the command is called."""
+_GROUPS = {
+    "Train": {"train": "train:train", "sft": "train:sft", "presets": "presets:presets", "sweep": "compare:sweep"},
+    "Data and tasks": {"data": "data:app", "tasks": "tasks:app", "play": "play:play", "score": "score:score",
+                       "judge": "judge:app"},
+    "Measure and look": {"status": "status:status", "app": "inspector:inspect", "report": "status:report",
+                         "eval": "evaluate:evaluate", "compare": "compare:compare"},
+    "Models and serving": {"export": "export:export", "extrapolate": "models:extrapolate", "serve": "serve:serve",
+                           "tiny": "models:tiny"},
+    "Machine": {"doctor": "status:doctor", "plan": "plan:plan"},
+}
+"""Heading in `vlrl --help` -> name of each command -> its function, or the typer application of its subcommands."""
+_COMMANDS = Table({name: f"vlrl.cli.{place}" for group in _GROUPS.values() for name, place in group.items()})
+"""Command name -> its function or application, imported when the command is called."""
 
 
 class _Commands(UserDict[str, Any]):
@@ -44,7 +50,9 @@ class _Commands(UserDict[str, Any]):
             for command in (*own.registered_commands, *(c for g in own.registered_groups if g.typer_instance
                                                          for c in g.typer_instance.registered_commands)):
                 command.help = flowing(command.callback)
+            panel = next(heading for heading, group in _GROUPS.items() if name in group)
             self.data |= typer.main.get_group(own).commands
+            self.data[name].rich_help_panel = panel  # type: ignore[union-attr]
         return self.data[name]
 
 
@@ -57,7 +65,8 @@ class _Group(TyperGroup):
 app = typer.Typer(name="vlrl", cls=_Group, no_args_is_help=True, rich_markup_mode="rich",
                   pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
                   help="Fine-tune vision-language models by reinforcement learning with verifiable rewards.",
-                  epilog="First steps:\n\nvlrl train configs/quickstart.yaml\n\nvlrl tasks new count\n\nvlrl doctor")
+                  epilog="First steps:\n\nvlrl train quickstart.yaml\n\n"
+                         "vlrl train --data FILE --reward file.py:f --model NAME\n\nvlrl app runs\n\nvlrl doctor")
 
 
 def _version(requested: bool) -> None:

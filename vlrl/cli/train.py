@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,23 +13,10 @@ from vlrl.errors import ConfigError
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
 
-def _show_settings(requested: bool) -> None:
-    if not requested:
-        return
-    from vlrl import config
-    from vlrl.tools import docs
-    section = None
-    for name, kind, default, text in config.describe():
-        if name.partition(".")[0] != section and "." in name:
-            section = name.partition(".")[0]
-            typer.secho(f"\n{section}", bold=True)
-        typer.echo(f"  {name} = {docs.format_value(default)}   ({kind})")
-        typer.echo(textwrap.fill(text, 79, initial_indent="      ", subsequent_indent="      "))
-    raise typer.Exit
 
-
-ShowSettings = Annotated[bool, typer.Option("--settings", callback=_show_settings, is_eager=True,
-                                            help="List every setting with its default and description.")]
+ShowSettings = Annotated[bool, typer.Option("--settings", help="List the settings with defaults and meaning, the "
+                                            "important ones first; --settings WORD: those whose name or description "
+                                            "contains the word.")]
 IsDryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything except the training itself, and show one "
                                                           "sample with its prompt, perfect answer and reward. No "
                                                           "weights are read and nothing is written.")]
@@ -50,13 +36,18 @@ ProfileSteps = Annotated[int, typer.Option("--profile-steps", metavar="N", min=1
     "The first takes five minutes on a laptop CPU. A run resumes from its newest checkpoint: start the same command "
     "again after Ctrl-C or a crash. resume=never starts over (the old run folder is renamed), resume=must fails "
     "without a checkpoint.",
-    "Settings to change first: train.lr, rollout.group_size, steps.")
-def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False, profile: IsProfile = False,
+    "Settings to change first: train.lr, rollout.group_size, steps (or epochs). vlrl train --settings lists all, "
+    "--settings WORD explains those with the word.")
+def train(config: ConfigPath = "", settings: Words = None, dry_run: IsDryRun = False, profile: IsProfile = False,
           profile_steps: ProfileSteps = 3, as_json: AsJson = False, show: ShowSettings = False) -> None:
     """Train by reinforcement learning with verifiable rewards.
 
     If the config has `stages`, they are run one after the other: supervised training, RL, rounds of rejection sampling,
     merges (docs/stages.md)."""
+    if show:
+        from vlrl.cli.settings_list import print_settings
+        print_settings([word for word in (config, *(settings or ())) if word and not word.endswith(".yaml")])
+        return
     loaded = load(config, settings)
     if dry_run and profile:
         raise typer.BadParameter("measures a run, which --dry-run does not start; give one of the two",

@@ -60,8 +60,8 @@ class Config(Settings):
         "prompts but choose among the rows, and groups that curriculum.keep replaces are drawn in addition. Only for "
         "data of a known length."))
     epoch_prompts: Positive | None = Field(default=None, description=(
-        "Training rows of an epoch, filled in when the run starts. config.yaml keeps it beside the resulting `steps`, "
-        "so that a resumed run says when the number of rows has changed."))
+        "Training rows of an epoch, filled in when the run starts. config.yaml keeps it beside `epochs` and the "
+        "resulting `steps`. A run whose rows have changed is not resumed."))
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of sampling, data order and dropout.")
     resume: Literal["auto", "never", "must"] = Field(default="auto", description=(
         "Whether to resume. auto: from the newest checkpoint if there is one; never: start over; must: fail "

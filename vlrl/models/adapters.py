@@ -130,11 +130,9 @@ class Quantization(BaseModel):
         """Keyword arguments with which from_pretrained loads the model at `source` quantized on a device. Raises
         ConfigError if bitsandbytes is missing or does not support the device."""
         _check(device)
-        from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
+        from transformers import BitsAndBytesConfig
 
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        with torch.device("meta"):
-            empty: Any = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
+        empty = _empty(source)
         rounded = set(adapted_layers(empty, family_in(empty), self.target))
         skipped = [n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear) and n not in rounded]
         how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=self.quantize, bnb_4bit_use_double_quant=True,
@@ -171,6 +169,42 @@ _PARTS: dict[str, tuple[Part, ...]] = {"language": ("language",), "all_linear": 
                                        "vision_language": ("language", "merger", "vision")}
 
 
+def check_target(settings: ModelSettings) -> None:
+    """Raises ConfigError, before any weights are read, if the model has no layer that model.lora.target names."""
+    if _words(settings.lora.target):
+        with loading_errors(f"model.name={settings.name!r}"):
+            empty = _empty(resolve(settings.name))
+        adapted_layers(empty, family_in(empty), settings.lora.target)
+
+
+def _empty(source: str) -> Any:
+    """The model in the folder `source`, or of this Hub name, on the meta device: without weights."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
+
+
+def several_parts(names: Sequence[str], family: Family, target: str | Sequence[str]) -> str:
+    """A notice about names in model.lora.target that stand for layers of several parts of the model, such as a
+    q_proj in the language model and in the vision tower; "" if there are none. `names`: trainable parameters of the
+    adapter."""
+    shared: dict[str, dict[str, str]] = {}
+    for word in _words(target):
+        parts = {family.part_of(name): name for name in names if f".{word}." in name}
+        if len(parts) > 1:
+            shared[word] = parts
+    if not shared:
+        return ""
+    said = "; ".join(f"{word} names layers of {' and '.join(sorted(parts))}" for word, parts in shared.items())
+    word, parts = next(iter(shared.items()))
+    inside = re.search(r"(\w+)\.layers\.", parts.get("language", ""))
+    alone = f"'.*{inside[1]}.*{word}'" if inside else "'.*language_model.*'"
+    return (f"model.lora.target: {said}, and all of them have an adapter. For the language model alone, write a "
+            f"regular expression of full names: {alone}")
+
+
 def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> list[str]:
     """Names of the linear layers that model.lora.target selects, never lm_head. `target` names parts of the model, or
     lists module names (or their endings) and regular expressions. Raises ConfigError if an entry selects no layer."""
@@ -178,11 +212,16 @@ def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> l
     if isinstance(target, str) and target in _PARTS:
         chosen = {n for n in layers if family.part_of(n) in _PARTS[target]}
     else:
-        chosen = set().union(*(_named(layers, word) for word in ([target] if isinstance(target, str) else target)))
+        chosen = set().union(*(_named(layers, word) for word in _words(target)))
     if not chosen:
         raise ConfigError(f"model.lora.target={target}: this model ({family.model_type}) has no linear layer in "
                           "these parts. Choose other parts, or name modules")
     return [n for n in layers if n in chosen]
+
+
+def _words(target: str | Sequence[str]) -> Sequence[str]:
+    """The names and regular expressions in model.lora.target; none if it is the name of parts of the model."""
+    return [target] * (target not in _PARTS) if isinstance(target, str) else target
 
 
 def _named(layers: Sequence[str], word: str) -> set[str]:

@@ -33,6 +33,8 @@ ADAPTERS = Table({
     "add": "vlrl.models.adapters:add",
     "load": "vlrl.models.adapters:load",
     "refuse_second": "vlrl.models.adapters:refuse_second",
+    "check_target": "vlrl.models.adapters:check_target",
+    "several_parts": "vlrl.models.adapters:several_parts",
     "quantization": "vlrl.models.adapters:Quantization",
 })
 """Functions for LoRA adapters, imported when the settings (model.lora) or the loaded model need them."""

@@ -372,6 +372,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     full = settings.lora.rank == 0
     if not full:
         ADAPTERS["refuse_second"](settings)
+        ADAPTERS["check_target"](settings)
     quantized = None if settings.lora.quantize == "none" else ADAPTERS["quantization"].of(settings.lora, dtype)
     model = load_model(checkpoint if full and checkpoint else settings.name, torch.float32 if full else dtype,
                        quantized=quantized, device=accelerator.device)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
-
-import yaml
 
 from vlrl.config.schema import Config
 from vlrl.data.samples import Drawn, SampleSequence
 from vlrl.errors import ConfigError
-from vlrl.store import files
 from vlrl.task import Task, task_samples
 from vlrl.training.build_task import make_task
 
@@ -65,20 +61,3 @@ def length_lines(config: Config) -> Iterator[str]:
     if config.curriculum.keep.name != "all":
         yield (f"epochs: groups that curriculum.keep={config.curriculum.keep.name} replaces are drawn in addition, so "
                "the rows are passed more often")
-
-
-def rows_before(run: Path) -> int | None:
-    """The training rows of an epoch when the run in this folder last started; None if it was not given in epochs."""
-    try:
-        found = yaml.safe_load(files.read_small(run / "config.yaml"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return found.get("epoch_prompts") if isinstance(found, dict) else None
-
-
-def changed_rows(config: Config, before: int | None) -> str:
-    """A warning if the number of training rows has changed since the run started with `before` rows; else ""."""
-    if config.epoch_prompts is None or before in (None, config.epoch_prompts):
-        return ""
-    return (f"the training data have {config.epoch_prompts:,} rows now, and had {before:,} when the run started: "
-            f"epochs={config.epochs:g} is {config.steps:,} steps in total. To keep the earlier length, set steps")

@@ -22,6 +22,7 @@ from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.basis import changed_basis, evaluation_basis
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.models import families
+from vlrl.models.loading import ADAPTERS
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, write_to_terminal
 from vlrl.monitoring.watchdog import Watchdog
@@ -102,11 +103,9 @@ class Session:
             self._pin_sources(goes_on=latest.path is not None)
             length = epochs.length_of(self.config)
             settled = epochs.with_length(self.config, length)
-            before = epochs.rows_before(self.folder.path) if latest.path else None
             self.folder.create(config.dump(settled), settled.seed)
             shared = {name: files.read_json(self.folder.path / name) for name in (PINS, "env.json")}
-            changed = epochs.changed_rows(settled, before)
-            return latest.path, (*latest.warnings, *([changed] if changed else [])), shared, length
+            return latest.path, latest.warnings, shared, length
 
     def _pin_sources(self, goes_on: bool) -> None:
         if named := with_split([self.config.data, *(entry.data for entry in self.config.tasks)]):
@@ -151,7 +150,9 @@ class Session:
         counts = families.parameters_by_part(learns, policy.family)
         say(f"trained parameters{' of an adapter' if policy.lora else ''}: {counts}")
         for notice in (families.unknown_family_notice(policy.family),
-                       families.unused_layers(learns, policy.family, policy.base.config)):
+                       families.unused_layers(learns, policy.family, policy.base.config),
+                       ADAPTERS["several_parts"]([name for name, _ in learns], policy.family,
+                                                 self.config.model.lora.target) if policy.lora else ""):
             if notice:
                 say(notice)
         names = [self.config.task.name, *(entry.name for entry in self.config.tasks)]

@@ -312,6 +312,9 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
         learns = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         report.learns = families.parameters_by_part(learns, family)
         report.warnings += filter(None, [families.unused_layers(learns, family, base.config)])
+        if config.model.lora.rank:
+            report.warnings += filter(None, [loading.ADAPTERS["several_parts"]([n for n, _ in learns], family,
+                                                                               config.model.lora.target)])
     settle_coordinates(task, config, family.coordinates)
     processor = loading.load_processor(config.model, family)
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)

@@ -229,6 +229,9 @@ def _notes(config: Config, gpus: int, observed: ObservationStats | None) -> Iter
         yield f"{observed.words()}; a token of text is assumed to have {CHARACTERS:g} characters"
     if config.engine.name == "vllm_server":
         yield "the servers' GPUs are needed in addition to --gpus, and are assumed to be of the same model"
+    if config.epochs is not None:
+        yield (f"epochs={config.epochs:g}: ceil({config.epochs:g} x rows / {config.rollout.prompts_per_step}) steps; "
+               "`vlrl train CONFIG --dry-run` reads the rows and says how many")
     if config.rollout.prompts_per_step % gpus:
         yield (f"rollout.prompts_per_step={config.rollout.prompts_per_step} is not a multiple of {gpus} GPUs: some "
                "GPUs wait for those that have one more prompt")
