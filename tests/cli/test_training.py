@@ -1,6 +1,7 @@
 """`vlrl train --dry-run`, `eval`, `export` and `tiny` through the command line's own entry."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -240,4 +241,16 @@ def test_tiny_help_and_settings(tmp_path, capsys):
     for command in (train_command, sft, evaluate, export, tiny):
         assert all(len(line) < 80 for line in command.epilog.splitlines() if line.startswith(("vlrl", "torchrun")))
     out, _ = call(capsys, "train", "--settings")
-    assert "train.schedule = constant   (one of constant, linear, cosine)" in out and "\nrollout\n" in out
+    assert out.index("train.lr = ") < out.index("\nrollout\n") and "--settings WORD" in out
+    out, _ = call(capsys, "train", "--settings", "schedule")
+    assert "train.schedule = constant   (one of constant, linear, cosine)" in out and "can be lengthened" in out
+    assert "model.name" not in out and "\n  algo.critic.lr" in out  # its description names train.schedule
+    out, _ = call(capsys, "train", "quickstart.yaml", "--settings", "lora", "rank=8")
+    assert re.findall(r"^  (\S+) = ", out, re.MULTILINE) == ["model.lora.rank", "model.lora.alpha"]  # it names rank
+    _, err = call(capsys, "train", "--settings", "grup_size", code=1)
+    assert "no setting has this" in err and "'group_size'" in err
+    out, _ = call(capsys, "--help")
+    places = [out.index(f"─ {heading} ─") for heading in ("Train", "Data and tasks", "Measure and look",
+                                                         "Models and serving", "Machine")]
+    assert places == sorted(places) and "─ Commands ─" not in out
+    assert out.index("vlrl train --data FILE --reward file.py:f --model NAME") > places[-1]

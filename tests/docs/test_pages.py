@@ -14,6 +14,7 @@ from pydantic import Field
 from vlrl import config
 from vlrl import task as tasks
 from vlrl.cli.main import main
+from vlrl.config.descriptions import FIRST, summary, type_text
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_samples, sample_from_row
 from vlrl.data.media import resolve
@@ -27,7 +28,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SETTING = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)(=.*)?")
 NO_SETTINGS = (".yaml", ".jsonl", ".py")
 QUICK = "configs/quickstart.yaml"
-KNOWN = set(re.findall(r"^\| `([a-z_.]+)` \|", PAGES["configuration"], re.MULTILINE))
+KNOWN = set(re.findall(r"^`([a-z_.]+)` \|", PAGES["configuration"], re.MULTILINE))
 """Every setting, the fields of the built-in tasks included."""
 
 
@@ -58,6 +59,12 @@ def test_the_tables_of_settings_are_those_of_the_code():
     page = PAGES["configuration"]
     assert docs.page(page) == page, f"docs/configuration.md is out of date; run: {docs.COMMAND}"
     assert {name for name, *_ in config.describe()} < KNOWN
+    assert len(page.split()) <= 6000 and len(FIRST) == 15 and all(f"`{name}`" in page.partition("## Epochs")[0]
+                                                                   for name in FIRST)
+    first = [len(summary(text).split()) for *_, text in config.describe()]
+    assert max(first) <= 15 and sum(first) / len(first) < 9, "the first sentence of a description says what it does"
+    assert [*map(summary, ("One, e.g. this. Two.", "Ends at v1.2, not before. b", "no dot"))] == [
+        "One, e.g. this.", "Ends at v1.2, not before.", "no dot"]
     assert all(docs._purpose(info.annotation) != docs._purpose(None) or not hasattr(info.annotation, "model_fields")
                for info in config.Config.model_fields.values()), "a section of vlrl/config/schema.py has no docstring"
     for kind, words in (
@@ -66,7 +73,7 @@ def test_the_tables_of_settings_are_those_of_the_code():
             (tuple[Literal["a", "b"], ...], "list of a, b"), (list[Any], "list of any value"),
             (dict[str, Annotated[float, Field(gt=0)]], "mapping of text to number > 0"),
             (tuple[float, float], "list of 2: number")):
-        assert docs.type_text(kind) == words
+        assert type_text(kind) == words
     listed = {name: kind for name, kind, *_ in config.describe()}
     assert listed["model.max_pixels"] == "whole number >= 1 or null" and listed["seed"] == "whole number >= 0"
 

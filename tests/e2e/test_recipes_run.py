@@ -67,7 +67,7 @@ def test_the_page_says_what_every_recipe_pays():
             recipes = type(load(task))._recipes  # pyright: ignore[reportAttributeAccessIssue]
             assert said == {name: {part: weight if isinstance(weight, float) else weight[-1][1]
                                    for part, weight in recipe.rewards.items()} for name, recipe in recipes.items()}
-    assert all(f"| `{name}` |" in settings for name in re.findall(r"`(task\.\w+)=?\w*`", page))
+    assert all(f"\n`{name}` |" in settings for name in re.findall(r"`(task\.\w+)=?\w*`", page))
     assert all((ROOT / "docs" / link).is_file() for link in re.findall(r"\]\(([^)#]+)", page))
 
 

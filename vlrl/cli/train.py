@@ -48,6 +48,8 @@ def train(config: ConfigPath = "", settings: Words = None, dry_run: IsDryRun = F
         from vlrl.cli.settings_list import print_settings
         print_settings([word for word in (config, *(settings or ())) if word and not word.endswith(".yaml")])
         return
+    if not config:
+        raise typer.BadParameter("Missing argument 'CONFIG': name a config, e.g. quickstart.yaml")
     loaded = load(config, settings)
     if dry_run and profile:
         raise typer.BadParameter("measures a run, which --dry-run does not start; give one of the two",
