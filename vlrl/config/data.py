@@ -20,6 +20,9 @@ class DataSettings(Settings):
         "Hub org/name@train, org/name/config@train or org/name@train#revision. Empty = the task generates "
         "samples."))
     heldout: str = Field(default="", description="Held-out rows to evaluate on, in the forms of data.train.")
+    heldout_share: Annotated[float, Field(ge=0, le=0.5)] = Field(default=0.0, description=(
+        "Share of data.train to hold out if data.heldout is empty. At most 1000 rows, chosen by data.seed; rows with "
+        "the same group_key or picture stay together. 0 = none."))
     own_samples: bool = Field(default=True, description=(
         "Whether a task that generates samples uses them. false: use the rows of data.train (and of data.heldout "
         "if it is set) instead, e.g. answers exported from the inspector. true: setting these files is an error."))

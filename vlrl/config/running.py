@@ -28,7 +28,15 @@ class EvalSettings(Settings):
     every: Count = Field(default=0, description="Steps between evaluations; 0 = only before and after training.")
     samples: Count = Field(default=256, description="Samples per split; 0 = no evaluation.")
     splits: tuple[str, ...] = Field(default=("heldout",), description="Splits to evaluate on.")
+    patience: Count = Field(default=0, description="End the run early after this many evaluations without a new best "
+                            "value of save.best; 0 = never. Needs eval.every.")
     temperature: NonNegative = Field(default=0.0, description="Sampling temperature; 0 = greedy.")
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        """Yields (name, value, reason) for eval.patience if there is no evaluation during training, or no metric."""
+        if self.patience and not (self.every and self.samples and self.splits and config.save.best):
+            missing = "eval.every=0" if not self.every else "save.best is empty" if self.samples else "eval.samples=0"
+            yield "eval.patience", self.patience, f"{missing}: there is nothing to compare during training"
 
     @field_validator("splits")
     @classmethod

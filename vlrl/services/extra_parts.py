@@ -11,16 +11,12 @@ per answer:
     @part({"polite": 1.0}, needs=("judge",))        # names of the reward parts -> default weights
     def polite(task, sample, answers, services, *, words: int = 3): ...
 
-A function without @part scores one answer: `(sample, answer, *, options) -> float`. Its reward part has the name of the
-function and the weight 1.
-
 vlrl's parts are in judged_parts.py, compared_parts.py and scored_parts.py; a user's part is named path/file.py:name or
-module:name. If the run does not have the service that a part needs, the part is left out, as for the task's own reward
-parts."""
+module:name, and may also be a plain function of a completion and its row (task/functions.py). If the run does not have
+the service that a part needs, the part is left out, as for the task's own reward parts."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +28,7 @@ from vlrl.config.registry import Table, resolve
 from vlrl.errors import ConfigError, TaskError
 from vlrl.task.base import Task, Weight, usual_outcome
 from vlrl.task.combine import weight_at
+from vlrl.task.functions import RewardFunction
 from vlrl.task.part import ATTRIBUTE, PartSpec
 from vlrl.types import Answer, Parts, Sample
 
@@ -61,34 +58,25 @@ class ExtraPart:
     offer: PartSpec
     readings: Callable[..., Sequence[Any]]
     """Function (task, sample, answers) that returns the texts whose log-probabilities are needed."""
-    single: bool = False
-    """Whether the function scores one answer."""
+    alone: bool = False
+    """Whether the value of an answer depends on no other answer of its group, so that `Task.score` can return it."""
+    plain: bool = False
+    """Whether the function is a plain reward function, without @part."""
 
 
 def bind(setting: str, named: Named) -> ExtraPart:
     """Resolves one entry `named` of `task.parts` to its function, with its options bound. Raises ConfigError for an
-    unknown name, for a function with other arguments, and for an option that is unknown, missing or of the wrong type.
-    `setting` names the entry in messages."""
+    unknown name, and an option that is unknown, missing or of the wrong type. `setting` names the entry in
+    messages."""
     found = resolve(setting, named.name, PARTS)
     offer = getattr(found, ATTRIBUTE, None)
-    if offer is None and _scores_one_answer(found):
-        name = named.name.rpartition(":")[2]
-        return ExtraPart(bind_options(setting, named, PARTS, skip=2), PartSpec({name: 1.0}), _all_answers, single=True)
     if not isinstance(offer, PartSpec):
-        raise ConfigError(f"{setting}={named.name!r}: the function must take (sample, answer) and return a number, or "
-                          "declare its parts with `@part({\"name\": weight})` of vlrl.task.part")
+        own = RewardFunction(setting, named, found)
+        return ExtraPart(lambda task, sample, answers, services: own.parts(sample, answers), own.offer,
+                         lambda task, sample, answers: (), alone=not own.together, plain=True)
     function = bind_options(setting, named, PARTS, skip=4)
     readings = partial(offer.readings, **function.options) if offer.readings else _all_answers
     return ExtraPart(function, offer, readings)
-
-
-def _scores_one_answer(function: Callable[..., Any]) -> bool:
-    """Whether a function has two arguments without a default, (sample, answer). Its other arguments are options."""
-    try:
-        arguments = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function that is not written in Python
-        return False
-    return sum(a.default is a.empty and a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD) for a in arguments) == 2
 
 
 def _all_answers(task: Task, sample: Sample, answers: Sequence[Answer]) -> Sequence[Answer]:
@@ -107,11 +95,9 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
             raise ConfigError(f"task.parts: the part '{twice[0]}' is named twice: remove one of the two entries")
         weights |= extra.offer.weights
 
-    singles = {next(iter(extra.offer.weights)): extra.function for extra in extras if extra.single}
-
     class Mixed(cls):
         name = cls.name
-        added_parts = (*cls.added_parts, *singles)
+        added_parts = (*cls.added_parts, *(part for extra in extras if extra.plain for part in extra.offer.weights))
 
         @classmethod
         def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
@@ -137,15 +123,17 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
                             for r in extra.readings(self, sample, answers))]
 
         def score(self, sample: Sample, answer: Answer) -> Parts:
-            own = super().score(sample, answer)
-            added = {name: function(sample, answer) for name, function in singles.items()}
-            return {**own, **added} if isinstance(own, Mapping) else own
+            out = dict(super().score(sample, answer))
+            for extra in extras:
+                if extra.alone:
+                    out |= extra.function(self, sample, [answer], None)[0]
+            return out
 
         def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
             own = super().score_group(sample, answers, services)
             out = [dict(parts) for parts in own] if own else [{} for _ in answers]
             for extra in extras:
-                if not extra.single and all(name in services for name in extra.offer.needs):
+                if not extra.alone and all(name in services for name in extra.offer.needs):
                     given = extra.function(self, sample, answers, services)
                     if len(given) != len(answers) or len(out) != len(answers):
                         raise TaskError(f"task '{self.name}': for {len(answers)} answers, a part of task.parts "
@@ -153,6 +141,8 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
                     out = [{**parts, **more} for parts, more in zip(out, given, strict=True)]
             return out
 
+    if all(extra.alone for extra in extras):
+        del Mixed.score_group  # checks of single answers apply to the task
     Mixed.__qualname__ = Mixed.__name__ = cls.__name__
     Mixed.__module__ = cls.__module__
     return Mixed

@@ -56,6 +56,8 @@ class Task:
     criterion."""
     lives_outside: ClassVar[bool] = False
     """Whether the task needs an environment set by `environment.name`."""
+    row_format: ClassVar[str] = "auto"
+    """The value that data.format=auto stands for: the format in which the task's files of rows are read."""
     needs: ClassVar[Collection[str]] = frozenset()
     """Names of the services (see services.SERVICES) that score_group needs: a set, or a mapping from each service to
     the reward parts that need this service."""
@@ -245,7 +247,7 @@ class Task:
         instructions = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
         system = [{"role": "system", "content": [{"type": "text", "text": instructions}]}] if instructions else []
         kinds = [media.kind for media in sample.media]
-        turns = [{**turn, "content": _marked(turn["content"], kinds)} for turn in sample.get("turns") or ()]
+        turns = [{**turn, "content": marked_content(turn["content"], kinds)} for turn in sample.get("turns") or ()]
         return [*system, *turns, {"role": "user", "content": content_of(sample, text, kinds)}]
 
     def parse(self, sample: Sample, answer: Answer) -> Any:
@@ -400,17 +402,17 @@ def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str
     Placeholders are at the marks in the row's question if it has any, else before the text."""
     marks = len(_MEDIA_MARK.findall(str(sample.get("question") or "")))
     if marks and len(_MEDIA_MARK.findall(text)) == marks == len(kinds):
-        return _marked(text, list(kinds))
+        return marked_content(text, list(kinds))
     return [*({"type": kind} for kind in kinds), {"type": "text", "text": text}]
 
 
-def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
-    """Splits a text at its media marks into content parts; each mark becomes a placeholder for the next medium in
-    `kinds`."""
-    first, *rest = _MEDIA_MARK.split(text)
-    content: list[dict[str, Any]] = [{"type": "text", "text": first}]
-    for piece in rest:
-        content += [{"type": kinds.pop(0)}, {"type": "text", "text": piece}]
+def marked_content(text: str, kinds: list[str]) -> list[dict[str, Any]]:
+    """Splits a text at its media marks into content parts. Each mark becomes a placeholder for the next medium, whose
+    kind is taken from `kinds`, or for a medium of its own kind if none is left."""
+    pieces, marks = _MEDIA_MARK.split(text), _MEDIA_MARK.findall(text)
+    content: list[dict[str, Any]] = [{"type": "text", "text": pieces[0]}]
+    for mark, piece in zip(marks, pieces[1:], strict=True):
+        content += [{"type": kinds.pop(0) if kinds else mark.strip("<>")}, {"type": "text", "text": piece}]
     return [part for part in content if part.get("text") != ""]
 
 
@@ -419,7 +421,7 @@ def setting_names(cls: type[Task]) -> list[str]:
     names in _OF_EVERY_TASK are not included."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
-    return sorted(names - {"name", "rewards", "outcome", "lives_outside", "needs", "knobs", "best_parts",
+    return sorted(names - {"name", "rewards", "outcome", "lives_outside", "row_format", "needs", "knobs", "best_parts",
                            "stage_fields", "written_fields"})
 
 

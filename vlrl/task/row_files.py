@@ -30,6 +30,10 @@ class RowFiles(DataSettings):
         files._own = own
         return files
 
+    def in_format(self, format: str) -> RowFiles:
+        """The same settings with another `format`."""
+        return self if format == self.format else RowFiles.of(self.model_copy(update={"format": format}), self._own)
+
     def __getattribute__(self, name: str) -> Any:
         if name in _FILES:
             self._requested.add(name)

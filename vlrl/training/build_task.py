@@ -60,7 +60,7 @@ def _single_task(config: Config, settings: TaskSettings, data: DataSettings) -> 
     own = settings.model_extra or {}
     task = tasks.load(settings.name, {**own, "combine": settings.combine, "rewards": settings.rewards},
                       lambda cls: _BESIDE["parts"](cls, settings.parts) if settings.parts else cls)
-    task.seed, task.data = data.seed, data
+    task.seed, task.data = data.seed, data if data.format != "auto" else data.in_format(task.row_format)
     task.override_outcome(config.curriculum.part, config.curriculum.pass_at)
     auto = settings.coordinates == "auto"
     task.coordinates = FamilyConvention(config.model.name) if auto else coordinates.make(settings.coordinates)

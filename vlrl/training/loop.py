@@ -37,6 +37,8 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
             with clock("sync"):
                 source.sync(policy, step, session.evaluation_due(step))
             session.evaluate_if_due(step)
+            if session.ended_early:
+                break
             with clock("rollout"):
                 groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
             with clock("train"):

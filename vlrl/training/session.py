@@ -16,23 +16,24 @@ from vlrl import config
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.config.sections import PAIRS
-from vlrl.data.samples import with_split
+from vlrl.data.samples import parts_of, with_split
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.basis import changed_basis, evaluation_basis
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.models import families
 from vlrl.models.loading import ADAPTERS
+from vlrl.monitoring import trackers
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, write_to_terminal
 from vlrl.monitoring.watchdog import Watchdog
 from vlrl.rollout.error_limits import check_errors
-from vlrl.store import RunFolder, checkpoint, files
+from vlrl.store import RunFolder, checkpoint, comparable, files
 from vlrl.store.lock import Lock, NoLock
 from vlrl.store.run_folder import PINS
 from vlrl.store.writer import BackgroundWriter
 from vlrl.task.loading import notebook_warning
-from vlrl.training import checkpointing, epochs, inert, resume
+from vlrl.training import callbacks, checkpointing, epochs, inert, resume
 from vlrl.training.build import Parts
 from vlrl.training.build_engine import remove_engine_folder
 from vlrl.training.checkpointing import RunCheckpoints, Saver
@@ -49,6 +50,7 @@ _NEEDS = Table({"find": "vlrl.tools.machine.needs:find"})
 _MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
 """For a value of algo.loss whose evaluations have no rewards: function (parts, split, completed steps) that evaluates a
 split and returns (record, groups)."""
+_RUN = Table({"run": "vlrl.tools.run:Run"})
 _HUB = Table({"pin": "vlrl.data.sources.hub:pin"})
 
 
@@ -57,10 +59,13 @@ class Session:
     folder with `start` completed steps, and `checkpoint` is the folder to load weights from, or None. Raises RunError
     if the folder is in use or belongs to a run with other settings."""
 
-    def __init__(self, settings: Config, accelerator: Accelerator):
+    def __init__(self, settings: Config, accelerator: Accelerator, own_callbacks: Sequence[Any] = ()):
         self.config, self.accelerator = settings, accelerator
         self.folder = RunFolder(settings.run.dir, settings.store.media)
         self.start, self.checkpoint, self.done = 0, None, 0
+        self.ended_early = ""
+        """Why the run ends before its last step as finished: by eval.patience or a callback; "" while it does not."""
+        self._callbacks = own_callbacks
         self.parts: Parts
         self.progress = Progress(settings.steps, 0, enabled=False)
         self._stack = contextlib.ExitStack()
@@ -149,6 +154,8 @@ class Session:
             f"parameters on {comm.world()} x {policy.device.type}")
         counts = families.parameters_by_part(learns, policy.family)
         say(f"trained parameters{' of an adapter' if policy.lora else ''}: {counts}")
+        for note in filter(None, (getattr(own, "note", "") for own in parts_of(parts.source.samples))):
+            say(note)
         for notice in (families.unknown_family_notice(policy.family),
                        families.unused_layers(learns, policy.family, policy.base.config),
                        ADAPTERS["several_parts"]([name for name, _ in learns], policy.family,
@@ -164,7 +171,7 @@ class Session:
     def finish(self) -> None:
         """Saves and evaluates the last step, unless this has been done."""
         self._checkpoints.save(self.done)
-        if self.done < self.config.steps:
+        if not self.complete:
             comm.on_main(self._saver.wait)
             self._state = "interrupted"
             self.progress.print(f"stopped after {self.done} of {self.config.steps} steps, saved in "
@@ -173,7 +180,14 @@ class Session:
         self.parts.engine.sync(self.parts.policy, self.done)
         self._evaluate()
         comm.on_main(self._saver.wait)
+        if self.done < self.config.steps:
+            self.progress.print(f"ended early after {self.done} of {self.config.steps} steps: {self.ended_early}")
         self._state = "finished"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run has done its last step, or has ended early on purpose (`ended_early`)."""
+        return self.done >= self.config.steps or bool(self.ended_early)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
@@ -230,6 +244,7 @@ class Session:
         if self._emergency:
             self._emergency.completed(self.done)
         if comm.is_main():
+            self._call("on_step", step, line)
             alerts = self._log.show(line, spans, groups)
             self._beat(reward=line.get("reward/mean"))
             self._log.track({k: v for k, v in {**line, **alerts}.items() if k != "step"}, step)
@@ -243,8 +258,11 @@ class Session:
             self._checkpoints.save(self.done)
 
     def interrupted(self) -> bool:
-        """Whether any rank has received a signal to stop the run. Called when a step is completed."""
-        stopped = any(comm.gather(self._stop.is_set()))
+        """Whether any rank has received a signal to stop the run, or a callback ends it. Called when a step is
+        completed."""
+        if self._callbacks and not self.ended_early:
+            self.ended_early = comm.broadcast("a callback has stopped the run" if any(self._call("stop")) else "")
+        stopped = any(comm.gather(self._stop.is_set() or bool(self.ended_early)))
         if self._emergency and comm.is_main():
             self._emergency.keep()
         return stopped
@@ -296,9 +314,30 @@ class Session:
                 self.folder.append_eval(record)
                 self.progress.print(evaluation_line(record))
                 self._log.check_evaluations(done)
+                self._call("on_evaluation", done, record)
             self._log.track_evaluation(record)
             self._log.track_groups(groups, done, split)
         self._checkpoints.save_best(done)
+        self.ended_early = self.ended_early or comm.broadcast(self._out_of_patience() if comm.is_main() else "")
+
+    def _out_of_patience(self) -> str:
+        """Why the run ends early by eval.patience: its last evaluations brought no new best value; "" otherwise."""
+        settings, metric = self.config.eval, self.config.save.best
+        if not (settings.patience and settings.every and settings.samples and settings.splits and metric):
+            return ""
+        evals = comparable(self.folder.evals())
+        best = trackers.best_of(evals, settings.splits[0], metric)
+        later = [r["step"] for r in evals if r["split"] == settings.splits[0] and r["step"] > best["step"]] if best \
+            else []
+        return "" if len(set(later)) < settings.patience else (
+            f"{len(set(later))} evaluations have brought no higher {metric} than {best[metric]:.4g} at step "
+            f"{best['step']} (eval.patience={settings.patience})" if best else "")
+
+    def _call(self, name: str, *arguments: Any) -> list[Any]:
+        """Calls a method of the callbacks on the main process. Returns the results; [] elsewhere."""
+        if not (self._callbacks and comm.is_main()):
+            return []
+        return callbacks.call(self._callbacks, name, _RUN["run"](self.folder.path), *arguments)
 
     def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
         """Evaluates a split. Returns (record for eval.jsonl, this rank's evaluated groups: [] without rewards)."""

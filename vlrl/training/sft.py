@@ -41,9 +41,10 @@ _SOURCES = Table({PAIRS: "vlrl.methods.preferences.pairs:PairSource"})
 """Value of algo.loss -> the source of groups that replaces SupervisedSource."""
 
 
-def train(config: Config) -> Session:
+def train(config: Config, make_session: type[Session] = Session) -> Session:
     """Runs supervised training up to `config.steps` steps of rollout.prompts_per_step samples; see loop.train."""
-    return train_loop(supervised_config(config), _SOURCES.get(config.algo.loss.name, SupervisedSource))
+    source = _SOURCES.get(config.algo.loss.name, SupervisedSource)
+    return train_loop(supervised_config(config), source, make_session)
 
 
 def supervised_config(config: Config) -> Config:

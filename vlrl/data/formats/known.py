@@ -11,14 +11,28 @@ from vlrl.data.formats import annotated as a
 from vlrl.data.formats import conversations as talk
 from vlrl.data.formats import driving, gui, pairs, qa, video, vqa
 from vlrl.data.formats import grounding as g
-from vlrl.data.sources.fields import IMAGE, VIDEO, has, pick
+from vlrl.data.sources.fields import IMAGE, VIDEO, RecordSource, has, pick
 from vlrl.data.sources.reading import CANONICAL, Format
-from vlrl.types import Record
+from vlrl.types import Record, Row
 
 FIELD_COLUMNS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
                  "options": qa.OPTIONS[:3], **dict.fromkeys(talk.LISTS, talk.LISTS)}
 """Maps each canonical field to the columns from which it may be read. A record with values in several of them is
 ambiguous."""
+
+
+def plain_row(record: Record, source: RecordSource) -> list[Row]:
+    """The record itself, with a default id if it has none. If it has neither `image`, `images` nor `video`, a column
+    with another usual name of a picture or video is copied there."""
+    own = record.get("id")
+    known = own not in (None, "") and isinstance(own, (str, int)) and not isinstance(own, bool)
+    row = {**record, "id": own if known else source.id}
+    if not has(record, "image", "images", "video"):
+        for field, names in (("image", IMAGE), ("video", VIDEO)):
+            if has(record, *names):
+                row[field] = pick(record, *names)
+                break
+    return [row]
 
 
 def _has_all(record: Record, *names: str) -> bool:
@@ -95,11 +109,13 @@ FORMATS: dict[str, Format] = {
     "table": Format(a.is_table, a.table, a.one_row_per_image),
     "labelled": Format(a.is_labelled, a.labelled, a.choose_from_all),
     "unlabelled": Format(gui.is_unlabelled, gui.unlabelled),
+    "plain": Format(lambda record: False, plain_row),
 }
 """Formats by name, the most specific first.
 
 A record belongs to the first format that recognises it, else to `canonical`. With data.format=auto, a file is read in
-the format to which most of its records belong."""
+the format to which most of its records belong. The format `plain` keeps the columns of a record as they are; it is
+never recognised, but chosen by data.format or by a task."""
 PROJECTS = {
     "canonical": "vlrl", "coco": "COCO, LVIS, Objects365", "label_studio": "Label Studio", "lisa": "LISA, ReasonSeg",
     "statement": "VSR, NLVR2", "hallusion": "HallusionBench", "natural_bench": "NaturalBench", "visual7w": "Visual7W",
@@ -115,7 +131,7 @@ PROJECTS = {
     "screenspot": "ScreenSpot, ScreenSpot-v2",
     "problem_box": "VLM-R1", "refcoco": "RefCOCO, RefCOCO+, RefCOCOg", "problem_text": "R1-V, Open-R1-Multimodal",
     "box_list": "datasets of detection", "qa": "VQA sets of many projects", "mathvista": "MathVista, OlympiadBench",
-    "table": "tables of boxes", "labelled": "ImageFolder, CoOp", "unlabelled": "GUI-RCPO",
+    "table": "tables of boxes", "labelled": "ImageFolder, CoOp", "unlabelled": "GUI-RCPO", "plain": "rows of your own",
 }
 """Maps each format to the projects that use it."""
 

@@ -19,6 +19,7 @@ from vlrl.data.sources.answer_types import AnswerTrend, TypeTable, settle_type
 from vlrl.data.sources.box_forms import box_doubt
 from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.folders import rows_of_split, split_files
+from vlrl.data.sources.heldout import part_of
 from vlrl.data.sources.lazy_dataset import lazy_samples
 from vlrl.data.sources.reading import canonical_rows, rename_columns, rows_in
 from vlrl.errors import ConfigError, DataError
@@ -44,14 +45,18 @@ def read_samples(task: Any, split: str) -> Sequence[Sample]:
 
     Checks that media files exist, that boxes and points lie inside the image, and that ids are unique (`rows_in` has
     already renamed repeated ids of other formats). If the `split` fields of the rows name both training and held-out
-    splits (train; val, test ...), only the rows of `split` are read.
+    splits (train; val, test ...), only the rows of `split` are read. With `data.heldout_share` and
+    no `data.heldout`, both splits are parts of data.train.
 
     With `data.quarantine`, bad rows are left out, logged and listed in the attribute `quarantined` of the result;
     otherwise the first bad row stops the run. Rows of large files are read and checked on demand, see `data.index`.
 
     Raises ConfigError if the split has no file, DataError naming file, line and row."""
-    files, root = _split_files(task, split)
-    return lazy_samples(task, split, files, root) or _all_samples(task, split, files, root)
+    share = 0.0 if task.data.heldout else task.data.heldout_share
+    source = "train" if share else split
+    files, root = _split_files(task, source)
+    samples = lazy_samples(task, source, files, root) or _all_samples(task, source, files, root)
+    return part_of(samples, split, share, task.data.seed, task.data.train) if share else samples
 
 
 def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Samples:

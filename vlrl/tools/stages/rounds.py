@@ -99,7 +99,7 @@ def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
             learning = _learning(config, start, folder / name)
             dpo = config.rounds.learn.name == "dpo"
             session = preferences.train_dpo(learning, config.rounds.learn) if dpo else sft.train(learning)
-            if session.done < session.config.steps:
+            if not session.complete:
                 return False
             known = comm.on_main(partial(finished, known, name, steps=session.done, **said))
         model = str(known.done[name]["model"])

@@ -170,7 +170,7 @@ def _length(stage_config: Config) -> dict[str, float]:
 
 
 def _completed(session: Session) -> bool:
-    return session.done >= session.config.steps
+    return session.complete
 
 
 def _rounds(stage_config: Config, known: StageList, say: Say) -> bool:

@@ -1,0 +1,73 @@
+"""Holds a share of the training rows out for evaluation, if `data.heldout` is not set (data.heldout_share)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from vlrl.data.row_media import sources_of
+from vlrl.data.samples import SampleSequence, Samples, fingerprint_rows, readable, where
+from vlrl.errors import ConfigError
+from vlrl.types import Sample
+
+MOST = 1000
+"""Most rows that are held out."""
+
+
+class SplitPart(SampleSequence):
+    """Some of the samples of a data file, by their indices [N] in ascending order. `note` says how they were chosen."""
+
+    def __init__(self, samples: Sequence[Sample], indices: Sequence[int], note: str = ""):
+        self._samples, self._indices, self.note = samples, tuple(indices), note
+        self.files: Sequence[Any] = getattr(samples, "files", ())
+        self.quarantined: Sequence[Any] = getattr(samples, "quarantined", ())
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def _at(self, index: int) -> Sample:
+        return self._samples[self._indices[index]]
+
+    def where(self, index: int) -> str | None:
+        return where(self._samples, self._indices[index])
+
+    def fingerprint_rows(self) -> Sequence[int]:
+        if isinstance(self._samples, Samples):
+            return range(len(self))
+        count = len(fingerprint_rows(self._samples))
+        return sorted({round(i * (len(self) - 1) / max(count - 1, 1)) for i in range(count)})
+
+    def raw_record(self, index: int) -> tuple[str, Any] | None:
+        return self._samples.raw_record(self._indices[index]) if isinstance(self._samples, SampleSequence) else None
+
+
+def part_of(samples: Sequence[Sample], split: str, share: float, seed: int, name: str) -> SplitPart:
+    """Returns the training or held-out part of the samples of a file: about `share` of them, at most MOST, are held
+    out, chosen by `seed`. Rows with the same `group_key`, or else the same media, are in the same part.
+
+    Reads every row once. Raises ConfigError if one of the parts would be empty. `name` is the file, for messages."""
+    members: dict[str, list[int]] = {}
+    for i in range(len(samples)):
+        members.setdefault(_group(readable(samples, i), i), []).append(i)
+    order = sorted(members, key=lambda key: hashlib.sha256(f"{seed}/{key}".encode("utf-8", "replace")).digest())
+    wanted, out = min(MOST, max(1, round(share * len(samples)))), list[int]()
+    for key in order:
+        if len(out) >= wanted:
+            break
+        out += members[key]
+    if len(out) >= len(samples):
+        raise ConfigError(f"data.heldout_share={share:g}: all {len(samples)} rows of {name} share a picture or "
+                          "group_key, so none can be held out. Set data.heldout to a file of other rows")
+    chosen = set(out)
+    kept = sorted(chosen) if split == "heldout" else [i for i in range(len(samples)) if i not in chosen]
+    return SplitPart(samples, kept, f"held out for evaluation: {len(out):,} of {len(samples):,} rows of {name} "
+                                    f"(data.heldout_share={share:g}, chosen by data.seed={seed})")
+
+
+def _group(sample: Sample | None, index: int) -> str:
+    if sample is None:
+        return f"row {index}"
+    key = sample.get("group_key")
+    media = [str(source) for one in sample.media for source in sources_of(one)]
+    return f"key {key}" if key not in (None, "") else f"media {media}" if media else f"id {sample.id}"

@@ -1,0 +1,182 @@
+"""Plain Python functions as reward parts: `task.parts=[rewards.py:f]`, `vlrl train --reward`, `train(reward=f)`.
+
+    def f(completion: str, row: dict) -> float | bool | None | dict[str, float | None]
+
+The names of a function's parameters say how it is called:
+
+    completions              TRL: f(completions, prompts, **columns) -> one value per completion of a group
+    reward_inputs            EasyR1: f(list of {response, response_length, ground_truth}) -> one value per completion
+    reward_input             EasyR1, one completion at a time
+    predicts, ground_truths  EasyR1, earlier versions
+    anything else            one completion at a time: the text, and the row or the columns that the parameters name
+
+The value of a part is None if a completion cannot be judged. A function that returns a dict has one part per key, which
+the option `returns` lists."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vlrl.config.base import Named
+from vlrl.errors import ConfigError, TaskError
+from vlrl.task.part import PartSpec
+from vlrl.types import Answer, Parts, Sample
+
+OPTIONS = ("part", "returns")
+"""Options of an entry of `task.parts` that are not arguments of its function. part: name of the reward part. returns:
+names of the parts in the dict that the function returns."""
+TEXTS = ("completion", "response", "predict", "predict_str", "solution_str")
+"""Names of the parameter that gets the text of one completion. Without such a parameter, it is the first one."""
+ROWS = ("row", "sample", "example")
+_TRUTHS = ("ground_truth", "answer", "solution", "label")
+_OVERALL = "overall"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class RewardFunction:
+    """A plain function as an entry of `task.parts`. `offer` declares its reward parts; `together` says whether it is
+    called once for all completions of a group, as in TRL, or once per completion."""
+
+    def __init__(self, setting: str, named: Named, function: Callable[..., Any]):
+        options = dict(named.options)
+        self.name = str(options.pop("part", "") or named.name.rpartition(":")[2].rpartition(".")[2])
+        returns = options.pop("returns", ())
+        self.returns = (returns,) if isinstance(returns, str) else tuple(map(str, returns))
+        self.source, self.options = named.name, options
+        self.offer = PartSpec(part_weights(self.returns) if self.returns else {self.name: 1.0})
+        self._function = function
+        try:
+            self._parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):  # of some functions written in C
+            self._parameters = {}
+        self._check(setting)
+        batch = next((name for name in _BATCHES if name in self._parameters), "")
+        self._arguments = _BATCHES.get(batch, _single)
+        self.together = bool(batch)
+
+    def _check(self, setting: str) -> None:
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
+        unknown = next((name for name in self.options if name not in self._parameters and not takes_any), None)
+        if unknown:
+            raise ConfigError(f"{setting}.{unknown}={self.options[unknown]!r}: the function {self.source} has no "
+                              f"parameter {unknown!r}. Its parameters: {', '.join(self._parameters) or 'none'}")
+        if not self._parameters:
+            raise ConfigError(f"{setting}={self.source!r}: the function takes no argument, but it is called with a "
+                              "completion and its row: write def f(completion, row)")
+
+    def parts(self, sample: Sample, answers: Sequence[Answer]) -> list[Parts]:
+        """Returns {part: value} for each answer. Raises TaskError if the function returns values of the wrong form, and
+        any error that the function raises."""
+        row = {name: value for name, value in sample.row.items() if name != "meta" or not _is_copy(value, sample.row)}
+        if not self.together:
+            return [self._parts_of(self._call(answers[i:i + 1], row)) for i in range(len(answers))]
+        values = self._call(answers, row)
+        if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or len(values) != len(answers):
+            raise TaskError(f"the reward function {self.source} is called with a list of completions, so it must "
+                            f"return a list with one value each; for {len(answers)} completions it returned "
+                            f"{str(values)[:80]!r} ({type(values).__name__})")
+        return [self._parts_of(value) for value in values]
+
+    def _call(self, answers: Sequence[Answer], row: Mapping[str, Any]) -> Any:
+        positional, named = self._arguments(self, self._parameters, answers, row)
+        value = self._function(*positional, **{**named, **self.options})
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+    def _parts_of(self, value: Any) -> Parts:
+        if not isinstance(value, Mapping):
+            if self.returns and value is not None:
+                raise TaskError(f"the reward function {self.source} must return a dict with the keys "
+                                f"{', '.join(self.returns)}, as its option `returns` says; it returned {value!r}")
+            return dict.fromkeys(self.returns or (self.name,), value)
+        if not self.returns and set(value) != {self.name}:
+            raise TaskError(f"the reward function {self.source} returned a dict with the keys "
+                            f"{', '.join(map(str, value))}: list them in its entry of task.parts, as "
+                            f"{{name: {self.source}, returns: [{', '.join(map(str, value))}]}}")
+        wrong = set(map(str, value)) ^ set(self.returns or (self.name,))
+        if wrong:
+            raise TaskError(f"the reward function {self.source} returned the keys {', '.join(map(str, value))}, but "
+                            f"its entry of task.parts lists {', '.join(self.returns)}: every call must return the same "
+                            "keys, with None for a part that cannot be judged")
+        return dict(value)
+
+
+def part_weights(returns: Sequence[str]) -> dict[str, float]:
+    """The default weights of the parts that a function returns in a dict: 1 for each. If one of them is `overall`, as
+    in EasyR1, it is the reward, and the others have weight 0."""
+    return {name: float(_OVERALL not in returns or name == _OVERALL) for name in returns}
+
+
+def ground_truth(row: Mapping[str, Any]) -> Any:
+    """The ground truth of a row: its column ground_truth, answer, solution or label, or that of verl's reward_model."""
+    nested = row.get("reward_model")
+    if isinstance(nested, Mapping) and "ground_truth" in nested:
+        return nested["ground_truth"]
+    return next((row[name] for name in _TRUTHS if row.get(name) is not None), None)
+
+
+def _trl(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
+         row: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    chat = isinstance(row.get("prompt"), (list, tuple))
+    texts = [[{"role": "assistant", "content": answer.text}] if chat else answer.text for answer in answers]
+    known = {**{name: [value] * len(answers) for name, value in row.items() if name not in ("prompt", "completion")},
+             "completions": texts, "prompts": [row.get("prompt")] * len(answers)}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return (), known
+    return (), {name: known[name] for name in _wanted(function, parameters, known)}
+
+
+def _reward_inputs(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
+                   row: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    return (), {"reward_inputs": [_reward_input(answer, row) for answer in answers]}
+
+
+def _reward_input(answer: Answer, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"response": answer.text, "response_length": answer.n_tokens, "ground_truth": ground_truth(row)}
+
+
+def _predicts(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
+              row: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    known = {"predicts": [answer.text for answer in answers], "ground_truths": [ground_truth(row)] * len(answers)}
+    return (), {name: known[name] for name in _wanted(function, parameters, known)}
+
+
+_BATCHES: dict[str, Callable[..., tuple[Sequence[Any], Mapping[str, Any]]]] = {
+    "completions": _trl, "reward_inputs": _reward_inputs, "predicts": _predicts}
+"""Parameter that marks a function of a whole group -> function that returns its arguments."""
+
+
+def _single(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
+            row: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    (answer,) = answers
+    first = next((name for name in TEXTS if name in parameters), next(iter(parameters)))
+    known = {**row, "ground_truth": ground_truth(row), "reward_input": _reward_input(answer, row),
+             **dict.fromkeys(ROWS, dict(row))}
+    if first != "reward_input":
+        known[first] = answer.text
+    second = next((p for p in list(parameters.values())[1:2] if p.kind in _POSITIONAL), None)
+    if second and second.name not in known and second.default is second.empty and second.name not in function.options:
+        known[second.name] = dict(row)
+    wanted = _wanted(function, parameters, known)
+    positional = [name for name in wanted if parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY]
+    return [known[name] for name in positional], {name: known[name] for name in wanted if name not in positional}
+
+
+def _wanted(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], known: Mapping[str, Any]
+            ) -> list[str]:
+    """The parameters of a function that get a value of `known`. Raises TaskError if a required one has no value."""
+    lacking = [name for name, p in parameters.items() if name not in known and name not in function.options
+               and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if lacking:
+        columns = ", ".join(name for name in known if name not in (*ROWS, "reward_input", "completions", "prompts"))
+        raise TaskError(f"the reward function {function.source} has the parameter {lacking[0]!r}, but the row has no "
+                        f"such column: rename the parameter or the column, or give the parameter a default. Columns: "
+                        f"{columns}")
+    return [name for name in parameters if name in known and name not in function.options]
+
+
+def _is_copy(meta: Any, row: Mapping[str, Any]) -> bool:
+    """Whether a row's `meta` only repeats other columns of the row, as it does if the row came without a `meta`."""
+    return isinstance(meta, Mapping) and all(name in row for name in meta)
