@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlrl.data.row_fields import ground_truth
 from vlrl.data.turns import MARK
-from vlrl.errors import DataError, did_you_mean
+from vlrl.errors import DataError
 from vlrl.task import Task, fill
 from vlrl.task.base import marked_content
-from vlrl.task.functions import ground_truth
 from vlrl.types import Sample
 
 QUESTIONS = ("prompt", "question", "problem", "instruction", "query")

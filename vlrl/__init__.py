@@ -18,15 +18,16 @@ from typing import Any
 from vlrl import _torchvision
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Environment", "Media", "Observation", "Run", "Sample", "Step", "Task", "Tool", "Variant",
-           "VlrlError", "evaluate", "load_config", "load_run", "train"]
+__all__ = ["Callback", "Config", "Environment", "Media", "Observation", "Run", "Sample", "Step", "Task", "Tool",
+           "Variant", "VlrlError", "evaluate", "load_config", "load_run", "train"]
 # __init__.pyi tells type checkers where these come from
 # pyright: reportUnsupportedDunderAll=false
 
-_PUBLIC = {"Config": "config.schema", "Environment": "task.environment", "Media": "types", "Observation": "types",
-           "Run": "tools.run", "Sample": "types", "Step": "types", "Task": "task.base", "Tool": "environments.tools",
-           "Variant": "types", "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
-           "load_run": "tools.run", "train": "tools.train"}
+_PUBLIC = {"Callback": "training.callbacks", "Config": "config.schema", "Environment": "task.environment",
+           "Media": "types", "Observation": "types", "Run": "tools.run", "Sample": "types", "Step": "types",
+           "Task": "task.base", "Tool": "environments.tools", "Variant": "types", "VlrlError": "errors",
+           "evaluate": "tools.evaluate", "load_config": "config.loading", "load_run": "tools.run",
+           "train": "tools.train"}
 """Public name -> the module that defines it, below vlrl; __init__.pyi declares the same names for type checkers."""
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning workers are 20x slower beside another busy process

@@ -10,6 +10,7 @@ from vlrl.tools.evaluate import evaluate as evaluate
 from vlrl.tools.run import Run as Run
 from vlrl.tools.run import load_run as load_run
 from vlrl.tools.train import train as train
+from vlrl.training.callbacks import Callback as Callback
 from vlrl.types import Media as Media
 from vlrl.types import Observation as Observation
 from vlrl.types import Sample as Sample
@@ -19,5 +20,5 @@ from vlrl.types import Variant as Variant
 __version__: str
 HOME: Path
 
-__all__ = ["Config", "Environment", "Media", "Observation", "Run", "Sample", "Step", "Task", "Tool", "Variant",
-           "VlrlError", "evaluate", "load_config", "load_run", "train"]
+__all__ = ["Callback", "Config", "Environment", "Media", "Observation", "Run", "Sample", "Step", "Task", "Tool",
+           "Variant", "VlrlError", "evaluate", "load_config", "load_run", "train"]

@@ -232,7 +232,7 @@ TREE = {"task": {"name": "grounding"}, "model": {"name": "x"}}
 
 @each("tree said", [
     ({"task": Own}, r"task=tests\.config\.test_loading:Own"), ({"model": "x"}, r"write model\.name=x"),
-    ({"data": {"train": object()}}, r"dataset\.to_parquet"),
+    ({"data": {"train": object()}}, r"vlrl\.train\(data=dataset"),
     ({"task": {"name": "grounding", "prompt": {"question": None}}}, r"quotes, 'task\.prompt=\"\{question\}\"'"),
     ({"algo": {"kl": 0.04}}, r"algo\.kl_coef=0\.04"),
     ({"task": {"name": "grounding", "part": "x"}}, "Did you mean 'parts'"),

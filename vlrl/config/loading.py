@@ -42,6 +42,11 @@ def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str,
     return _with_stages(_with_model(validate(tree)))
 
 
+def read_words(words: Sequence[str]) -> dict[str, Any]:
+    """Parses `key=value` words: ["train.lr=1e-4"] -> {"train.lr": 1e-4}. Raises ConfigError for any other word."""
+    return dict(map(_split, words))
+
+
 def load_config(path: str | Path, /, *words: str, **settings: Any) -> Config:
     """Reads a config file, applies overrides and returns the Config.
 
@@ -300,6 +305,11 @@ def _split(word: str) -> tuple[str, Any]:
         return key, _parse(text) if text else ""
     except ValueError as error:
         raise ConfigError(f"{key}: cannot read the value {text!r}: {error}") from None
+
+
+def overridden(tree: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested settings with overrides applied, whose names are dotted or nested."""
+    return _overridden(dict(tree), list(plain(settings).items()))
 
 
 def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:

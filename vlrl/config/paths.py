@@ -23,6 +23,11 @@ def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {key: _resolved(value, folder, ("", str(key))) for key, value in tree.items()}
 
 
+def folders_of_configs() -> list[Path]:
+    """Folders of the config files that name a relative path which was not found."""
+    return list(dict.fromkeys(_folders.values()))
+
+
 def searched_in(value: str) -> str:
     """Text to append to a message about a relative path that was not found: the two folders that were searched. Returns
     "" if only one folder was searched."""

@@ -29,6 +29,14 @@ FOLDERS: set[Path] = set()
 """Folders that were added to sys.path because a file was loaded from them."""
 
 
+USED: dict[str, Path] = {}
+"""Files of user code that this process has loaded, by the name under which settings refer to them: a path, or a module.
+A run keeps copies of them (training/sources.py)."""
+
+COPIES: dict[str, Path] = {}
+"""Copies of files of user code, by the same names. A copy is loaded if the file or module does not exist any more."""
+
+
 class MissingFile(ConfigError):
     """Raised if a file that should contain user code does not exist."""
 
@@ -69,7 +77,15 @@ class Table(MutableMapping[str, Any]):
 
 def module(name: str) -> ModuleType:
     """Imports a module by name. All dynamic imports by name in vlrl go through this function."""
-    return importlib.import_module(name)
+    try:
+        found = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] or name not in COPIES:
+            raise
+        return file_module(COPIES[name])
+    if not name.startswith("vlrl.") and (file := getattr(found, "__file__", None)) and _is_own(file):
+        USED[name] = Path(file)
+    return found
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
@@ -107,9 +123,13 @@ def file_module(path: Path) -> ModuleType:
     """Returns the module of a Python file, which is executed once per process. Raises MissingFile, or any error that
     the file raises. The file can import modules in its folder. This folder is appended to sys.path, so that its
     modules do not shadow other modules."""
+    given = str(path)
     if not os.path.isfile(path):
-        raise MissingFile(f"the file {str(path)!r} does not exist{searched_in(str(path))}")
+        if given not in COPIES:
+            raise MissingFile(f"the file {given!r} does not exist{searched_in(given)}")
+        path = COPIES[given]
     path = path.resolve()
+    USED.setdefault(given, path)
     # named by its path, so that files of the same name, or named like a library, do not collide
     name = f"{FILE_MODULE}{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:

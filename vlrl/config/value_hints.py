@@ -16,8 +16,8 @@ def value_hint(setting: str, value: Any) -> str:
         return (f"give its import name: {setting}={value.__module__}:{value.__qualname__}, or path/file.py:"
                 f"{value.__name__}")
     if setting in ("data.train", "data.heldout") and not isinstance(value, (str, list, tuple, Mapping)):
-        return ("give the name of a file, or of a data set on the Hub. To use a datasets.Dataset, write it to a "
-                "file with dataset.to_parquet('rows.parquet'), and give the file's name")
+        return ("give the name of a file, or of a data set on the Hub. A datasets.Dataset is an argument of its own: "
+                "vlrl.train(data=dataset, ...)")
     if setting == "algo.kl" and isinstance(value, (int, float)):
         return f"this setting names the estimator; set its coefficient with algo.kl_coef={value}"
     if isinstance(value, str) and setting in ("model", "task", "engine", "curriculum"):

@@ -11,6 +11,16 @@ from vlrl.errors import did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import clean_label
 
+_TRUTHS = ("ground_truth", "answer", "solution", "label")
+
+
+def ground_truth(row: Mapping[str, Any]) -> Any:
+    """The ground truth of a row: its column ground_truth, answer, solution or label, or that of verl's reward_model."""
+    nested = row.get("reward_model")
+    if isinstance(nested, Mapping) and "ground_truth" in nested:
+        return nested["ground_truth"]
+    return next((row[name] for name in _TRUTHS if row.get(name) is not None), None)
+
 
 def positive_problem(name: str, value: Any) -> str | None:
     """Returns an error message unless the field `name`, a length or a rate, is a number above 0."""

@@ -12,8 +12,8 @@ per answer:
     def polite(task, sample, answers, services, *, words: int = 3): ...
 
 vlrl's parts are in judged_parts.py, compared_parts.py and scored_parts.py; a user's part is named path/file.py:name or
-module:name, and may also be a plain function of a completion and its row (task/functions.py). If the run does not have
-the service that a part needs, the part is left out, as for the task's own reward parts."""
+module:name, and may also be a plain function of a completion and its row (functions.py). If the run does not have the
+service that a part needs, the part is left out, as for the task's own reward parts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from vlrl.algo.named import bind as bind_options
 from vlrl.config.base import Named
 from vlrl.config.registry import Table, resolve
 from vlrl.errors import ConfigError, TaskError
+from vlrl.services.functions import RewardFunction
 from vlrl.task.base import Task, Weight, usual_outcome
 from vlrl.task.combine import weight_at
-from vlrl.task.functions import RewardFunction
 from vlrl.task.part import ATTRIBUTE, PartSpec
 from vlrl.types import Answer, Parts, Sample
 

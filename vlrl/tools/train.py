@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,38 +18,77 @@ if TYPE_CHECKING:
     from vlrl.tools.run import Run
 
 
-def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -> Run:
+def train(config: str | Path | Config | Mapping[str, Any] | None = None, /, *, model: Any = None, data: Any = None,
+          reward: Any = None, prompt: str | None = None, heldout: Any = None, callbacks: Sequence[Any] = (),
+          **settings: Any) -> Run:
     """Trains as `vlrl train` does, resuming from the newest checkpoint in run.dir, and returns the finished run.
 
-    `config` is the path of a file, a Config or a dictionary; `settings` override it as in load_config. If algo.loss is
-    `supervised`, training is that of `vlrl sft`. If the config has `stages`, all of them are run, and the run of the
-    last stage that trained is returned. Raises ConfigError if a dictionary or Config has no run.dir, and
+        train("configs/quickstart.yaml", steps=20)
+        train(model="Qwen/Qwen2.5-VL-3B-Instruct", data=rows, reward=right, prompt="{question}", steps=200)
+
+    `config` is the path of a file, a Config or a dictionary; `settings` override it as in load_config. The other form
+    needs no config:
+
+    - model: Hub name or folder; by default the embedded model.
+    - data: file, Hub name, list of dictionaries, datasets.Dataset or other iterable of rows. A row's `image`, `images`
+    or `video` is a PIL picture, a path or bytes.
+    - reward: `f(completion, row) -> float | bool | None | dict`, a list of functions, or {part: function}; functions
+    with the parameters of TRL or EasyR1 work too (services/functions.py).
+    - prompt: template with columns in braces; by default the row's `prompt` or `question`.
+    - heldout: rows to evaluate on, or the share of `data` to hold out (0.1).
+    - callbacks: objects with some of the methods of vlrl.Callback, or functions (run, step, metrics).
+
+    If algo.loss is `supervised`, training is that of `vlrl sft`. If the config has `stages`, all of them are run, and
+    the run of the last stage that trained is returned. Raises ConfigError if a dictionary or Config has no run.dir, and
     KeyboardInterrupt if training is stopped before its last step."""
     from vlrl.tools.run import load_run
+    from vlrl.training.callbacks import checked
 
+    sections = {name: value for name, value in (("model", model), ("data", data)) if _is_section(value)}
+    model, data = (None if name in sections else value for name, value in (("model", model), ("data", data)))
+    if config is None or any(value is not None for value in (model, data, reward, prompt, heldout)):
+        from vlrl.tools.start.settings import settings_of
+
+        settings |= sections
+        config = settings_of(config=config, model=model, data=data, reward=reward, prompt=prompt, heldout=heldout,
+                             settings=settings)
+        settings = {name: value for name, value in settings.items() if not isinstance(value, type)}
+    else:
+        settings |= sections
     resolved = config_of(config, **settings)
     if not resolved.run.dir:
         raise ConfigError("run.dir is empty, and there is no config file to name the run after. Set run.dir, e.g. "
                           "run={'dir': 'runs/mine'}")
-    return load_run(run_to_end(resolved, resolved.algo.loss.name in SUPERVISED))
+    return load_run(run_to_end(resolved, resolved.algo.loss.name in SUPERVISED, checked(callbacks)))
 
 
-def run_to_end(config: Config, supervised: bool = False) -> Path:
+def _is_section(value: Any) -> bool:
+    """Whether an argument `model` or `data` is a section of settings, not the name of a model, or rows."""
+    return isinstance(value, Mapping) and not any(hasattr(one, "column_names") for one in value.values())
+
+
+def run_to_end(config: Config, supervised: bool = False, callbacks: Sequence[Any] = ()) -> Path:
     """Trains a config, or all its stages, and prints the summary on rank 0. With `supervised`, trains a config without
-    stages as `vlrl sft` does. Returns the folder of the last run.
+    stages as `vlrl sft` does. `callbacks` as in training/callbacks.py. Returns the folder of the last run.
 
     Raises KeyboardInterrupt if training is stopped before its last step."""
     if config.stages:
+        if callbacks:
+            raise ConfigError("callbacks belong to one run, and this config has stages: train the stages one by one, "
+                              "or remove them with stages=[]")
         return _run_stages(config)
+    from vlrl.training.session import Session
+
+    make_session: Any = partial(Session, own_callbacks=callbacks) if callbacks else Session
     if supervised:
         from vlrl.training import sft
 
-        session = sft.train(config)
+        session = sft.train(config, make_session)
     else:
         from vlrl.training import loop
 
-        session = loop.train(config)
-    if session.done < session.config.steps:
+        session = loop.train(config, make_session=make_session)
+    if not session.complete:
         raise KeyboardInterrupt(f"stopped after {session.done} of {session.config.steps} steps; the same call resumes "
                                 f"from the checkpoint in {session.folder.checkpoints}")
     if comm.is_main():

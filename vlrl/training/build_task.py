@@ -3,7 +3,10 @@
 Only the box convention depends on the model, and only for a task that converts boxes: it is read from the `config.json`
 of the model's folder or of the local hub cache."""
 
+from pathlib import Path
+
 from vlrl import task as tasks
+from vlrl.config.paths import folders_of_configs
 from vlrl.config.registry import Table, prints_aside
 from vlrl.config.schema import Config, DataSettings, EnvironmentSettings, TaskSettings
 from vlrl.data import coordinates
@@ -13,6 +16,7 @@ from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
 from vlrl.task.environment import check_unattached
 from vlrl.task.row_files import RowFiles
+from vlrl.training import sources
 
 _BESIDE = Table({"environment": "vlrl.environments.external:attach",
                  "parts": "vlrl.services.extra_parts:with_extra_parts",
@@ -25,6 +29,8 @@ _BESIDE = Table({"environment": "vlrl.environments.external:attach",
 def make_task(config: Config) -> Task:
     """Makes the task of a config, or the mixture of its `tasks`. With task.coordinates=auto, the model family is looked
     up when coordinates are first converted."""
+    for folder in (*folders_of_configs(), *([Path(config.run.dir)] if config.run.dir else [])):
+        sources.offer(folder)
     if not config.tasks:
         task = _single_task(config, config.task, RowFiles.of(_pinned(config.data, config)))
         _attach(task, config.environment)

@@ -33,7 +33,7 @@ from vlrl.store.lock import Lock, NoLock
 from vlrl.store.run_folder import PINS
 from vlrl.store.writer import BackgroundWriter
 from vlrl.task.loading import notebook_warning
-from vlrl.training import callbacks, checkpointing, epochs, inert, resume
+from vlrl.training import callbacks, checkpointing, epochs, inert, resume, sources
 from vlrl.training.build import Parts
 from vlrl.training.build_engine import remove_engine_folder
 from vlrl.training.checkpointing import RunCheckpoints, Saver
@@ -163,7 +163,8 @@ class Session:
             if notice:
                 say(notice)
         names = [self.config.task.name, *(entry.name for entry in self.config.tasks)]
-        for warning in (*filter(None, map(notebook_warning, names)), *parts.warnings):
+        kept = comm.on_main(lambda: sources.keep(self.folder.path), "copying the task's code") or ()
+        for warning in (*kept, *filter(None, map(notebook_warning, names)), *parts.warnings):
             say(f"warning: {warning}")
         self._beat()
         return parts

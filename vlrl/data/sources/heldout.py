@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlrl.data.row_media import sources_of
-from vlrl.data.samples import SampleSequence, Samples, fingerprint_rows, readable, where
+from vlrl.data.samples import Samples, SampleSequence, fingerprint_rows, readable, where
 from vlrl.errors import ConfigError
 from vlrl.types import Sample
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vlrl.config.base import Named
+from vlrl.data.row_fields import ground_truth
 from vlrl.errors import ConfigError, TaskError
 from vlrl.task.part import PartSpec
 from vlrl.types import Answer, Parts, Sample
@@ -31,7 +32,6 @@ names of the parts in the dict that the function returns."""
 TEXTS = ("completion", "response", "predict", "predict_str", "solution_str")
 """Names of the parameter that gets the text of one completion. Without such a parameter, it is the first one."""
 ROWS = ("row", "sample", "example")
-_TRUTHS = ("ground_truth", "answer", "solution", "label")
 _OVERALL = "overall"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -63,6 +63,10 @@ class RewardFunction:
         if unknown:
             raise ConfigError(f"{setting}.{unknown}={self.options[unknown]!r}: the function {self.source} has no "
                               f"parameter {unknown!r}. Its parameters: {', '.join(self._parameters) or 'none'}")
+        if next(iter(self._parameters), "") == "task":
+            raise ConfigError(f"{setting}={self.source!r}: a function of (task, sample, answers, services) does not "
+                              "declare its parts. Decorate it with `@part({\"name\": weight})` of vlrl.task.part, or "
+                              "write a function of (completion, row)")
         if not self._parameters:
             raise ConfigError(f"{setting}={self.source!r}: the function takes no argument, but it is called with a "
                               "completion and its row: write def f(completion, row)")
@@ -79,6 +83,12 @@ class RewardFunction:
                             f"return a list with one value each; for {len(answers)} completions it returned "
                             f"{str(values)[:80]!r} ({type(values).__name__})")
         return [self._parts_of(value) for value in values]
+
+    def keys_of(self, sample: Sample, answer: Answer) -> list[str]:
+        """The keys of the dict that the function returns for an answer; [] if it returns another value."""
+        value = self._call([answer], sample.row)
+        value = value[0] if self.together else value
+        return list(map(str, value)) if isinstance(value, Mapping) else []
 
     def _call(self, answers: Sequence[Answer], row: Mapping[str, Any]) -> Any:
         positional, named = self._arguments(self, self._parameters, answers, row)
@@ -107,14 +117,6 @@ def part_weights(returns: Sequence[str]) -> dict[str, float]:
     """The default weights of the parts that a function returns in a dict: 1 for each. If one of them is `overall`, as
     in EasyR1, it is the reward, and the others have weight 0."""
     return {name: float(_OVERALL not in returns or name == _OVERALL) for name in returns}
-
-
-def ground_truth(row: Mapping[str, Any]) -> Any:
-    """The ground truth of a row: its column ground_truth, answer, solution or label, or that of verl's reward_model."""
-    nested = row.get("reward_model")
-    if isinstance(nested, Mapping) and "ground_truth" in nested:
-        return nested["ground_truth"]
-    return next((row[name] for name in _TRUTHS if row.get(name) is not None), None)
 
 
 def _trl(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
@@ -153,7 +155,7 @@ def _single(function: RewardFunction, parameters: Mapping[str, inspect.Parameter
     (answer,) = answers
     first = next((name for name in TEXTS if name in parameters), next(iter(parameters)))
     known = {**row, "ground_truth": ground_truth(row), "reward_input": _reward_input(answer, row),
-             **dict.fromkeys(ROWS, dict(row))}
+             **{name: dict(row) for name in ROWS}}
     if first != "reward_input":
         known[first] = answer.text
     second = next((p for p in list(parameters.values())[1:2] if p.kind in _POSITIONAL), None)
