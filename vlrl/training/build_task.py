@@ -62,7 +62,7 @@ def _pinned(data: DataSettings, config: Config) -> DataSettings:
     return data.model_copy(update={split: _BESIDE["pinned"](name, config.run.dir) for split, name in named.items()})
 
 
-def _single_task(config: Config, settings: TaskSettings, data: DataSettings) -> Task:
+def _single_task(config: Config, settings: TaskSettings, data: RowFiles) -> Task:
     own = settings.model_extra or {}
     task = tasks.load(settings.name, {**own, "combine": settings.combine, "rewards": settings.rewards},
                       lambda cls: _BESIDE["parts"](cls, settings.parts) if settings.parts else cls)
