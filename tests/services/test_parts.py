@@ -268,9 +268,9 @@ test_what_is_wrong_is_named = refused(ConfigError, lambda parts: task_of(*parts)
     (["jugde"], r"task\.parts\.0='jugde' is not known\. Did you mean 'judge'"),
     ([{"name": "judge", "medai": True}], r"task\.parts\.0\.medai=True: 'judge' has no option 'medai'\. Did you mean"),
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
-    (["judge", "judge"], "'judge' is named twice"), (["tests/services/own.py:plain"], r"must take \(sample, answer\)"),
+    (["judge", "judge"], "'judge' is named twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
     (["tests/services/own.py:concise", {"name": "tests/services/own.py:concise"}], "'concise' is named twice"),
-    ([{"name": "tests/services/own.py:concise", "least": 1}], r"'tests/services/own.py:concise' has no option 'least'"),
+    ([{"name": "tests/services/own.py:concise", "least": 1}], "own.py:concise has no parameter 'least'"),
     (["tests/services/own.py:graded"], r"needs a value for task\.parts\.0\.scale")])
 
 

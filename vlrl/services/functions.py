@@ -8,6 +8,7 @@ The names of a function's parameters say how it is called:
     reward_inputs            EasyR1: f(list of {response, response_length, ground_truth}) -> one value per completion
     reward_input             EasyR1, one completion at a time
     predicts, ground_truths  EasyR1, earlier versions
+    sample, answer           one completion at a time, as vlrl.types.Sample and Answer
     anything else            one completion at a time: the text, and the row or the columns that the parameters name
 
 The value of a part is None if a completion cannot be judged. A function that returns a dict has one part per key, which
@@ -74,10 +75,9 @@ class RewardFunction:
     def parts(self, sample: Sample, answers: Sequence[Answer]) -> list[Parts]:
         """Returns {part: value} for each answer. Raises TaskError if the function returns values of the wrong form, and
         any error that the function raises."""
-        row = {name: value for name, value in sample.row.items() if name != "meta" or not _is_copy(value, sample.row)}
         if not self.together:
-            return [self._parts_of(self._call(answers[i:i + 1], row)) for i in range(len(answers))]
-        values = self._call(answers, row)
+            return [self._parts_of(self._call([answer], sample)) for answer in answers]
+        values = self._call(answers, sample)
         if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or len(values) != len(answers):
             raise TaskError(f"the reward function {self.source} is called with a list of completions, so it must "
                             f"return a list with one value each; for {len(answers)} completions it returned "
@@ -86,12 +86,12 @@ class RewardFunction:
 
     def keys_of(self, sample: Sample, answer: Answer) -> list[str]:
         """The keys of the dict that the function returns for an answer; [] if it returns another value."""
-        value = self._call([answer], sample.row)
+        value = self._call([answer], sample)
         value = value[0] if self.together else value
         return list(map(str, value)) if isinstance(value, Mapping) else []
 
-    def _call(self, answers: Sequence[Answer], row: Mapping[str, Any]) -> Any:
-        positional, named = self._arguments(self, self._parameters, answers, row)
+    def _call(self, answers: Sequence[Answer], sample: Sample) -> Any:
+        positional, named = self._arguments(self, self._parameters, answers, sample)
         value = self._function(*positional, **{**named, **self.options})
         return asyncio.run(value) if inspect.iscoroutine(value) else value
 
@@ -120,7 +120,8 @@ def part_weights(returns: Sequence[str]) -> dict[str, float]:
 
 
 def _trl(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
-         row: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+         sample: Sample) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    row = row_of(sample)
     chat = isinstance(row.get("prompt"), (list, tuple))
     texts = [[{"role": "assistant", "content": answer.text}] if chat else answer.text for answer in answers]
     known = {**{name: [value] * len(answers) for name, value in row.items() if name not in ("prompt", "completion")},
@@ -131,7 +132,8 @@ def _trl(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], 
 
 
 def _reward_inputs(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
-                   row: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+                   sample: Sample) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    row = row_of(sample)
     return (), {"reward_inputs": [_reward_input(answer, row) for answer in answers]}
 
 
@@ -140,7 +142,8 @@ def _reward_input(answer: Answer, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _predicts(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
-              row: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+              sample: Sample) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    row = row_of(sample)
     known = {"predicts": [answer.text for answer in answers], "ground_truths": [ground_truth(row)] * len(answers)}
     return (), {name: known[name] for name in _wanted(function, parameters, known)}
 
@@ -151,8 +154,10 @@ _BATCHES: dict[str, Callable[..., tuple[Sequence[Any], Mapping[str, Any]]]] = {
 
 
 def _single(function: RewardFunction, parameters: Mapping[str, inspect.Parameter], answers: Sequence[Answer],
-            row: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    (answer,) = answers
+            sample: Sample) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    (answer,), row = answers, row_of(sample)
+    if [*parameters][:2] == ["sample", "answer"]:
+        return (sample, answer), {}
     first = next((name for name in TEXTS if name in parameters), next(iter(parameters)))
     known = {**row, "ground_truth": ground_truth(row), "reward_input": _reward_input(answer, row),
              **{name: dict(row) for name in ROWS}}
@@ -179,6 +184,8 @@ def _wanted(function: RewardFunction, parameters: Mapping[str, inspect.Parameter
     return [name for name in parameters if name in known and name not in function.options]
 
 
-def _is_copy(meta: Any, row: Mapping[str, Any]) -> bool:
-    """Whether a row's `meta` only repeats other columns of the row, as it does if the row came without a `meta`."""
-    return isinstance(meta, Mapping) and all(name in row for name in meta)
+def row_of(sample: Sample) -> dict[str, Any]:
+    """The row of a sample as its file has it: without a `meta` that only repeats other columns."""
+    meta = sample.get("meta")
+    copied = isinstance(meta, Mapping) and all(name in sample.row for name in meta)
+    return {name: value for name, value in sample.row.items() if name != "meta" or not copied}
