@@ -281,7 +281,7 @@ def _uploaded(path: Path) -> Media:
 
 
 def _with_prompt(task: Task, sample: Sample) -> Sample:
-    return replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
+    return replace(sample, prompt=sample.prompt or task.of(sample).templates_for(sample)[0])
 
 
 def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[str, Any]:

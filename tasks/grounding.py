@@ -11,8 +11,6 @@ this question, followed by the answer format."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -97,10 +95,11 @@ class Grounding(RecipeTask):
     def _sample(self, image: Any, row: Mapping[str, Any]) -> Sample:
         return Sample(id=row["id"], media=(Media(source=image),), row=self.filled(row))
 
-    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        sample = super().sample_from_row(row, root)
-        asked = self.used.asked if self.templates == (self.used.prompt,) and _asks_itself(sample.row) else ""
-        return replace(sample, prompt=asked) if asked else sample
+    def templates_for(self, sample: Sample) -> tuple[str, ...]:
+        """The task's templates; that of the recipe for questions if the row has a question of its own and `task.prompt`
+        is not set."""
+        own = self.templates == (self.used.prompt,) and _asks_itself(sample.row)
+        return (self.used.asked,) if own and self.used.asked else self.templates
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         one = self.used.target is boxes.first_box

@@ -260,7 +260,7 @@ test_what_is_wrong_is_named = refused(DataError, one, [*WRONG.values(), *{
         "from": "gpt", "value": "(438, 88)"}]}, "is a position or an action"),
     "code in a table": ({**ASK, "answer": "pyautogui.click(x=3, y=4)"}, "is a position or an action"),
     "boxes in words": ({"image": "a.png", "problem": "Find the cup.",
-                        "solution": "<ref>cup</ref><box>(1,2),(3,4)</box>"}, "is a position or an action"),
+                        "solution": "<ref>cup</ref><box>(1,2),(3,4)</box>"}, "has box tokens"),
     "a place asked for": ({"image": "a.png", "question": "Where is the cup?", "answer": "(438, 88)", "n": 1},
                           "is a position or an action"),
     "captions": ({"timestamps": [[1, 2]], "sentences": []}, "the row has 1 timestamps and 0 sentences"),

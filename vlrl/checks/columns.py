@@ -52,10 +52,10 @@ def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, 
 
 def box_units(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, Finding]]:
     """Yields a finding if the boxes and points of the rows do not seem to be [x1, y1, x2, y2] and [x, y] in pixels,
-    although no setting gives another format."""
+    although no setting names their form."""
     form = context.boxes or getattr(getattr(context.task, "data", None), "boxes", "auto")
-    checked = form == "auto" and context.canonical and any(not _BOX_FIELDS.isdisjoint(row.row) for row in rows)
-    if checked and (found := _SOURCES["doubt"]([row.row for row in rows])):
+    checked = context.canonical and any(not _BOX_FIELDS.isdisjoint(row.row) for row in rows)
+    if checked and (found := _SOURCES["doubt"]([row.row for row in rows], form)):
         yield found.row, Finding(message=found.message, level="error" if found.sure else "warning")
 
 

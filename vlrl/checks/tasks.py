@@ -83,11 +83,12 @@ class TaskSamples:
     @cached_property
     def prompted(self) -> list[PromptedSample]:
         """The samples, each rendered with prompt templates of the task (see `every`)."""
-        templates = self.task.templates
-        count = min(max(len(self.samples), len(templates)), _MOST_PROMPTED) if self.samples else 0
-        in_turn = zip(cycle(templates), cycle(self.samples), range(count), strict=False)
-        pairs = product(templates, self.samples) if self.every else ((t, sample) for t, sample, _ in in_turn)
-        return [self._prompted(replace(sample, prompt=template)) for template, sample in pairs]
+        most = len(self.task.templates)
+        count = min(max(len(self.samples), most), _MOST_PROMPTED) if self.samples else 0
+        in_turn = zip(cycle(range(most)), cycle(self.samples), range(count), strict=False)
+        pairs = product(range(most), self.samples) if self.every else ((n, sample) for n, sample, _ in in_turn)
+        return [self._prompted(replace(sample, prompt=templates[n % len(templates)])) for n, sample in pairs
+                for templates in (self.task.templates_for(sample),)]
 
     def _prompted(self, sample: Sample) -> PromptedSample:
         try:
@@ -304,7 +305,7 @@ def media_problems(task: Task, sample: Sample) -> Iterator[Finding]:
 def placeholder_problems(task: Task, sample: Sample, text: str) -> Iterator[Finding]:
     """Yields a message for each placeholder of the sample's template that is still in the prompt `text`, because the
     row lacks the field."""
-    for name in dict.fromkeys(_PLACEHOLDER.findall(sample.prompt or task.templates[0])):
+    for name in dict.fromkeys(_PLACEHOLDER.findall(sample.prompt or task.templates_for(sample)[0])):
         if name not in sample.row and f"{{{name}}}" in text:
             yield Finding(message=f"the prompt asks for {{{name}}}, which the row does not have (it has "
                           f"{', '.join(map(str, sample.row)) or 'no field'}): give the rows that field, or write "

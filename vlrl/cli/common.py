@@ -142,17 +142,16 @@ Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical, c
 Columns = Annotated[list[str] | None, typer.Option("--columns", metavar="NAME=COLUMN", show_default=False, help=(
     "Read a canonical field from another column, e.g. image=photo; repeat the option for each field."))]
 Boxes = Annotated[str | None, typer.Option(show_default=False, help=(
-    "Format of boxes and points in the file: pixels, norm1000, norm1, xywh, xywh-norm1000 or xywh-norm1. Default: "
-    "data.boxes of the config, else corners in pixels, with a warning if the values suggest another format."))]
+    "Form of boxes and points in the file, as in data.boxes: pixels, norm1000, norm1 or resized, alone or after xywh- "
+    "or xyxy-. Default: data.boxes of the config, else the form that the format of the rows defines, with an error if "
+    "the values contradict it."))]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 def form_of(name: str | None) -> str:
-    """Returns the box format `name` of --boxes ("auto" if none is given). Raises ConfigError for an unknown format."""
-    from vlrl.data.sources.box_forms import FORMS
-    from vlrl.errors import ConfigError, did_you_mean
-    if name and name not in FORMS:
-        raise ConfigError(f"--boxes {name} is not known.{did_you_mean(name, FORMS)} Known: {', '.join(FORMS)}")
+    """Returns the box form `name` of --boxes ("auto" if none is given). Raises ConfigError for an unknown form."""
+    from vlrl.config.box_forms import parse_box_form
+    parse_box_form(name or "auto", "--boxes")
     return name or "auto"
 
 

@@ -110,7 +110,7 @@ def split(
                                                "images.")] = 4,
     root: Annotated[Path | None, typer.Option(show_default=False, help=(
         "Folder that media paths are relative to, in all files, e.g. data/. Default: each file's own folder."))] = None,
-    format: Format = "auto", columns: Columns = None, force: Force = False, json: AsJson = False,
+    format: Format = "auto", columns: Columns = None, boxes: Boxes = None, force: Force = False, json: AsJson = False,
 ) -> None:
     """Split a data file into train.jsonl and heldout.jsonl with no leakage between the two.
 
@@ -120,7 +120,8 @@ def split(
     from vlrl.tools.datasets.split import split_file
     with progress_bars() as progress:
         result = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
-                            format=format, columns=pairs_of(columns), force=force, progress=progress)
+                            format=format, columns=pairs_of(columns), boxes=form_of(boxes), force=force,
+                            progress=progress)
     if json:
         emit({"train": len(result.train), "heldout": len(result.heldout), "wanted": result.wanted,
               "groups": result.groups, "largest_group": result.largest, "near_duplicates": result.near,

@@ -140,6 +140,8 @@ def _show_findings(file: str, findings: DataReport, most: int, labels: bool) -> 
     _show_fields(findings)
     if findings.shapes:
         typer.echo("recognised as: " + printable("; ".join(f"{shape} {n:,}" for shape, n in findings.shapes.items())))
+    if findings.boxes:
+        typer.echo(findings.boxes)
     if findings.example:
         from vlrl.cli.dryrun import print_sample
         print_sample(findings.example)

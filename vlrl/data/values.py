@@ -76,8 +76,8 @@ def pixels(values: list[float], name: str) -> list[float]:
     """Checks that the coordinates of the field `name` can be pixels, and returns them unchanged. Raises DataError
     naming the field if they can only be fractions of the image size."""
     if any(values) and are_shares(values) and any(v != int(v) for v in values):
-        raise DataError(f"{name}={short(values)} are fractions of the image, but this format uses pixels: multiply "
-                        "these numbers by the width and height of the image")
+        raise DataError(f"{name}={short(values)} are fractions of the image, but this format uses pixels: if "
+                        "all boxes of the file are, set data.boxes=norm1 (--boxes norm1), else correct these numbers")
     return values
 
 

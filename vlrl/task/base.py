@@ -243,7 +243,7 @@ class Task:
 
         A `system_prompt` in the row is appended to the task's system prompt. The messages in the row's `turns` come
         before the question."""
-        text = fill(sample.prompt or self.templates[0], sample.row)
+        text = fill(sample.prompt or self.templates_for(sample)[0], sample.row)
         instructions = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
         system = [{"role": "system", "content": [{"type": "text", "text": instructions}]}] if instructions else []
         kinds = [media.kind for media in sample.media]
@@ -320,11 +320,16 @@ class Task:
     def templates(self) -> tuple[str, ...]:
         return tuple(self.prompts) or (self.prompt,)
 
+    def templates_for(self, sample: Sample) -> tuple[str, ...]:
+        """The prompt templates of one sample; those of the task unless the task asks some rows in other words."""
+        return self.templates
+
     def template(self, sample: Sample, visit: int) -> str:
         """The prompt template for one use of a sample, chosen pseudo-randomly from the seed, the sample's id and
         `visit`, the index of this use."""
         key = f"{self.seed}/{sample.id}/{visit}".encode("utf-8", "backslashreplace")
-        return self.templates[zlib.crc32(key) % len(self.templates)]
+        templates = self.templates_for(sample)
+        return templates[zlib.crc32(key) % len(templates)]
 
     def weights_at(self, step: int) -> dict[str, float]:
         """The weight of every reward part at a training step."""

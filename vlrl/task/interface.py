@@ -201,6 +201,6 @@ def first_samples(task: Task, split: str, count: int) -> list[Sample]:
     out, last_turn = [], dict[str, int]()
     for sample in first:  # each task goes through its templates
         turn = last_turn[sample.task] = last_turn.get(sample.task, -1) + 1
-        templates = task.of(sample).templates
+        templates = task.of(sample).templates_for(sample)
         out.append(replace(sample, prompt=templates[turn % len(templates)]))
     return out

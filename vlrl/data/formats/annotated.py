@@ -28,7 +28,7 @@ from vlrl.data.sources.fields import (
     text,
 )
 from vlrl.data.sources.reading import Placed
-from vlrl.data.values import are_shares, hull, number, scaled, short, xywh
+from vlrl.data.values import are_shares, hull, number, scaled, short
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
@@ -178,7 +178,7 @@ def table(record: Record, source: RecordSource) -> list[Row]:
     used = (*(fields or ()), *LABEL, *NAMED, *INSTRUCTION)
     named = {k: v for k, v in record.items() if k not in (fields or ())}
     row = base_fields(named, source)
-    boxes = [_table_box(record, fields, row)] if fields else []
+    boxes = [_table_box(record, fields, row, source)] if fields else []
     words = {role: text(record, *names) for role, names in (
         ("instruction", INSTRUCTION), ("expression", NAMED)) if has(record, *names)}
     label = str(pick(record, *LABEL)) if has(record, *LABEL) else next(iter(words.values()), _UNNAMED)
@@ -204,13 +204,13 @@ def _half_empty(record: Record) -> tuple[str, ...] | None:
                  and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 
 
-def _table_box(record: Record, fields: tuple[str, ...], row: Mapping[str, Any]) -> list[float]:
+def _table_box(record: Record, fields: tuple[str, ...], row: Mapping[str, Any], source: RecordSource) -> list[float]:
     name = ", ".join(fields)
     values = numbers(record[name] if len(fields) == 1 else [record[f] for f in fields], (4,), name)
     layout = str(pick(record, "bbox_format", "box_format") or "").lower()
     if fields in SIDES or layout in ("xywh", "coco"):
-        values = xywh(values)
-    if not are_shares(values):
+        values = source.corners(values)
+    if source.scaled_later or not are_shares(values):
         return values
     return scaled(values, row_size(row), 1, name)
 
@@ -235,10 +235,12 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
     name, entries = (_listed(record) or [("boxes" if has(record, "boxes") else "bboxes", [])])[0]
     row = base_fields(record, source)
     layout = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
-    if entries and not layout and isinstance(pick(record, name), Mapping):  # published data sets use either
+    columns = isinstance(pick(record, name), Mapping)
+    if entries and not layout and columns and not source.form.layout:  # published data sets use either
         raise DataError(f"{name}={short(record[name])}: it is ambiguous whether these boxes are [x1, y1, x2, y2] or "
-                        "[x, y, width, height]. Add a field bbox_format: 'xyxy' for the first, 'xywh' for the second")
-    boxes = [{"box": _table_box({**entry, **layout}, _box_fields(entry) or ("box",), row),
+                        "[x, y, width, height]: set data.boxes=xyxy (--boxes xyxy) for the first, data.boxes=xywh for "
+                        "the second")
+    boxes = [{"box": _table_box({**entry, **layout}, _box_fields(entry) or ("box",), row, source),
               "label": str(pick(entry, *LABEL, "phrase") or "")} for entry in entries]
     labels = list(dict.fromkeys(b["label"] for b in boxes))
     return [{**row, "labels": labels, "boxes": boxes, **meta(record, name, "labels", *layout)}]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.data.formats import swift
+from vlrl.data.formats.box_answers import boxes_of, has_box_tokens, is_plain_number
 from vlrl.data.formats.choices import OPTIONS, answer_fields, answer_text, options_of
 from vlrl.data.formats.conversations import FIELDS, Conversation, conversation_fields
 from vlrl.data.formats.qa import ANSWER, ID_FIELDS, QUESTION, final_answer, reference_answer
@@ -34,14 +35,13 @@ from vlrl.data.sources.fields import (
     row_size,
     text,
 )
-from vlrl.data.values import are_shares, hull, number, pixels, scaled, short, unpacked, xywh
+from vlrl.data.values import are_shares, hull, scaled, short, unpacked
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
 MOST_LABELS = 100
 """If a file has at most this many categories, every row asks for all of them; otherwise a row asks only for the
 categories of the row's own boxes."""
-_FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
 _DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
 _ASKS = re.compile(
     r"[?？\n]|bound(?:ing)?[ -]?box|\bbbox|\bcoordinates?\b|[请框找]|定位|检测|^\W*(?:please|can|could|would|you|given|"
@@ -49,13 +49,14 @@ _ASKS = re.compile(
     r"describe|look|tell|answer|segment|ground|highlight|select|search|predict|determine|list|locali[sz]e|spot|"
     r"pinpoint|let|help|box|in (?:the|this) (?:image|picture|photo))\b", re.IGNORECASE)
 """Matches words that occur in questions and requests, but not in names of objects."""
+_PLACE = re.compile(r"\bbox|bbox|coordinate|locat|detect|\bfind\b|ground|region|\bpoint|\bwhere\b|框|坐标|定位",
+                    re.IGNORECASE)
 _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
 _NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
 _NO_TARGET = re.compile(r"ignore|^flag$", re.IGNORECASE)  # labels of LISA's shapes that its loader leaves out
 _ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math", "numeric": "number"}
-_LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 
 def is_vlm_r1(record: Record) -> bool:
@@ -65,7 +66,7 @@ def is_vlm_r1(record: Record) -> bool:
         return bool(fields)
     answer = pick(record, "solution", "answer", "ground_truth")
     return has(record, "completion") or (isinstance(answer, (str, list)) and has(record, *IMAGE) and bool(
-        _boxes_said(answer_text(json.dumps(answer) if isinstance(answer, list) else answer), "")))
+        boxes_of(answer_text(json.dumps(answer) if isinstance(answer, list) else answer))))
 
 
 def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
@@ -88,7 +89,7 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
                                                             *OPTIONS, "reward_model", "system",
                                                             *(("objects",) if places else ()))}
     points = places is not None and bool(places.points)
-    boxes = [] if points else _boxes_said(answer_text(answer), method) if isinstance(answer, str) else None
+    boxes = [] if points else boxes_of(answer_text(answer), method, question) if isinstance(answer, str) else None
     id = record_id(record, source, *ID_FIELDS)
     if boxes is None:
         about = media_fields(record, source, needed=False) if has(record, *VIDEO) or not has(record, *IMAGE) else {
@@ -101,18 +102,33 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
     row = {**base_fields(record, source), "id": id}
     row |= context_turns(said, row)
     if places and points:
-        return [{**row, **target(question), **swift.points_in_pixels(places, row), "boxes": [], **rest}]
-    boxes = [{**b, "box": _in_pixels(b["box"], row, places.full if places else 1)} for b in boxes]
+        return [{**row, **target(question), **swift.points_in_pixels(places, row, source), "boxes": [], **rest}]
+    _check_tokens(str(answer), source)
+    return [{**_with_boxes(row, question, boxes, places.scale(source) if places else 1, source), **rest}]
+
+
+def _check_tokens(answer: str, source: RecordSource) -> None:
+    """Raises DataError for an answer with the box tokens of a model, unless data.boxes names the unit of the boxes."""
+    if has_box_tokens(answer) and not source.form.unit:
+        raise DataError(f"the answer {short(answer)} has box tokens, whose coordinates depend on the model: set "
+                        "data.boxes=norm1000 (--boxes norm1000) if they go from 0 to 1000, as in Qwen-VL, Qwen2-VL and "
+                        "InternVL, else pixels, norm1 or resized")
+
+
+def _with_boxes(row: Row, question: str, boxes: Sequence[Row], full: float, source: RecordSource) -> Row:
+    """Returns a row with the boxes of an answer to `question`. `full` is the coordinate of the image's right and lower
+    edges (1 for pixels)."""
+    boxes = [{**b, "box": _in_pixels(b["box"], row, full, source)} for b in boxes]
     if len({"label" in b for b in boxes}) > 1:
         raise DataError(f"some of the {len(boxes)} boxes have a label and some have none: label all "
                         "boxes, or remove the labels")
     labels = _listed_categories(question) if not boxes or "label" in boxes[0] else []
     if labels:
         labels = list(dict.fromkeys([*labels, *(b["label"] for b in boxes)]))
-        return [{**row, "labels": labels, "boxes": boxes, **rest}]
+        return {**row, "labels": labels, "boxes": boxes}
     asked = target(question)
     named_ = [{"label": asked["expression"], **b} for b in boxes] if "expression" in asked else boxes
-    return [{**row, **asked, "boxes": named_, **rest}]
+    return {**row, **asked, "boxes": named_}
 
 
 def target(words: str) -> dict[str, str]:
@@ -123,33 +139,10 @@ def target(words: str) -> dict[str, str]:
     return {"question": words} if _ASKS.search(words) else {"expression": words}
 
 
-def _boxes_said(answer: str, method: str) -> list[Row] | None:
-    """Returns the boxes of an answer; [] for an answer that finds no objects; None if the answer does not consist of
-    boxes. `method`, the record's accu_reward_method, decides whether the answer "None" finds no objects."""
-    if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
-        return []
-    parsed = unpacked(_FENCE.sub(r"\1", answer))
-    if isinstance(parsed, str):
-        return None
-    is_box = isinstance(parsed, list) and len(parsed) == 4 and all(map(_is_number, parsed))
-    entries = parsed if isinstance(parsed, list) and not is_box else [parsed]
-    boxes = [_box_said(entry) for entry in entries]
-    return boxes if boxes and None not in boxes else None  # pyright: ignore[reportReturnType]
-
-
-def _in_pixels(box: list[float], row: Record, full: float = 1) -> list[float]:
+def _in_pixels(box: list[float], row: Record, full: float, source: RecordSource) -> list[float]:
+    if source.scaled_later:
+        return box
     return scaled(box, row_size(row), full, "box") if full != 1 or are_shares(box) else box
-
-
-def _box_said(entry: Any) -> dict[str, Any] | None:
-    """Converts [x1, y1, x2, y2], {"bbox_2d": [...], "label": ...} or {"any name": [...]} to {"box": ..., "label": ...
-    if given}; None for anything else."""
-    label = entry.get("label") if isinstance(entry, Mapping) else None
-    if isinstance(entry, Mapping):
-        entry = pick(entry, "bbox_2d", "bbox", "box") or next((v for v in entry.values() if isinstance(v, list)), None)
-    if not (isinstance(entry, list) and len(entry) == 4 and all(map(_is_number, entry))):
-        return None
-    return {"box": entry, "label": label} if isinstance(label, str) else {"box": entry}
 
 
 def _listed_categories(question: str) -> list[str]:
@@ -159,10 +152,6 @@ def _listed_categories(question: str) -> list[str]:
     named = _NEXT_SENTENCE.split(match[1])[0].lstrip(" [")
     quoted = [m[2].strip() for m in _QUOTED.finditer(named)] if named[:1] in "'\"" else []
     return quoted or [word for part in re.split(r"[,;]", named) if (word := part.strip(" '\"`.[]\n"))]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and number(value) is not None
 
 
 EXPRESSION = ("expression", "sentences", "sentence", "sent", "caption", "captions", "phrase", "refexp", "ref_sentence",
@@ -175,27 +164,44 @@ _REF_NAME = re.compile(r"(COCO_\w+_\d{12})_\d+(?=\.\w+$)")
 
 
 def is_problem_box(record: Record) -> bool:
-    given = (pick(record, "solution"), record.get("answer") if isinstance(record.get("answer"), str) else None)
-    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and any(map(_four_numbers, given))
+    """Whether a record has an image, a question or expression in words, and an answer that consists of boxes."""
+    asked = _problem(record)
+    return bool(asked) and has(record, *IMAGE) and bool(_problem_boxes(record, asked))
 
 
 def problem_box(record: Record, source: RecordSource) -> list[Row]:
-    """Converts a record whose `solution` is a box [x1, y1, x2, y2] in original pixels (VLM-R1's rec_jsons_processed,
-    refcoco*_val.json and lisa_test.json; EasyR1).
+    """Converts a record whose `solution` or `answer` is a box [x1, y1, x2, y2] in original pixels, or a list of boxes
+    (VLM-R1's rec_jsons_processed, refcoco*_val.json and lisa_test.json; EasyR1; TRL).
 
     `problem` is the referring expression, or a request that contains it."""
-    asked = target(without_marks(text(record, "problem")))
+    problem = _problem(record)
     row = base_fields(record, source)
-    solution = _four_numbers(pick(record, "solution")) or _four_numbers(record.get("answer"))
-    box = {"box": _in_pixels(numbers(solution, (4,), "solution"), row)}
-    boxes = [{**box, "label": asked["expression"]}] if "expression" in asked else [box]
-    return [{**row, **asked, "boxes": boxes, **meta(record, "problem", "solution", "answer")}]
+    boxes = _problem_boxes(record, problem) or []
+    for name in _BOX_ANSWERS:
+        _check_tokens(str(record.get(name)), source)
+    return [{**_with_boxes(row, problem, boxes, 1, source), **meta(record, *_PROBLEMS, *_BOX_ANSWERS)}]
 
 
-def _four_numbers(value: Any) -> list[Any] | None:
-    if isinstance(value, str):
-        value = unpacked(answer_text(value))
-    return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None
+_PROBLEMS = ("problem", "prompt", "question", "query")
+_BOX_ANSWERS = ("solution", "answer", "ground_truth")
+
+
+def _problem(record: Record) -> str:
+    return without_marks(next((v for name in _PROBLEMS if isinstance(v := record.get(name), str) and v.strip()), ""))
+
+
+def _problem_boxes(record: Record, question: str) -> list[Row] | None:
+    """Returns the boxes of the first answer field that consists of boxes. A list of four numbers is a box unless the
+    question may ask for several numbers."""
+    for name in _BOX_ANSWERS:
+        value = unpacked(record.get(name))
+        listed = isinstance(record.get(name), list) and all(map(is_plain_number, record[name]))
+        if listed and name != "solution" and "question" in target(question) and not _PLACE.search(question):
+            continue
+        words = json.dumps(value) if isinstance(value, (list, Mapping)) else value
+        if isinstance(words, str) and (boxes := boxes_of(answer_text(words), "", question)):
+            return boxes
+    return None
 
 
 def is_refcoco(record: Record) -> bool:
@@ -215,7 +221,7 @@ def refcoco(record: Record, source: RecordSource) -> list[Row]:
     if bbox is None:
         raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox, because files of "
                         "refs do not contain boxes. Copy the bbox of this id from COCO's instances file")
-    box = xywh(pixels(numbers(bbox, (4,), "bbox"), "bbox"))
+    values = source.pixels(numbers(bbox, (4,), "bbox"), "bbox")
     if isinstance(image, Mapping):
         record = {**{side: image[side] for side in ("width", "height") if has(image, side)}, **record}
     sentences = pick(record, *EXPRESSION, "answer")
@@ -229,6 +235,7 @@ def refcoco(record: Record, source: RecordSource) -> list[Row]:
     if isinstance(record.get("file_name"), str):
         record = {**record, "file_name": _REF_NAME.sub(r"\1", record["file_name"])}
     row = base_fields(record, source)
+    box = source.corners(values)
     rest = meta(record, *EXPRESSION, *"bbox segmentation answer question question_id raw_anns raw_image_info "
                 "raw_sentences".split())
     return [{**row, "id": row["id"] if len(names) == 1 else f"{row['id']}-{n}", "expression": name,
@@ -279,7 +286,7 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
         if str(entry.get("image_id")) not in regions:
             place = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
             raise DataError(f"{place} is not the id of an entry of 'images'")
-        region = _annotation(entry, names, record["images"])
+        region = _annotation(entry, names, record["images"], source)
         x1, y1, x2, y2 = region["box"]
         kind = "crowd" if entry.get("iscrowd") in (1, True) else "empty" if x2 == x1 or y2 == y1 else "boxes"
         regions[str(entry["image_id"])].setdefault(kind, []).append(region)
@@ -328,16 +335,17 @@ def _categories(entries: Sequence[Any]) -> dict[str, str]:
     return names
 
 
-def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record]) -> dict[str, Any]:
+def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record], source: RecordSource
+                ) -> dict[str, Any]:
     which = f"annotation {short(entry.get('id'))}"
     key = entry.get("category_id")
     if not isinstance(key, (int, str)) or str(key) not in names:
         raise DataError(f"{which}: category_id={short(key)} is not the id of an entry of 'categories'")
     if not has(entry, "bbox"):
         raise DataError(f"{which} has no bbox")
-    bbox = pixels(numbers(entry["bbox"], (4,), f"{which}: bbox"), f"{which}: bbox")
+    bbox = source.pixels(numbers(entry["bbox"], (4,), f"{which}: bbox"), f"{which}: bbox")
     texts = _texts_of(entry, images)
-    return {"box": xywh(bbox), "label": names[str(key)], **({"texts": texts} if texts else {})}
+    return {"box": source.corners(bbox), "label": names[str(key)], **({"texts": texts} if texts else {})}
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:

@@ -24,7 +24,7 @@ from vlrl.data.sources.fields import (
     text,
 )
 from vlrl.data.sources.reading import Placed
-from vlrl.data.values import are_shares, number, pixels, scaled, short, tidy, unpacked, xywh
+from vlrl.data.values import are_shares, number, pixels, scaled, short, tidy, unpacked
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
@@ -73,12 +73,12 @@ def _element(record: Record, source: RecordSource, corners: bool) -> list[Row]:
     row = base_fields(record, source)
     values = numbers(record["bbox"], (4,), "bbox")
     original = {}
-    if are_shares(values):
+    if are_shares(values) and not source.scaled_later:
         box = scaled(values, row_size(row), 1, "bbox")
     elif corners:
         box = values
     else:
-        box, original = xywh(values), {"bbox": values}
+        box, original = source.corners(values), {} if source.form.unit or source.form.layout else {"bbox": values}
     kind = str(pick(record, "ui_type", "data_type") or "").lower()
     fields = {"element_type": kind if kind in ("icon", "text") else None, "platform": _platform(record, row),
               "category": record.get("group"), "group_key": record.get("application")}
@@ -130,7 +130,7 @@ def gui_g1(record: Record, source: RecordSource) -> list[Row]:
         raise DataError(f"rate={short(record['rate'])} must be a finite number of at least 0")
     match = re.search(r"instruction is:\s*(.+?)\.?\s*Report the bbox", text(record, "problem"), re.DOTALL)
     return [{**base_fields(record, source), "instruction": match[1] if match else text(record, "problem"),
-             "box": pixels(numbers(record["solution"], (4,), "solution"), "solution"), "weight": rate,
+             "box": source.pixels(numbers(record["solution"], (4,), "solution"), "solution"), "weight": rate,
              **meta(record, "problem", "solution", "rate")}]
 
 
@@ -139,7 +139,7 @@ def gui_g2(record: Record, source: RecordSource) -> list[Row]:
     fractions of the image."""
     row = base_fields(record, source)
     if has(record, "abs_box"):
-        box = pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")
+        box = source.pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")
     else:
         box = scaled(numbers(record["rela_box"], (4,), "rela_box"), row_size(row), 1, "rela_box")
     fields = optional(record, platform="platform", element_type="data_type")

@@ -17,7 +17,7 @@ from vlrl.data.formats.choices import (
     option_letter,
     options_of,
 )
-from vlrl.data.formats.conversations import FIELDS, Conversation
+from vlrl.data.formats.conversations import FIELDS, Conversation, conversation_fields, conversation_of
 from vlrl.data.formats.questions import (
     checked_conversation,
     media_fields,
@@ -142,6 +142,18 @@ def missing_answer(record: Record) -> DataError | None:
     return DataError(f"{empty}={short(record[empty])} is empty, so there is no answer to the question "
                      f"{short(pick(record, *QUESTION))}: fill it in, or leave the row out (--keep-going, "
                      "data.quarantine)")
+
+
+def said_answer(record: Record, kept: Record) -> dict[str, str]:
+    """Returns {"answer": the assistant's last turn} of a conversation in `record` that is not in `kept`; {} if there is
+    none, or if `kept` has a field with the answer. Raises DataError if turns before the question would be lost."""
+    if has(kept, *ANSWER) or _ground_truth(kept) is not None or set(conversation_fields(record)) & kept.keys():
+        return {}
+    said = conversation_of(record)
+    if said and (said.turns or said.system):
+        raise DataError("data.columns (--columns) replaces the question of a conversation that also has a system "
+                        "prompt or earlier turns: map the answer as well (answer=COLUMN), or leave out question=")
+    return {"answer": said.answer} if said and said.answer else {}
 
 
 def refuse_two_readings(record: Record) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlrl.data.sources.fields import IMAGE, numbers, pick, row_size
+from vlrl.data.sources.fields import IMAGE, RecordSource, numbers, pick, row_size
 from vlrl.data.values import scaled, short, unpacked
 from vlrl.errors import DataError
 from vlrl.types import Record
@@ -29,10 +29,18 @@ entry is 1."""
 class GroundingMarks:
     """The unit of the boxes in a record's answer, and which of these boxes are points. `fill_marks` returns it."""
 
-    full: float
-    """Coordinate of the image's right and lower edges: 1000 for norm1000; 1 for norm1 and pixels (not scaled)."""
-    shares: bool
+    stated: str = ""
+    """objects.bbox_type; empty if the record does not state it."""
     points: tuple[list[float], ...] = ()
+
+    def scale(self, source: RecordSource) -> float:
+        """Returns the coordinate of the image's right and lower edges: 1000 for norm1000; 1 for norm1 and pixels.
+        Raises DataError if data.boxes contradicts objects.bbox_type."""
+        unit = "pixels" if self.stated == "real" else self.stated
+        if unit in ("pixels", "norm1", "norm1000") and source.form.unit not in ("", unit):
+            raise DataError(f"objects.bbox_type={self.stated!r} and data.boxes={source.boxes!r} contradict each other: "
+                            "remove one of the two")
+        return _FULL[self.stated or "real"]
 
 
 def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
@@ -46,8 +54,8 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
         return record, None
     boxes = [numbers(box, (2, 4), "objects.bbox") for box in objects["bbox"]]
     names, turns = [str(ref) for ref in objects.get("ref") or ()], pick(record, name)
-    kind = objects.get("bbox_type") or "real"
-    if kind not in _FULL:
+    kind = objects.get("bbox_type") or ""
+    if kind and kind not in _FULL:
         raise DataError(f"objects.bbox_type={short(kind)} is not known; known: {', '.join(_FULL)}")
     words = [str(turn.get("content", turn.get("value")) or "") if isinstance(turn, Mapping) else "" for turn in turns]
     last = turns[-1] if turns else None
@@ -72,14 +80,16 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
     if isinstance(images, list) and len(images) > 1 and said:
         raise DataError(f"the boxes belong to several of the {len(images)} images (objects.image_id), but a row can "
                         "have boxes in only one image")
-    return _filled(record, name, turns, asked, said, answers), GroundingMarks(_FULL[kind], kind == "norm1", tuple(
+    return _filled(record, name, turns, asked, said, answers), GroundingMarks(kind, tuple(
         one["bbox_2d"] for one in said if len(one["bbox_2d"]) == 2))
 
 
-def points_in_pixels(marks: GroundingMarks, row: Record) -> dict[str, Any]:
-    """Returns {"points": ...} with the points in `marks`, converted to pixels of the row's image."""
-    scale = marks.shares or marks.full != 1
-    return {"points": [scaled(p, row_size(row), marks.full, "objects.bbox") if scale else p for p in marks.points]}
+def points_in_pixels(marks: GroundingMarks, row: Record, source: RecordSource) -> dict[str, Any]:
+    """Returns {"points": ...} with the points in `marks`, converted to pixels of the row's image unless data.boxes
+    names their unit."""
+    full = marks.scale(source)
+    scale = (marks.stated == "norm1" or full != 1) and not source.scaled_later
+    return {"points": [scaled(p, row_size(row), full, "objects.bbox") if scale else p for p in marks.points]}
 
 
 def _filled(record: Record, name: str, turns: list[Any], texts: list[str], boxes: list[Any], has_answer: bool

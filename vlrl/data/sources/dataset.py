@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from vlrl.data.row_samples import checked_sample, make_sample, repeated_id
 from vlrl.data.samples import SPLITS, BadRow, Samples, bad_row_lines
 from vlrl.data.sources import hub
 from vlrl.data.sources.answer_types import AnswerTrend, TypeTable, settle_type
-from vlrl.data.sources.box_forms import box_doubt
+from vlrl.data.sources.box_forms import assumed_form, box_doubt
 from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.folders import rows_of_split, split_files
 from vlrl.data.sources.heldout import part_of
@@ -65,13 +66,16 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     places: dict[str, str] = {}
     bad: list[BadRow] = []
     taken: set[str] = set()
-    types = TypeTable()
+    types, shapes = TypeTable(), Counter[str]()
     rows = [entry for path in files for entry in rows_in(
         path, data.format, root, data.columns, roots, taken, cache=data.cache, answer_type=data.answer_type,
-        types=types, boxes=data.boxes)]
+        types=types, boxes=data.boxes, shapes=shapes)]
     if guessed := types.guessed():
         log.info("data.%s: answer types guessed, since no field states them: %s (vlrl data check shows examples, "
                  "data.answer_type overrides the guesses)", split, guessed)
+    fields = {name for _, row in rows if not isinstance(row, DataError) for name in row}
+    if said := assumed_form(shapes, fields, data.boxes):
+        log.info("data.%s: %s", split, said)
     for where, row in rows_of_split(rows, split):
         try:
             sample = checked_sample(task, row, root)
@@ -94,7 +98,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
 
 
 def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
-    found = box_doubt([row for _, row in rows if not isinstance(row, DataError)]) if data.boxes == "auto" else None
+    found = box_doubt([row for _, row in rows if not isinstance(row, DataError)], data.boxes)
     return f"\n{found.message}" if found else ""
 
 
@@ -103,7 +107,8 @@ def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
 
     If the row's media paths lie outside `root`, the sample has no media. Raises DataError naming the row."""
     data = task.data or DataSettings()
-    rows = canonical_rows(rename_columns(dict(row), data.columns), data.format, RecordSource(root=root))
+    rows = canonical_rows(rename_columns(dict(row), data.columns), data.format,
+                          RecordSource(root=root, boxes=data.boxes))
     if len(rows) != 1:
         raise DataError(f"the record gives {len(rows)} rows, but one row is needed: pass one of the rows "
                         "that `vlrl data convert` writes")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlrl.config.box_forms import BoxForm, parse_box_form
 from vlrl.data.embedded import EmbeddedMedia, decode_base64, is_pixels
-from vlrl.data.values import LONGEST, number, short, unpacked
+from vlrl.data.values import LONGEST, number, pixels, short, unpacked, xywh
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
@@ -47,7 +48,25 @@ class RecordSource:
     roots: tuple[Path, ...] = ()
     """Additional folders (data.media_roots) in which absolute media paths may lie."""
     boxes: str = "auto"
-    """Format of boxes and points in the record (data.boxes)."""
+    """Form of boxes and points in the record (data.boxes)."""
+
+    @property
+    def form(self) -> BoxForm:
+        return parse_box_form(self.boxes)
+
+    @property
+    def scaled_later(self) -> bool:
+        """Whether data.boxes names another unit than pixels, so that `boxes_to_pixels` scales the boxes."""
+        return self.form.unit not in ("", "pixels")
+
+    def corners(self, values: Sequence[float]) -> list[float]:
+        """Converts [x, y, width, height] to corners. Returns the unchanged values if data.boxes names a layout, because
+        `boxes_to_pixels` then converts them."""
+        return list(values) if self.form.layout else xywh(values)
+
+    def pixels(self, values: list[float], name: str) -> list[float]:
+        """Checks that coordinates of a format that uses pixels can be pixels, unless data.boxes names their unit."""
+        return values if self.scaled_later else pixels(values, name)
 
     def path(self, value: Any) -> Any:
         """Returns a media path of a record, relative to the root folder if possible; other values (such as bytes)

@@ -71,7 +71,9 @@ _TABLES = Table({
     "formats": "vlrl.data.formats.known:FORMATS",
     "rivals": "vlrl.data.formats.known:FIELD_COLUMNS",
     "unanswered": "vlrl.data.formats.qa:missing_answer",
+    "said_answer": "vlrl.data.formats.qa:said_answer",
     "shape_of": "vlrl.data.formats.known:shape_of",
+    "own_units": "vlrl.data.formats.known:OWN_UNITS",
 })
 
 
@@ -194,6 +196,8 @@ def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
         if chosen.refuse:
             chosen.refuse(record)
         kept, source = {k: v for k, v in record.items() if k not in beside}, source or RecordSource()
+        if name in _TABLES["own_units"] and source.boxes not in ("auto", "pixels"):
+            raise DataError(f"format {name} defines the form of its boxes: remove data.boxes={source.boxes} (--boxes)")
         rows = chosen.rows(kept, source)
         if rows and not native:
             left = unread_columns(name, kept, rows, lambda less: chosen.rows(less, source))
@@ -257,9 +261,14 @@ def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Map
 
 def rename_columns(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
     """Returns the record with its columns renamed; `columns` maps canonical fields to columns. For each renamed field,
-    removes all other columns from which this field could be read."""
+    removes all other columns from which this field could be read. If the question is renamed, the assistant's answer in
+    a removed conversation becomes the field `answer`, unless another column holds the answer."""
     if isinstance(record, DataError) or not columns:
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}
     rivals = {n for name in given for n in _TABLES["rivals"].get(name, (name,))} | set(columns.values())
-    return {**{k: v for k, v in record.items() if k not in rivals}, **given}
+    kept = {**{k: v for k, v in record.items() if k not in rivals}, **given}
+    try:
+        return {**_TABLES["said_answer"](record, kept), **kept} if "question" in given else kept
+    except DataError as error:
+        return error

@@ -26,7 +26,7 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, make_sample, sample_from_row
 from vlrl.data.coordinates import Coordinates
 from vlrl.data.sources.answer_types import TypeLine, TypeTable
-from vlrl.data.sources.box_forms import coordinates_in
+from vlrl.data.sources.box_forms import assumed_form, coordinates_in
 from vlrl.data.sources.files import READERS
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError, TaskError
@@ -64,6 +64,8 @@ class DataReport:
     example: SamplePreview | None = None  # the first row without errors, rendered as the model will see it
     types: Sequence[TypeLine] = ()
     """The answer types that were chosen for the rows, each with examples and the reasons for the choice."""
+    boxes: str = ""
+    """In which form the boxes of another project's format were read; empty if the rows or the caller say it."""
     pixels: PixelBudget | None = None
     """Sizes of target boxes after the processor has resized the images; None if no row has a target box, or if the
     resize is not known."""
@@ -116,7 +118,10 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
         checks.row_findings(row, context)
     checks.file_findings(rows, context)
     pixels = pixel_budget([row.given for row in rows if isinstance(row.given, dict)], scale)
-    return replace(_summary(rows, files, pixels), shapes=dict(shapes.most_common()), types=types.lines(),
+    summary = _summary(rows, files, pixels)
+    doubted = any(f.rule == "box/units" for row in rows for f in row.findings)
+    return replace(summary, shapes=dict(shapes.most_common()), types=types.lines(),
+                   boxes="" if doubted else assumed_form(shapes, summary.fields, boxes),
                    example=_example(rows, preview) if preview else None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.media import IMAGE_FORMATS, resolve
 from vlrl.data.row_samples import media_items
 from vlrl.data.sources.answer_types import TypeTable
+from vlrl.data.sources.box_forms import assumed_form, box_doubt
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.store.files import replacing, suffix_of
@@ -67,14 +69,16 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
                             f"file to a folder inside {target}, or omit --root")
         return name
 
-    seen: list[CheckedRow] = []
+    seen, shapes = list[CheckedRow](), Counter[str]()
     good, bad = usable_rows(path, format, root, task, columns=columns, answer_type=answer_type, types=types,
-                            keep=lambda row: (_saved(row, keep), target), boxes=boxes, seen=seen)
+                            keep=lambda row: (_saved(row, keep), target), boxes=boxes, seen=seen,
+                            shapes=shapes)
     found = [f for f in checks.file_findings(seen, Context(task=task, boxes=boxes)) if f.rule in _REMARKS]
-    said = [f.message for f in found]
+    said, doubts = [f.message for f in found], "".join(f"\n{f.message}" for f in found if f.kind == "box")
     if bad and not keep_going:
-        doubts = "".join(f"\n{f.message}" for f in found if f.kind == "box")
         raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them){doubts}")
+    if any(f.kind == "box" and f.level == "error" for f in found):
+        raise DataError(f"{path}:{doubts}")
     if not good:
         raise DataError(f"{path} has no usable row" + (f"; {bad[0].where}: {bad[0].reason}" if bad else ""))
     rows = [relocated(row, root or path.parent, target) for row in good]
@@ -83,7 +87,7 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
             temporary.write_bytes(item.data)
     write_rows(out, rows)
     if remarks is not None:
-        remarks += said
+        remarks += [*said, *filter(None, [assumed_form(shapes, {name for row in rows for name in row}, boxes)])]
     return len(good), bad
 
 
@@ -101,17 +105,19 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
                 columns: Mapping[str, str] | None = None,
                 keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None,
                 answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
-                seen: list[CheckedRow] | None = None) -> tuple[list[UsableRow], list[BadRow]]:
+                seen: list[CheckedRow] | None = None, shapes: Counter[str] | None = None
+                ) -> tuple[list[UsableRow], list[BadRow]]:
     """Returns (the rows that the task can read, the bad rows with reasons). Without a task, rows with valid canonical
     fields are usable.
 
-    Every row that could be parsed is appended to `seen`. `keep` is called for a row with embedded media; it returns
-    (the row with paths instead of media, the folder that these paths are relative to). For the other options see
-    `convert`."""
+    Every row that could be parsed is appended to `seen`, and `shapes` counts the recognised formats. `keep` is called
+    for a row with embedded media; it returns (the row with paths instead of media, the folder that these paths are
+    relative to). For the other options see `convert`."""
     reader, good, bad = task or Task(), [], []
     context = Context(task=task)
     first: dict[str, str] = {}
-    for where, row in rows_in(path, format, root, columns, answer_type=answer_type, types=types, boxes=boxes):
+    for where, row in rows_in(path, format, root, columns, answer_type=answer_type, types=types, boxes=boxes,
+                              shapes=shapes):
         if seen is not None and not isinstance(row, DataError):
             seen.append(CheckedRow(where=where, row=row, id=str(row.get("id")), root=root or path.parent))
         try:
@@ -137,11 +143,18 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
     return good, bad
 
 
-def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str, str] | None) -> list[UsableRow]:
-    """The rows of a file, for callers that accept no bad rows. Raises DataError at the first bad row."""
-    rows, bad = usable_rows(path, format, root, columns=columns)
+def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str, str] | None, boxes: str = "auto"
+               ) -> list[UsableRow]:
+    """The rows of a file, for callers that accept no bad rows. Raises DataError at the first bad row, and if the boxes
+    do not seem to be in the assumed form."""
+    seen: list[CheckedRow] = []
+    rows, bad = usable_rows(path, format, root, columns=columns, boxes=boxes, seen=seen)
+    doubt = box_doubt([row.row for row in seen], boxes)
+    doubted = f"\n{doubt.message}" if doubt else ""
     if bad:
-        raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
+        raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row){doubted}")
+    if doubt and doubt.sure:
+        raise DataError(f"{path}:{doubted}")
     return rows
 
 

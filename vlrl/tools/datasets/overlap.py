@@ -62,7 +62,7 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
 
     Texts are compared for rows without media. For rows with media, only long texts are compared, because the same short
     question is asked about many images. Raises DataError for a bad row and for media that cannot be read."""
-    sides = [sound_rows(path, format, root, columns) for path in (train, heldout)]
+    sides = [sound_rows(path, format, root, columns, "pixels") for path in (train, heldout)]
     known, own = (read_signatures([(row, one) for row in rows for one in row.media], limits or LimitsSettings(),
                                   progress) for rows in sides)
     pictures = similar_images(known, own, progress)

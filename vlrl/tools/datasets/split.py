@@ -56,10 +56,11 @@ class Split:
 
 def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
                near_duplicates: bool = True, distance: int = 4, root: Path | None = None, format: str = "auto",
-               columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None, force: bool = False,
-               progress: Progress = no_progress) -> Split:
+               columns: Mapping[str, str] | None = None, boxes: str = "auto", limits: LimitsSettings | None = None,
+               force: bool = False, progress: Progress = no_progress) -> Split:
     """Splits the rows of a file as `split` does, and writes train.jsonl and heldout.jsonl to `folder`. Media paths
-    become relative to `root` if given, else to `folder`. `columns` maps canonical fields to columns.
+    become relative to `root` if given, else to `folder`. `columns` maps canonical fields to columns; `boxes` is as in
+    data.boxes.
 
     Raises DataError at the first bad row, and if the files exist and `force` is not set. Raises the errors of `split`
     as well."""
@@ -67,7 +68,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
     if os.path.exists(folder) and not folder.is_dir():
         raise DataError(f"{folder} is a file. Give a folder for {' and '.join(FILES)}")
     refuse_existing(targets, force)
-    if not (rows := sound_rows(path, format, root, columns)):
+    if not (rows := sound_rows(path, format, root, columns, boxes)):
         raise DataError(f"{path} has no usable row")
     result = split(rows, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, limits=limits,
                    progress=progress)

@@ -88,7 +88,7 @@ def sample_for_setting(task: Task, setting: EvalSetting, samples: Sequence[Sampl
     sample = probe(setting.probe, samples, number) if setting.probe else samples[number]
     if setting.wording is None:
         return sample
-    templates = task.of(sample).templates
+    templates = task.of(sample).templates_for(sample)
     return replace(sample, prompt=templates[setting.wording % len(templates)])
 
 

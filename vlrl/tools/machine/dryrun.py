@@ -334,7 +334,7 @@ def preview(config: Config, task: Task, sample: Sample) -> SamplePreview:
 def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> SamplePreview:
     """Returns a preview of one sample as the model sees it, with the perfect answer and its reward. `encode` is the
     model's encoder. If `encode` is None, the preview is made without the model."""
-    sample = replace(sample, prompt=task.templates[0])
+    sample = replace(sample, prompt=task.templates_for(sample)[0])
     if encode is None:
         return preview_without_model(config.limits, task, sample)
     prompt = encode(task, sample)

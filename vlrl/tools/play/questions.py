@@ -92,7 +92,7 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 
     A person answers in pixels of the original image, so the original size is used as `processed_size` if the row has no
     `processed_size`."""
-    sample = replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
+    sample = replace(sample, prompt=sample.prompt or task.of(sample).templates_for(sample)[0])
     shown = media_files([*sample.media, *(sample.opening.media if sample.opening else ())], limits, folder)
     size = next((s.size for s in shown if s.size), None)
     if size:

@@ -242,7 +242,8 @@ def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
     except (ValueError, TypeError, RecursionError):
         raise RunError(f"rollout of group {row['group_id']!r}, step {row['step']}: the stored sample is not a "
                        "JSON object") from None
-    templates, prompt = task.templates, row["prompt"] or ""
+    prompt = row["prompt"] or ""
+    templates = task.templates_for(Sample(id=row["sample_id"] or "", row=fields))
     fitting = templates if len(templates) == 1 else [t for t in templates if fill(t, fields) in prompt]
     template = max(fitting, key=len, default=templates[0])
     return Sample(id=row["sample_id"] or "", row=fields, prompt=template), bool(fitting)
