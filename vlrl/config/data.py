@@ -33,15 +33,15 @@ class DataSettings(Settings):
     root: str = Field(default="", description="Folder that media paths are relative to; empty = the data file's "
                       "folder.")
     format: str = Field(default="auto", description="Format of the rows; auto = detected from their fields.")
-<<<<<<< HEAD
     columns: Mapping[str, str] = Field(
         default_factory=dict, description=(
         "Field -> column of the files, e.g. {question: problem}. Known formats do not need it."))
-    boxes: Literal["auto", "pixels", "norm1000", "norm1", "xywh", "xywh-norm1000", "xywh-norm1"] = Field(
-        default="auto", description=(
-        "Form of boxes and points whose format does not define it. pixels of the original image, 0 to 1000 "
-        "(norm1000) or 0 to 1 (norm1); [x, y, width, height] in place of corners (xywh). auto = corners in "
-        "pixels, with a warning where the file as a whole contradicts that."))
+    boxes: str = Field(default="auto", description=(
+        "Form of boxes and points; auto = as the format of the rows defines. pixels of the original image, 0 to 1000 "
+        "(norm1000), 0 to 1 (norm1), or pixels of the resized image (resized if each row states that size; "
+        "resized:28:3136:1003520 = sides in multiples of 28, 3136 to 1003520 pixels). xywh- or xyxy- before the "
+        "unit, or alone: [x, y, width, height] or two corners. With auto, a run does not start if the boxes of the "
+        "file contradict their format."))
     answer_type: AnswerType | None = Field(default=None, description=(
         "Answer type of all rows without options; null = inferred. It takes precedence over the rows' own. null = "
         "the rows' own, or else inferred from the answers and questions of the file, as `vlrl data check` shows."))
@@ -68,40 +68,6 @@ class DataSettings(Settings):
     seed: int = Field(
         default=0, ge=-(2**63), lt=2**63, description=(
         "Seed of generated samples and of splits. It is independent of the training seed."))
-=======
-    columns: Mapping[str, str] = Field(default_factory=dict, description="Field -> column of the files, e.g. "
-                                       "{question: problem, answer: solution, images: image}. Known formats do not "
-                                       "need it.")
-    boxes: str = Field(default="auto", description="Form of boxes and points in the files: pixels of the original "
-                       "image, 0 to 1000 (norm1000), 0 to 1 (norm1), or pixels of the resized image (resized, if each "
-                       "row states that size; resized:28:3136:1003520 = sides in multiples of 28, 3136 to 1003520 "
-                       "pixels). With xywh- or xyxy- before it, [x, y, width, height] or two corners; xywh and xyxy "
-                       "alone are in pixels. auto = the form that the format of the rows defines; a run does not start "
-                       "if the file as a whole contradicts it.")
-    answer_type: AnswerType | None = Field(default=None, description="answer_type of all rows without options; takes "
-                                           "precedence over the rows' own. null = the rows' own, or else inferred from "
-                                           "the answers and questions of the file, as `vlrl data check` shows.")
-    index: Literal["auto", "memory", "lazy"] = Field(
-        default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
-        "is drawn, and a bad row is then skipped (data.quarantine) or stops the run; for files larger than memory. "
-        "auto = lazy for files of at least 64 MiB in a format with one row per record.")
-    stream: bool = Field(default=False, description="Read rows nearly in file order, for slow disks and network file "
-                         "systems: rows are read when they are drawn (data.index=lazy), and curriculum.name=uniform "
-                         "draws blocks of 1000 consecutive rows in shuffled order, mixed by data.shuffle_buffer.")
-    shuffle_buffer: Positive = Field(default=1000, description="With data.stream: number of consecutive rows that are "
-                                     "shuffled; 1 = none, more than 1000 mixes several blocks. Only row numbers are "
-                                     "shuffled: no row is held in memory.")
-    media_roots: tuple[str, ...] = Field(default=(), description="Further folders that media may be in, reached by "
-                                         "absolute paths, '..' or links. Media anywhere else make a row bad.")
-    urls: bool | tuple[str, ...] = Field(default=False, description="Whether media may be URLs: false, true (every "
-                                         "public host, by https), or a list of hosts such as [images.example.org, "
-                                         "'*.example.org', 'example.org:8443', 'http://example.org']. Private "
-                                         "addresses are never contacted. See docs/security.md.")
-    cache: str = Field(default="", description="Folder for downloads from URLs and the Hub, and for row indexes of "
-                       "large files; empty = vlrl in the user's cache folder.")
-    seed: int = Field(default=0, ge=-(2**63), lt=2**63, description="Seed of generated samples and of splits; "
-                      "independent of the training seed.")
->>>>>>> 1b6558e9 (Boxes in five frames: data.boxes knows resized pictures and both layouts, doubts stop a run, a question of the rows is asked in its own words; the answer of a conversation outlives another question)
     quarantine: bool = Field(default=False, description="Skip, count and list bad rows instead of stopping.")
     clip_cache_mib: Count = Field(default=256, description=(
         "Host memory (MiB) per process for decoded frames; 0 = off. A clip in several prompts or steps is decoded "

@@ -114,14 +114,10 @@ FORMATS: dict[str, Format] = {
 """Formats by name, the most specific first.
 
 A record belongs to the first format that recognises it, else to `canonical`. With data.format=auto, a file is read in
-<<<<<<< HEAD
 the format to which most of its records belong. The format `plain` keeps the columns of a record as they are; it is
 never recognised, but chosen by data.format or by a task."""
-=======
-the format to which most of its records belong."""
 OWN_UNITS = frozenset(("label_studio", "elements", "got10k", "visual_genome", "aitw"))
 """Formats whose boxes and points have one form, which data.boxes cannot change."""
->>>>>>> 1b6558e9 (Boxes in five frames: data.boxes knows resized pictures and both layouts, doubts stop a run, a question of the rows is asked in its own words; the answer of a conversation outlives another question)
 PROJECTS = {
     "canonical": "vlrl", "coco": "COCO, LVIS, Objects365", "label_studio": "Label Studio", "lisa": "LISA, ReasonSeg",
     "statement": "VSR, NLVR2", "hallusion": "HallusionBench", "natural_bench": "NaturalBench", "visual7w": "Visual7W",
