@@ -320,7 +320,7 @@ def test_every_name_and_option_stands_there():
 def test_the_example_is_short_and_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    found = re.findall(r"`([\w.]+)`\n\n```\w+\n(.*?)```", PAGE, re.S)
+    found = re.findall(r"`(\w+\.(?:py|yaml))`\n\n```\w+\n(.*?)```", PAGE, re.S)
     assert [name for name, _ in found] == ["tempered.py", "tempered.yaml", "test_tempered.py"]
     assert sum(len(text.splitlines()) for _, text in found) < 40
     for name, text in found:
