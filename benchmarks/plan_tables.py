@@ -16,19 +16,24 @@ from typing import Any
 from vlrl.cli.main import main as vlrl
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "docs" / "scaling.md", ROOT / "docs" / "first-real-run.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "scaling.md", ROOT / "docs" / "first-real-run.md")
 BLOCK = re.compile(r"(?<=<!-- plan: )([\w-]+) -->\n[^<]*(?=<!-- /plan -->)")
 PRESETS = sorted(path.name for path in (ROOT / "configs" / "models").glob("*.yaml"))
 SIZES = [*((f"`{name}`", f"configs/models/{name}") for name in PRESETS),
-         ("Qwen2.5-VL 32B, settings of the 7B",
+         ("`qwen2_5_vl_7b.yaml` with the 32B",
           "configs/models/qwen2_5_vl_7b.yaml model.name=Qwen/Qwen2.5-VL-32B-Instruct")]
-LEARNS = {"adapter": "", "adapter over 4-bit weights": "model.lora.quantize=nf4",
-          "language model": "model.lora.rank=0"}
-WAYS = {"one GPU, `engine=hf`": "", "one GPU, `engine=vllm_server`": "engine=vllm_server",
-        "8 GPUs, `fsdp2`": "--gpus 8 engine=vllm_server train.sharding=fsdp2",
-        "16 GPUs, `fsdp2`, `train.gather=compute`":
-            "--gpus 16 engine=vllm_server train.sharding=fsdp2 train.gather=compute"}
+LEARNS = {"LoRA": "", "LoRA, 4-bit": "model.lora.quantize=nf4", "full": "model.lora.rank=0"}
+WAYS = {"`engine=hf`": "", "`engine=vllm_server`": "engine=vllm_server",
+        "8 GPUs, `fsdp2`": "--gpus 8 engine=vllm_server train.sharding=fsdp2"}
 SEVEN = "configs/models/qwen2_5_vl_7b.yaml task=grounding model.lora.rank=0 --gpus 8"
+MODELS = {"Qwen3-VL 2B": "configs/models/qwen3_vl_4b.yaml model.name=Qwen/Qwen3-VL-2B-Instruct",
+          "Qwen2.5-VL 3B": "configs/models/qwen2_5_vl_3b.yaml", "Qwen2.5-VL 7B": "configs/models/qwen2_5_vl_7b.yaml"}
+CARDS = {"RTX 4090": 24, "L40S": 48, "H100": 80, "H200": 141}
+RUNS = {"LoRA, 4-bit weights": "model.lora.quantize=nf4", "LoRA": "", "full": "model.lora.rank=0",
+        "full, 8 cards":
+            "model.lora.rank=0 --gpus 8 engine=vllm_server engine.memory=0.9 train.sharding=fsdp2"}
+ROOM = 0.95
+"""Largest share of a card's memory that a run may take by its estimate."""
 ZERO = {"`zero2`, servers generate": f"{SEVEN} train.sharding=zero2 engine=vllm_server",
         "`zero3`, `engine=hf`": f"{SEVEN} train.sharding=zero3",
         "`fsdp2`, `engine=hf`": f"{SEVEN} train.sharding=fsdp2"}
@@ -65,8 +70,21 @@ def commands(rows: dict[str, str]) -> Iterator[Sequence[str]]:
         yield name, f"`vlrl plan {words}`", f"{plan['peak']} of {plan['gib']:g}"
 
 
+def where() -> Iterator[Sequence[str]]:
+    """Yields a row for each model: the peak in GiB and the smallest kind of card that it fits into."""
+    yield "", *RUNS
+    for name, size in MODELS.items():
+        yield name, *(_smallest(f"{size} task=grounding {words}") for words in RUNS.values())
+
+
+def _smallest(command: str) -> str:
+    plans = {gib: told(f"{command} --card '{card}'") for card, gib in CARDS.items()}
+    fitting = [gib for gib, plan in plans.items() if plan["fits"] and float(plan["peak"]) <= ROOM * gib]
+    return f"{plans[80]['peak']} GiB: {f'{fitting[0]} GB' if fitting else 'several cards'}"
+
+
 TABLES: dict[str, Callable[[], Iterator[Sequence[str]]]] = {
-    "presets": matrix, "deepspeed": lambda: commands(ZERO), "first-run": lambda: commands(FIRST)}
+    "where": where, "presets": matrix, "deepspeed": lambda: commands(ZERO), "first-run": lambda: commands(FIRST)}
 
 
 def page(text: str) -> str:
