@@ -57,7 +57,8 @@ def test_steps_are_rounded_up(place, passes, per_step, steps):
     loaded = config.load("long.yaml", [f"epochs={passes}", f"rollout.prompts_per_step={per_step}"])
     assert epochs.length_of(loaded) == (steps, ROWS)
     found = dryrun.check(loaded)
-    assert found.length == [f"epochs={passes:g}: {steps} steps of {per_step} prompts, for {ROWS} training rows"]
+    many = f"{steps} step{'s' * (steps > 1)}"
+    assert found.length == [f"epochs={passes:g}: {many} of {per_step} prompts, for {ROWS} training rows"]
 
 
 def test_what_an_epoch_means_for_other_samplers_is_said(place):

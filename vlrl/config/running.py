@@ -28,8 +28,10 @@ class EvalSettings(Settings):
     every: Count = Field(default=0, description="Steps between evaluations; 0 = only before and after training.")
     samples: Count = Field(default=256, description="Samples per split; 0 = no evaluation.")
     splits: tuple[str, ...] = Field(default=("heldout",), description="Splits to evaluate on.")
-    patience: Count = Field(default=0, description="End the run early after this many evaluations without a new best "
-                            "value of save.best; 0 = never. Needs eval.every.")
+    patience: Count = Field(
+        default=0, description=(
+        "End early after this many evaluations without a new best; 0 = never. The value is that of save.best. "
+        "Needs eval.every."))
     temperature: NonNegative = Field(default=0.0, description="Sampling temperature; 0 = greedy.")
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:

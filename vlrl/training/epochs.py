@@ -51,7 +51,8 @@ def length_lines(config: Config) -> Iterator[str]:
     length filled in. Yields nothing if the length is given in steps."""
     if config.epochs is None or config.epoch_prompts is None:
         return
-    yield (f"epochs={config.epochs:g}: {config.steps:,} steps of {config.rollout.prompts_per_step} prompts, for "
+    steps = f"{config.steps:,} step{'s' * (config.steps != 1)}"
+    yield (f"epochs={config.epochs:g}: {steps} of {config.rollout.prompts_per_step} prompts, for "
            f"{config.epoch_prompts:,} training rows")
     if config.shares:
         yield "epochs: the tasks share the draws by their weights, so the rows of one task may be drawn more often"
