@@ -83,7 +83,7 @@ def module(name: str) -> ModuleType:
         if error.name != name.partition(".")[0] or name not in COPIES:
             raise
         return file_module(COPIES[name])
-    if not name.startswith("vlrl.") and (file := getattr(found, "__file__", None)) and _is_own(file):
+    if not name.startswith("vlrl.") and (file := getattr(found, "__file__", None)) and is_own(file):
         USED[name] = Path(file)
     return found
 
@@ -162,11 +162,12 @@ def place(error: BaseException) -> str:
     """The location of an error in user code, as `path/file.py:3: `; "" for an error outside of user code. The location
     is the last stack frame outside of vlrl and installed packages."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
+    own = [f"{f.filename}:{f.lineno}: " for f in frames if is_own(f.filename)]
     return own[-1] if own else ""
 
 
-def _is_own(filename: str) -> bool:
+def is_own(filename: str) -> bool:
+    """Whether a file is user code, not part of vlrl or of an installed package."""
     return not filename.startswith(_NOT_OWN) and not {"site-packages", "dist-packages"} & {*Path(filename).parts}
 
 

@@ -52,7 +52,7 @@ def train(config: str | Path | Config | Mapping[str, Any] | None = None, /, *, m
         settings |= sections
         config = settings_of(config=config, model=model, data=data, reward=reward, prompt=prompt, heldout=heldout,
                              settings=settings)
-        settings = {name: value for name, value in settings.items() if not isinstance(value, type)}
+        settings = {name: value for name, value in settings.items() if name != "task" or not isinstance(value, type)}
     else:
         settings |= sections
     resolved = config_of(config, **settings)

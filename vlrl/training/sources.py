@@ -56,11 +56,10 @@ def offer(run: Path) -> None:
 
 
 def _siblings() -> dict[str, Path]:
-    """{module name: file} of the modules that files of user code have imported from their own folders."""
-    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())
-             if not name.startswith(registry.FILE_MODULE) and name != "__main__"}
-    return {name: Path(file) for name, file in files.items() if file and Path(file).parent in registry.FOLDERS
-            and "." not in name}
+    """{module name: file} of the modules beside the loaded files of user code that this process has imported too."""
+    names = [name for name in list(sys.modules) if "." not in name and name != "__main__"]
+    folders = dict.fromkeys(path.parent for path in registry.USED.values())
+    return {name: folder / f"{name}.py" for folder in folders for name in names if (folder / f"{name}.py").is_file()}
 
 
 def _text(path: Path) -> str | None:

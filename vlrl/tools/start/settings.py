@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 
 from vlrl.config.base import Named
 from vlrl.config.loading import Config, config_of, find_config, overridden, shipped_configs
+from vlrl.config.merging import merge
 from vlrl.config.plain import plain
 from vlrl.config.registry import resolve
 from vlrl.config.yaml_text import parse
@@ -76,7 +78,13 @@ def settings_of(*, config: Any = None, model: Any = None, data: Any = None, rewa
     tree |= {"data": rows} if rows else {}
     if not _at(own, "run", "dir"):
         tree["run"] = {"dir": _folder(config, rows.get("train", ""), data, task)}
-    return _with_returns({**base, **tree}, own)
+    own = {name: value for name, value in own.items() if not isinstance(value, type)}
+    before = config_of(base, **own) if config is not None and reward is not None else None
+    if before is not None and before.tasks:
+        raise ConfigError(f"reward is given, and the config has several tasks ({before.task_name}): set task.parts of "
+                          "each in the config, or select one task (task=LABEL)")
+    known = plain(before.task)["parts"] if before is not None else []
+    return _with_returns(merge(base, tree), known, own)
 
 
 def write_config(tree: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
@@ -182,23 +190,21 @@ def _folder(config: Any, file: str, data: Any, task: Mapping[str, Any]) -> str:
     return str(Path("runs") / (re.sub(r"[^\w.-]+", "-", "-".join(filter(None, words)))[:60] or "run"))
 
 
-def _with_returns(tree: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _with_returns(tree: dict[str, Any], known: list[Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with the option `returns` for each reward function that returns a dict, as one call of it with the
-    first row shows. Whatever goes wrong is left to the checks at the start of the run, which name it."""
-    parts = tree.get("task", {}).get("parts", [])
-    if not parts:
+    first row shows, behind the `known` parts of the config. Whatever goes wrong is left to the checks at the start of
+    the run, which name it."""
+    task = tree.get("task")
+    if not isinstance(task, Mapping) or not (parts := task.get("parts")):
         return tree
-    try:
-        bare = {**tree, "task": {**tree["task"], "parts": []}}
-        task = make_task(config_of(bare, **own))
-        sample = task_samples(task, "train")[0]
-    except VlrlError:
-        return tree
-    found = [_returning(entry, task.of(sample), sample) for entry in parts]
-    return {**tree, "task": {**tree["task"], "parts": found}}
+    found = parts
+    with suppress(VlrlError):
+        sample = task_samples(make_task(config_of(merge(tree, {"task": {"parts": known}}), **own)), "train")[0]
+        found = [_returning(entry, sample) for entry in parts]
+    return merge(tree, {"task": {"parts": [*known, *found]}})
 
 
-def _returning(entry: Any, task: Any, sample: Any) -> Any:
+def _returning(entry: Any, sample: Any) -> Any:
     part = Named.model_validate(entry)
     function = resolve("reward", part.name, PARTS)
     if "returns" in part.options or hasattr(function, ATTRIBUTE):
@@ -208,7 +214,7 @@ def _returning(entry: Any, task: Any, sample: Any) -> Any:
         own = RewardFunction("reward", part, function)
         for text in (*_TRIED, str(ground_truth(sample.row))):
             keys += own.keys_of(sample, Answer(text=text, final=text, n_tokens=1))
-    except Exception:  # the user's own code may raise anything
+    except Exception:  # of the user's own code; the checks at the start call it again
         pass
     keys = list(dict.fromkeys(keys))
     options = {k: v for k, v in part.options.items() if k != "part"}

@@ -1,7 +1,7 @@
 """Names functions and classes so that another process can load them: `path/file.py:name` or `module:name`.
 
 A function that is defined in a notebook, a script or another function has no such name. Its source is written to a
-file, together with what it uses: imports, other functions and classes, and constants."""
+file, together with what it uses: imports, other functions and classes, constants; the user's own modules are copied."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.registry import FILE_MODULE
+from vlrl.config.registry import FILE_MODULE, is_own
 from vlrl.errors import ConfigError
 from vlrl.store.files import write_text
 
+_UNKNOWN = object()
 _LARGEST = 1 << 20
 """Most characters of a constant that is written into a file."""
 
@@ -41,6 +42,8 @@ def named(function: Any, argument: str, cache: Path) -> dict[str, Any]:
         if function.args:
             raise ConfigError(f"{argument}: this functools.partial binds positional arguments: bind them by name")
         return {**named(function.func, argument, cache), **function.keywords}
+    if isinstance(inspect.unwrap(function), types.FunctionType):
+        function = inspect.unwrap(function)  # its source has the decorators
     if not isinstance(function, (types.FunctionType, type)):
         raise ConfigError(f"{argument}={function!r}: give a function that is defined by `def`, or its name as "
                           "path/file.py:function. An object that can be called, or a method, cannot be stored with the "
@@ -66,19 +69,21 @@ def _written(function: Any, argument: str, cache: Path) -> str:
     writer = _Source(argument)
     writer.add(function.__name__, function)
     text = "\n\n".join(filter(None, ["\n".join(dict.fromkeys(writer.imports)), *writer.definitions.values()])) + "\n"
-    path = cache / "source" / hashlib.sha256(text.encode()).hexdigest()[:12] / f"{function.__name__}.py"
-    write_text(path, text, sync=False)
-    return f"{path}:{function.__name__}"
+    digest = hashlib.sha256("\0".join([text, *writer.modules.values()]).encode()).hexdigest()[:12]
+    for name, content in {**writer.modules, function.__name__: text}.items():
+        write_text(cache / "source" / digest / f"{name}.py", content, sync=False)
+    return f"{cache / 'source' / digest / function.__name__}.py:{function.__name__}"
 
 
 class _Source:
     """Collects the source of a function and of everything that it uses. `definitions` maps each name to its source, in
-    the order in which the module must define them."""
+    the order in which the module must define them; `modules` maps the user's own modules to their text."""
 
     def __init__(self, argument: str):
         self.argument = argument
         self.imports: list[str] = []
         self.definitions: dict[str, str] = {}
+        self.modules: dict[str, str] = {}
         self._values: dict[str, Any] = {}
 
     def add(self, name: str, value: Any) -> None:
@@ -89,6 +94,10 @@ class _Source:
                                   "the reward function uses: rename one of them, or write the functions into a file")
             return
         self._values[name] = value
+        if isinstance(inspect.unwrap(value), types.FunctionType):
+            value = inspect.unwrap(value)
+        self._add_module(value if isinstance(value, types.ModuleType) else sys.modules.get(
+            getattr(value, "__module__", None) or ""))
         if isinstance(value, types.ModuleType):
             self.imports.append(f"import {value.__name__} as {name}")
         elif isinstance(value, (types.FunctionType, type)) and not _is_importable(value):
@@ -101,6 +110,17 @@ class _Source:
         else:
             self.definitions[name] = f"{name} = {self._constant(name, value)}"
 
+    def _add_module(self, module: types.ModuleType | None) -> None:
+        """Keeps the text of a module that is a file of the user's, and of those that it imports."""
+        path = getattr(module, "__file__", None)
+        if module is None or module.__name__ in ("__main__", *self.modules) or module.__package__ or not path \
+                or not is_own(path) or not path.endswith(".py") or module.__name__.startswith(FILE_MODULE):
+            return
+        self.modules[module.__name__] = Path(path).read_text(encoding="utf-8")
+        for value in vars(module).values():
+            self._add_module(value if isinstance(value, types.ModuleType) else sys.modules.get(
+                getattr(value, "__module__", None) or ""))
+
     def _add_definition(self, name: str, value: Any) -> None:
         try:
             source = textwrap.dedent(inspect.getsource(value))
@@ -109,6 +129,10 @@ class _Source:
                               "be evaluated in another process. Write it into a file, and give "
                               f"path/file.py:{value.__name__}") from None
         for used, what in _used_by(value, source):
+            if what is _UNKNOWN:
+                raise ConfigError(f"{self.argument}: the definition of {value.__qualname__} uses {used!r} of the "
+                                  "function around it in a decorator, default or annotation: define it at the top "
+                                  "level")
             if what is not value:
                 self.add(used, what)
         self.definitions[name] = source.rstrip() + ("" if value.__name__ == name else f"\n\n{name} = {value.__name__}")
@@ -142,14 +166,33 @@ def _used_by(value: Any, source: str) -> Iterator[tuple[str, Any]]:
             one, "fget", one))) if callable(getattr(one, "__func__", getattr(one, "fget", one))) else None,
             types.FunctionType)]
     scope: dict[str, Any] = dict(vars(sys.modules[value.__module__]))
-    names = set(_names_outside(source))
+    outside = set(_names_outside(source)) - _names_bound(source)
+    names = set(outside)
     for function in functions:
         function = inspect.unwrap(function)
-        scope |= function.__globals__ | inspect.getclosurevars(function).nonlocals
+        scope |= function.__globals__ | _default_values(function) | inspect.getclosurevars(function).nonlocals
         names |= {*_globals_of(function.__code__), *function.__code__.co_freevars} - {"__class__"}
     for name in sorted(names):
         if name in scope and not (hasattr(builtins, name) and scope[name] is getattr(builtins, name)):
             yield name, scope[name]
+        elif name in outside and not hasattr(builtins, name):
+            yield name, _UNKNOWN
+
+
+def _default_values(function: types.FunctionType) -> dict[str, Any]:
+    """{name: value} of the defaults of a function that its source writes as a name. The name may be a variable of the
+    enclosing function, of which only the value is left."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return {}
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    nodes = [*tree.args.defaults, *(node for node in tree.args.kw_defaults if node)]
+    return {node.id: value for node, value in zip(nodes, values, strict=False) if isinstance(node, ast.Name)}
+
+
+def _names_bound(source: str) -> set[str]:
+    """The names that a class assigns, which its later statements may use."""
+    return {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _globals_of(code: types.CodeType) -> Iterator[str]:
