@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -38,24 +39,34 @@ class Kernel(forked.Process):
             super().__init__(command[1:], own, Path(cwd), log, log, start_new_session=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_they_run(path, tmp_path, monkeypatch):
+def executed(path, folder, monkeypatch, steps):
+    """The outputs of a notebook that was run in `folder` with `steps` training steps, and the text that it printed."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", Kernel)
-    monkeypatch.setenv("STEPS", "2")
+    monkeypatch.setenv("STEPS", str(steps))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3",
-                                     resources={"metadata": {"path": str(tmp_path)}})
+                                     resources={"metadata": {"path": str(folder)}})
     client.execute()
-    shown = [kind for cell in notebook.cells for output in cell.get("outputs", ()) for kind in output.get("data", ())]
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return outputs, "".join(output.get("text", "") for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_they_run(path, tmp_path, monkeypatch):
+    outputs, printed = executed(path, tmp_path, monkeypatch, steps=20 if path.stem == "own_task" else 2)
+    shown = [kind for output in outputs for kind in output.get("data", ())]
     assert shown.count("image/png") >= 2  # the curve, and pictures
-    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert "Error" not in printed and "FAILED" not in printed, printed
+    if path.stem == "own_task":  # a function as reward is learned from
+        ((before, after),) = re.findall(r"held-out reward (\S+) -> (\S+)", printed)
+        assert float(after) > float(before) + 0.05, printed
+        assert "1.0 0.0" in printed
 
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal_grpo.py"
