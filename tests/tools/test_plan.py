@@ -13,7 +13,7 @@ from tests.cli.test_playing_episodes import TASK
 from vlrl import config as configs
 from vlrl.cli.main import main
 from vlrl.config.episodes import EpisodeSettings
-from vlrl.errors import DataError
+from vlrl.errors import ConfigError, DataError
 from vlrl.tools.machine import dryrun, memory, plan
 from vlrl.tools.machine import plan_advice as planadvice
 from vlrl.tools.machine.gpu_specs import CARDS, card_of
@@ -30,6 +30,20 @@ H100, RTX_4090, L4 = (card for name in ("H100", "RTX 4090", "L4") if (card := ca
 @cache
 def made(path, words=(), gpus=1, card=H100, gib=None, **more):
     return plan.plan(configs.load(path, [*WORDS, *words]), gpus, card, gib, **more)
+
+
+def test_adapters_by_name_and_epochs_are_in_the_plan():
+    named = made(THREE, ("model.lora.target=[q_proj, down_proj]", "epochs=2"))
+    hidden, inner, layers, rank = 2048, 11008, 36, 32
+    tower = 32 * rank * (3420 + 1280)  # its down_proj: 32 blocks
+    assert named.parameters[0] == layers * rank * (2 * hidden + inner + hidden) + tower
+    assert named.memory.trained == 4 * named.parameters[0]
+    said = " ".join(plan.render(named))
+    assert "note: epochs=2: ceil(2 x rows / 32) steps" in said
+    assert "down_proj names layers of language and vision" in said
+    assert not made(THREE, ("model.lora.target=q_proj",)).notes  # its tower has a qkv
+    with pytest.raises(ConfigError, match=r"q_prooj.*Did you mean 'q_proj'"):
+        made(THREE, ("model.lora.target=q_prooj",))
 
 
 def test_a_card_is_found_by_its_name():

@@ -50,6 +50,11 @@ def test_both_in_one_place_are_an_error(place):
     own = dict(enumerate(config.stages_of(config.load("long.yaml", [
         "stages=[{name: a, kind: sft, epochs: 2}, {name: b, kind: rl, steps: 4}, {name: c, kind: rl}]"]))))
     assert [(own[i][1].epochs, own[i][1].steps) for i in (0, 1, 2)] == [(2, 100), (None, 4), (1.5, 100)]
+    (place / "two.yaml").write_text("extends: long.yaml\nstages:\n- {name: a, kind: rl, steps: 5}\n"
+                                    "- {name: b, kind: rl, epochs: 2, times: {epochs: 0.5}}\n")
+    assert [one.epochs for _, one in config.stages_of(config.load("two.yaml", ["epochs=8"]))] == [8, 4]
+    with pytest.raises(ConfigError, match=r"stages.0 \(a\): times.steps=2: the length is epochs=1.5. Use times="):
+        config.load("long.yaml", ["stages=[{name: a, kind: rl, times: {steps: 2}}]"])
 
 
 @each("passes per_step steps", [(1.5, 4, 4), (1, 10, 1), (0.01, 4, 1), (3, 7, 5)])

@@ -23,7 +23,7 @@ from vlrl.config.base import Named
 from vlrl.config.merging import merge
 from vlrl.config.paths import resolve_paths
 from vlrl.config.plain import plain
-from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
+from vlrl.config.schema import LENGTH, SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
 from vlrl.config.yaml_text import parse as _parse
 from vlrl.errors import ConfigError, RunError, did_you_mean
 
@@ -343,7 +343,8 @@ def _stage_override(stage: Any, key: str, value: Any) -> Any:
     if key == "extends":
         laid = _parents(Path(), value, "extends", ())
         return stage if "stages" in laid else merge(stage, {k: v for k, v in laid.items() if k in stage})
-    return _override(dict(stage), key, value) if first in stage else stage
+    names = LENGTH if first in LENGTH else (first,)
+    return _override(dict(stage), key, value) if any(name in stage for name in names) else stage
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

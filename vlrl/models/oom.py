@@ -55,7 +55,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
         if policy.idle is not None:
             raise TrainingError(f"out of memory in the update ({reason}). The processes hold shards of the weights and "
                                 "run their micro-batches together, so no process can restart alone: lower "
-                                "train.tokens_per_batch, or set model.gradient_checkpointing=true.")
+                                "train.tokens_per_batch, or set model.gradient_checkpointing=true if it is off.")
         policy.most_tokens, cuts = halve(b), cuts + 1
         _log.warning("out of memory in the update (%s): from now on micro-batches have at most %d tokens", reason,
                      policy.most_tokens)
@@ -86,6 +86,6 @@ def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
     middle = len(units) // 2
     if not middle:
         raise TrainingError(f"out of memory in the update on a single completion ({piece.tokens} tokens with its "
-                            "prompt). Set model.gradient_checkpointing=true, or lower model.max_pixels or "
-                            "rollout.max_new_tokens.")
+                            "prompt). Lower model.max_pixels or rollout.max_new_tokens, or set "
+                            "model.gradient_checkpointing=true if it is off.")
     return [[piece.take([*itertools.chain(*part)])] for part in (units[:middle], units[middle:])]

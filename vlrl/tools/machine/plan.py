@@ -122,7 +122,7 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
                           "includes the visual tokens")
     else:
         prompt, visual = prompt_tokens, min(visual, prompt_tokens)
-    (trained, count), root, layer = _parameters(config.model.model_dump_json())
+    (trained, count), root, layer, notice = _parameters(config.model.model_dump_json())
     episode = observed.length(config.episode, config.rollout.max_new_tokens) if observed else None
     need = memory.estimate(config, shape, prompt, visual, "cuda", episode)
     if config.engine.name != "hf":  # the training model does not generate
@@ -134,7 +134,7 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     return Plan(card=card, gpus=gpus, gib=gib, parameters=(trained, count), prompt=prompt, visual=visual,
                 answer=config.rollout.max_new_tokens, episode=episode, memory=need, engine=engine,
                 peak=_peak(config, need, engine) + int(CONTEXT * GIB), side_by_side=rows,
-                notes=tuple(_notes(config, gpus, observed)))
+                notes=(*_notes(config, gpus, observed), *([notice] if notice else [])))
 
 
 def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
@@ -152,17 +152,19 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
-    """Describes the size of a model with the settings `settings` (JSON). Returns three values: (number of trainable
+def _parameters(settings: str) -> tuple[tuple[int, int], float, float, str]:
+    """Describes the size of a model with the settings `settings` (JSON). Returns four values: (number of trainable
     parameters, number of all parameters); the share of the parameters outside the decoder layers; the share of the
-    largest decoder layer."""
+    largest decoder layer; a notice about names in model.lora.target, or ""."""
     given = ModelSettings.model_validate_json(settings)
-    model, _ = skeleton(given, architecture(given.name))
+    model, family = skeleton(given, architecture(given.name))
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     trained, count = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [sum(p.numel() for p in layer.parameters()) for layer in fsdp.decoder_layers(base)]
-    return (trained, count), 1 - sum(layers) / count, max(layers) / count
+    learns = [name for name, p in model.named_parameters() if p.requires_grad]
+    notice = loading.ADAPTERS["several_parts"](learns, family, given.lora.target) if given.lora.rank else ""
+    return (trained, count), 1 - sum(layers) / count, max(layers) / count, notice
 
 
 def _fsdp(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
