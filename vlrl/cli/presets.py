@@ -135,9 +135,10 @@ def _card(preset: Preset) -> str:
         needs.append(f"{NEEDS[first]}{f': {which}' if which else ''} ({why})")
     evidence = preset.evidence or ("no recorded run; benchmarks/results/preset_effects.md has its effect on one batch "
                                    "or on the draws")
+    paper = [] if preset.kind == "stages" else ["learning rate, batch size and data of the paper: no preset sets them"]
     fields = {"idea": [preset.idea], "group": [f"{preset.group}: {GROUPS[preset.group]}"],
               "made for": [f"configs/{preset.task}"], "needs": needs or ["nothing"],
-              "does not set": row["sets_not"] or ["all of the paper's objective is set"],
+              "does not set": [*row["sets_not"], *paper] or ["nothing that is known"],
               "costs": [row["cost"]], "paper": [preset.paper], "evidence": [evidence],
               "add it": [f"extends={preset.extends}"]}
     return "\n".join([preset.name, *(_field(name, text) for name, texts in fields.items() for name, text in zip(

@@ -18,7 +18,7 @@ from vlrl.errors import did_you_mean
 
 NEEDS = {
     "episodes": "a task with an environment",
-    "answers": "a task of single answers",
+    "answers": "a task of a single turn",
     "tasks": "several tasks",
     "parts": "this many reward parts with a weight",
     "part": "a reward part of this name",
@@ -31,8 +31,8 @@ NEEDS = {
     "reference_reward": "a reward that uses the reference policy",
     "knobs": "a task that generates samples by difficulty",
     "tokens": "rollout.max_new_tokens of at least this number",
-    "writes": "answers that contain this, which settings cannot show",
-    "unbuilt": "something that this version does not have",
+    "writes": "completions with this, which no setting shows",
+    "unbuilt": "a part of the paper that this version of vlrl does not have",
 }
 """First word of a need (a key of `needs`) -> description of the requirement. A second word is the need's argument."""
 _ALONE = {"episodes", "answers", "tasks", "gate", "mismatch", "reference_reward", "knobs", "reasoning"}
