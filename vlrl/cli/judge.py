@@ -27,7 +27,7 @@ def check(
         "Config with the task, its data files and services.judge, e.g. my.yaml."))] = None,
     json: AsJson = False,
 ) -> None:
-    """Compare a judge model, and the task's own rule, with answers that people have labelled.
+    """Compare a judge model and the task's own rule with answers that people have labelled.
 
     Reports the agreement with the labels, the false positives and negatives, the verdicts that change when the question
     is reworded, the wrong answers that are accepted once an instruction to the judge is inserted into them, the

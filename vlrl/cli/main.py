@@ -27,7 +27,7 @@ from vlrl.monitoring import LEAST_WIDTH
 
 _MOST = 8000  # characters of one message
 
-_GROUPS = {
+GROUPS = {
     "Train": {"train": "train:train", "sft": "train:sft", "presets": "presets:presets", "sweep": "compare:sweep"},
     "Data and tasks": {"data": "data:app", "tasks": "tasks:app", "play": "play:play", "score": "score:score",
                        "judge": "judge:app"},
@@ -38,7 +38,7 @@ _GROUPS = {
     "Machine": {"doctor": "status:doctor", "plan": "plan:plan"},
 }
 """Heading in `vlrl --help` -> name of each command -> its function, or the typer application of its subcommands."""
-_COMMANDS = Table({name: f"vlrl.cli.{place}" for group in _GROUPS.values() for name, place in group.items()})
+_COMMANDS = Table({name: f"vlrl.cli.{place}" for group in GROUPS.values() for name, place in group.items()})
 """Command name -> its function or application, imported when the command is called."""
 
 
@@ -50,7 +50,7 @@ class _Commands(UserDict[str, Any]):
             for command in (*own.registered_commands, *(c for g in own.registered_groups if g.typer_instance
                                                          for c in g.typer_instance.registered_commands)):
                 command.help = flowing(command.callback)
-            panel = next(heading for heading, group in _GROUPS.items() if name in group)
+            panel = next(heading for heading, group in GROUPS.items() if name in group)
             self.data |= typer.main.get_group(own).commands
             self.data[name].rich_help_panel = panel  # type: ignore[union-attr]
         return self.data[name]

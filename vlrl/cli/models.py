@@ -27,8 +27,8 @@ def extrapolate(
                                                                   "difference B - A.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Write the weights B + k (B - A): the weights of checkpoint B, moved further in the direction in which training
-    changed A to B.
+    """Write weights beyond a checkpoint: B + k (B - A), the weights of checkpoint B moved further in the direction in
+    which training changed A to B.
 
     Works for full models and adapters. Config and processor are copied from B. k=0 gives B itself, k=-0.5 the average
     of A and B."""

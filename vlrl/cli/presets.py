@@ -39,7 +39,7 @@ def presets(
         "Only list presets for this task or shipped config, e.g. recall."))] = None,
     json: AsJson = False,
 ) -> None:
-    """List the presets: objectives, curricula and stages from published methods, which extends= adds to any config.
+    """List presets of published methods: objectives, curricula and stages, which extends= adds to any config.
 
     The table has a line for each preset: its idea, what it needs in a config, what it costs beside a run without it,
     and its paper (a number is one of arXiv); +1 stands for one more need or cost. With the name of a preset the whole

@@ -1,6 +1,8 @@
-"""Generates the tables in docs/configuration.md from the settings classes. Does not import torch.
+"""Generates the tables in docs/configuration.md from the settings classes, and those in docs/commands.md from the help
+of the commands. Does not import torch.
 
-`python -m vlrl.tools.docs` rewrites everything below the line MARK in that page. The text above is written by hand."""
+`python -m vlrl.tools.docs` rewrites everything below the line MARK in these pages. The text above it is written by
+hand."""
 
 from __future__ import annotations
 
@@ -14,19 +16,36 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.config.descriptions import format_value, summary
+from vlrl.config.registry import Table
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 COMMAND = "python -m vlrl.tools.docs"
 _LONGEST = 32
 """Characters of a default that a table shows."""
 MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/config or the task instead. -->\n"
 
+_CLI = Table({"app": "vlrl.cli.main:app", "groups": "vlrl.cli.main:GROUPS"})
 
 
-def page(text: str) -> str:
-    """Returns the page `text` (docs/configuration.md) with everything below the line MARK replaced by new tables."""
+def page(text: str, below: str) -> str:
+    """Returns the page `text` with everything below the line MARK replaced by the text `below`."""
     head, mark, _ = text.partition(MARK)
-    return f"{head}{mark or MARK}\n{tables()}"
+    return f"{head}{mark or MARK}\n{below}"
+
+
+def commands() -> str:
+    """Markdown tables of every command by the groups of `vlrl --help`: the first clause of its help."""
+    from typer.main import get_command
+
+    known, out = getattr(get_command(_CLI["app"]), "commands"), []  # noqa: B009 - click's types do not know it
+    for heading, names in _CLI["groups"].items():
+        rows = []
+        for name in names:
+            below = getattr(known[name], "commands", None)
+            each = {f"{name} {sub}": one for sub, one in below.items()} if below else {name: known[name]}
+            rows += [(f"`vlrl {words}`", re.split(r"[:;,.]\s|\s\(|\.$", one.help)[0]) for words, one in each.items()]
+        out += [f"## {heading}", _table(rows, ("command", "purpose"))]
+    return "\n\n".join(out) + "\n"
 
 
 def tables() -> str:
@@ -91,10 +110,10 @@ def _code(value: Any) -> str:
     return f"`{text if len(text) <= _LONGEST else text[:_LONGEST - 2] + ' …'}`"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def _table(rows: Sequence[Sequence[str]], head: Sequence[str] = ("setting", "default", "meaning")) -> str:
     """A Markdown table without outer bars."""
-    return "\n".join(["setting | default | meaning", "---|---|---",
-                      *(" | ".join(map(_cell, line)) for line in rows)])
+    lines = [" | ".join(map(_cell, line)) for line in rows]
+    return "\n".join([" | ".join(head), "|".join(["---"] * len(head)), *lines])
 
 
 def _cell(text: str) -> str:
@@ -103,9 +122,15 @@ def _cell(text: str) -> str:
     return text if text.startswith("`") else re.sub(r"<(?=[/A-Za-z])", "&lt;", text)
 
 
+PAGES = {"configuration.md": tables, "commands.md": commands}
+"""Name of a page -> function that makes the text below the line MARK."""
+
+
 def main() -> None:
-    """Rewrites docs/configuration.md."""
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrites the pages."""
+    for name, below in PAGES.items():
+        path = DOCS / name
+        path.write_text(page(path.read_text(encoding="utf-8"), below()), encoding="utf-8")
 
 
 if __name__ == "__main__":
