@@ -1,6 +1,7 @@
 """What the README shows is there and works: files, commands, settings, the example task, the figures of its results."""
 
 import re
+import runpy
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -23,16 +24,16 @@ COMMANDS = [line.split("  #")[0].strip() for kind, body in BLOCKS if kind == "ba
 SETTING = re.compile(r"(?<![\w./])([a-z_]+(?:\.[a-z_]+)*)=(\[[^\]]*\]|[^\s`,;:]+)")
 
 
-def block(kind):
-    (body,) = [body for k, body in BLOCKS if k == kind]
+def block(kind, name=""):
+    (body,) = [body for k, body in BLOCKS if k == kind and body.startswith(f"# {name}")]
     return body
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    for kind in ("python", "yaml"):
-        name = re.match(r"# (\S+)\n", block(kind))[1]
-        (tmp_path / name).write_text(block(kind), encoding="utf-8")
+    for kind, body in BLOCKS:
+        if kind in ("python", "yaml"):
+            (tmp_path / re.match(r"# (\S+)\n", body)[1]).write_text(body, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -83,7 +84,7 @@ def test_the_yaml_example_is_a_config_and_its_row_a_row(files, tmp_path):
 
 
 def test_the_example_task_keeps_the_contract(files):
-    assert len(block("python").splitlines()) <= 31
+    assert len(block("python", "count.py").splitlines()) <= 31
     task = load("count.py:CountCircles", {"most": 9, "rewards": {"format": 0.2}})
     samples = task.samples("train")
     assert len({samples[i]["answer"] for i in range(60)}) == 9  # the setting counts
@@ -150,16 +151,19 @@ SMALL = 'steps=2, rollout={"prompts_per_step": 2, "group_size": 2}, eval={"sampl
 @pytest.mark.slow
 def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shrunk = 0
-    for block in (body for kind, body in BLOCK.findall(SHORT["python"]) if kind == "python"):
-        if block.startswith("# bright.py"):
-            (tmp_path / "bright.py").write_text(block)
-        shrunk += "steps=20" in block
-        exec(block.replace("steps=20", SMALL).replace('"samples": 256', '"samples": 3'), {})
+    ten_lines = block("python", "digits.py").replace("steps=40)", "steps=20, run={'dir': 'runs/ten'})")
+    for body in (ten_lines, *(body for kind, body in BLOCK.findall(SHORT["python"]) if kind == "python")):
+        name = re.match(r"# (\S+)\n", body)
+        path = tmp_path / (name[1] if name else "block.py")  # a function needs a file, in which its source is found
+        path.write_text(body.replace("steps=20", SMALL).replace('"samples": 256', '"samples": 3'))
+        shrunk += "steps=20" in body
+        runpy.run_path(str(path), run_name="__main__")
     out = capsys.readouterr().out
-    assert shrunk == 2 and "2 of 2 steps" in out and "Evaluation before and after" in out and "'mean'" in out
+    assert shrunk == 4 and "2 of 2 steps" in out and "Evaluation before and after" in out and "'mean'" in out
     assert {run.path.name: run.metrics.num_rows for run in map(vlrl.load_run, (tmp_path / "runs").iterdir())} == {
-        "quickstart": 2, "bright": 2}
+        "quickstart": 2, "bright": 2, "right": 2, "ten": 2}
 
 
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1].split("\n## ")[0]
