@@ -163,7 +163,7 @@ class Session:
             if notice:
                 say(notice)
         names = [self.config.task.name, *(entry.name for entry in self.config.tasks)]
-        kept = comm.on_main(lambda: sources.keep(self.folder.path), "copying the task's code") or ()
+        kept = comm.on_main(lambda: sources.keep(self.folder.path, self.config), "copying the task's code") or ()
         for warning in (*kept, *filter(None, map(notebook_warning, names)), *parts.warnings):
             say(f"warning: {warning}")
         self._beat()

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlrl.config import registry
+from vlrl.config import Config, registry
+from vlrl.config.plain import plain
 from vlrl.store.files import read_json, write_text
 
 FOLDER = "source"
@@ -22,12 +24,14 @@ _LARGEST = 1 << 20
 """Most bytes of a file that is copied."""
 
 
-def keep(run: Path) -> list[str]:
-    """Copies the user's code that this process has loaded to the run folder. Returns a warning for each file that has
-    changed since its last copy, which is kept as NAME.before-N."""
+def keep(run: Path, config: Config) -> list[str]:
+    """Copies the user's code that a config names, and this process has loaded, to the run folder. Returns a warning for
+    each file that has changed since its last copy, which is kept as NAME.before-N."""
     folder, warnings = run / FOLDER, list[str]()
     index: dict[str, Any] = read_json(folder / _INDEX) or {}
-    for given, path in {**_siblings(), **registry.USED}.items():
+    named = {str(Path(text.partition(":")[0])) for text in _texts(plain(config))}
+    used = {given: path for given, path in registry.USED.items() if given in named}
+    for given, path in {**_siblings(used), **used}.items():
         text = _text(path)
         if text is None or path.is_relative_to(folder.resolve()):
             continue
@@ -55,10 +59,18 @@ def offer(run: Path) -> None:
             registry.COPIES[given] = copy
 
 
-def _siblings() -> dict[str, Path]:
-    """{module name: file} of the modules beside the loaded files of user code that this process has imported too."""
+def _texts(value: Any) -> Iterator[str]:
+    """Yields the texts in nested settings."""
+    if isinstance(value, str):
+        yield value
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _texts(item)
+
+
+def _siblings(used: Mapping[str, Path]) -> dict[str, Path]:
+    """{module name: file} of the modules beside the files `used` that this process has imported too."""
     names = [name for name in list(sys.modules) if "." not in name and name != "__main__"]
-    folders = dict.fromkeys(path.parent for path in registry.USED.values())
+    folders = dict.fromkeys(path.parent for path in used.values())
     return {name: folder / f"{name}.py" for folder in folders for name in names if (folder / f"{name}.py").is_file()}
 
 
