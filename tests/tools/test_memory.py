@@ -84,6 +84,7 @@ def test_what_makes_a_run_smaller_lowers_its_estimate():
     of = functools.partial(lambda *words: memory.estimate(*published(MODELS[0], *words), device="cuda"))
     found = of()
     assert of("model.gradient_checkpointing=false").activations > 10 * found.activations
+    assert of("model.gradient_checkpointing=auto") == found  # on with CUDA
     small, large = of("train.tokens_per_batch=2048"), of("train.tokens_per_batch=65536")
     assert small.activations < found.activations / 2 < large.activations / 4
     assert small.logits < found.logits == large.logits  # one chunk at a time

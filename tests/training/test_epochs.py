@@ -1,4 +1,5 @@
-"""epochs in place of steps: read from files and overrides, turned into steps by the rows, kept in config.yaml."""
+"""epochs in place of steps: read from files and overrides, turned into steps by the rows, kept in config.yaml; and the
+default of gradient checkpointing."""
 
 import json
 
@@ -75,6 +76,15 @@ def test_what_an_epoch_means_for_other_samplers_is_said(place):
     assert loaded.epoch_prompts == 2 * ROWS and loaded.steps == 5
     assert all(word in said for word in ("share the draws by their weights", "curriculum.name=sec", "keep=mixed"))
     assert list(epochs.length_lines(config.load("long.yaml", ["steps=2"]))) == []
+
+
+def test_recomputation_depends_on_the_device_and_may_change_on_resume(place):
+    loaded = config.load("long.yaml")
+    assert [loaded.model.recomputes(device) for device in ("cuda", "cpu", "mps")] == [True, False, False]
+    for given in ("true", "false"):
+        other = config.load("long.yaml", [f"model.gradient_checkpointing={given}"])
+        assert {other.model.recomputes(device) for device in ("cuda", "cpu")} == {given == "true"}
+        assert config.differences(loaded, other) == []  # the gradients are the same
 
 
 def test_generated_samples_have_no_epochs():
