@@ -75,6 +75,7 @@ def convert(
         task = require_one_task(make_task(settled), "vlrl data convert --config")
         answer_type = settled.data.answer_type if answer_type is None else answer_type
         boxes = boxes or settled.data.boxes
+        format = task.data.format if format == "auto" else format
     check_answer_type(answer_type, "--answer-type")
     remarks: list[str] = []
     count, bad = run(file, out, format, root, task, columns=pairs_of(columns), keep_going=keep_going, force=force,

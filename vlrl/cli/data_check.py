@@ -83,7 +83,7 @@ def check(
     files, media_root = _expanded(files, settled.data.cache if settled else "")
     own_root = own_root or media_root
     with progress_bars() as progress:
-        findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
+        findings = run(files, task, limits, own_root, format or (task.data.format if task else "auto"),
                        media=media, allow_missing=allow_missing,
                        columns=pairs_of(columns) or (settled.data.columns if settled else None), scale=scale,
                        progress=progress, answer_type=settled.data.answer_type if settled else None,

@@ -26,6 +26,7 @@ from vlrl.errors import DataError
 from vlrl.store.files import replacing
 from vlrl.tools.datasets.convert import UsableRow, holds_media, relocated
 from vlrl.tools.evaluation.votes import pass_at, reported_ks
+from vlrl.training.build_task import make_task
 
 COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",
            "reward_mean": "mean reward of an answer", "answers_scored": "answers that could be scored, at most k",
@@ -151,8 +152,8 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
         return []
     root = Path(config.data.root) if config.data.root else file.parent
     target = root if config.data.root else out.parent
-    read = [(where, row) for where, row in rows_of_split(rows_in(file, config.data.format, root, config.data.columns,
-                                                        answer_type=config.data.answer_type), split)
+    read = [(where, row) for where, row in rows_of_split(rows_in(file, make_task(config).data.format, root,
+                                                        config.data.columns, answer_type=config.data.answer_type), split)
             if not isinstance(row, DataError) and "id" in row]
     if any(holds_media(row) for _, row in read):  # JSON cannot hold media: columns by id instead
         return []
