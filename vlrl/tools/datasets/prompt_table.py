@@ -152,8 +152,9 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
         return []
     root = Path(config.data.root) if config.data.root else file.parent
     target = root if config.data.root else out.parent
-    read = [(where, row) for where, row in rows_of_split(rows_in(file, make_task(config).data.format, root,
-                                                        config.data.columns, answer_type=config.data.answer_type), split)
+    data = make_task(config).data
+    found = rows_in(file, data.format, root, data.columns, answer_type=data.answer_type)
+    read = [(where, row) for where, row in rows_of_split(found, split)
             if not isinstance(row, DataError) and "id" in row]
     if any(holds_media(row) for _, row in read):  # JSON cannot hold media: columns by id instead
         return []
