@@ -4,21 +4,28 @@ import datetime
 import functools
 import importlib.util
 import json
+import linecache
 import re
+import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
 
-from vlrl import Callback, load_run, train
+from vlrl import Callback, evaluate, load_run, train
 from vlrl.config import config_of, registry
 from vlrl.data.sources.heldout import part_of
 from vlrl.errors import ConfigError
+from vlrl.rewards.text import parse_answer
+from vlrl.task import load as load_task
 from vlrl.task import task_samples
+from vlrl.task.scoring import score_group
 from vlrl.tools.start.rows import rows_file
-from vlrl.tools.start.settings import settings_of, write_config
+from vlrl.tools.start.settings import settings_of, with_task_named, write_config
 from vlrl.tools.start.source import named
 from vlrl.training import sources
 from vlrl.training.build_task import make_task
@@ -296,3 +303,72 @@ def test_a_run_of_objects_with_callbacks(tmp_path):
 def test_what_is_no_callback(callbacks, said):
     with pytest.raises(ConfigError, match=said):
         train("quickstart.yaml", callbacks=callbacks)
+
+
+# --- task classes -----------------------------------------------------------------------------------------------------
+
+CELLS = ("""
+from vlrl.tasks.grounding import Grounding
+LEAST = 0.7
+
+def reached(value):
+    return float(value > LEAST)
+""", """
+x = 1
+class Near(Grounding):
+    @classmethod
+    def rewards_for(cls, settings):
+        return {**super().rewards_for(settings), "near": 0.5}
+
+    def score(self, sample, answer):
+        parts = super().score(sample, answer)
+        return {**parts, "near": reached(parts["iou"])}
+
+class Empty(Grounding):
+    pass
+""")
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """The names that two cells define. As in a notebook, `__main__` is no file, and linecache has the cells."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for number, text in enumerate(CELLS):
+        name = f"<ipython-input-{number}>"
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
+        exec(compile(text, name, "exec"), vars(main))
+    return main
+
+
+def test_a_task_class_of_a_notebook_is_loaded_elsewhere(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cached = {"data.cache": str(tmp_path)}
+    given = [{"task": notebook.Near}, {"task": "__main__:Near"}, {"task.name": notebook.Near},
+             {"task": {"name": notebook.Near, "drawn": True}}]
+    locations = [with_task_named({**one, **cached}) for one in given]
+    name = locations[0]["task"]
+    assert locations[1]["task"] == locations[2]["task.name"] == locations[3]["task"]["name"] == name
+    assert locations[3]["task"]["drawn"] and with_task_named({"task": "qa", "steps": 3}) == {"task": "qa", "steps": 3}
+    task = load_task(name, {"drawn": True})
+    sample = task.samples("train")[0]
+    (scored,) = score_group(task, sample, [parse_answer(task.oracle(sample))], 0)
+    assert scored.parts["near"] == 1 and scored.reward == pytest.approx(1.5, abs=0.01)
+    assert type(task) is not notebook.Near
+    with pytest.raises(ConfigError, match="the source of Empty is not known"):
+        with_task_named({"task": notebook.Empty})
+    assert settings_of(settings=with_task_named(given[0]))["run"] == {"dir": "runs/Near"}
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_task_class(notebook, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "USED", {})
+    monkeypatch.setattr(registry, "COPIES", {})
+    cache = tmp_path / "cache"
+    run = train("quickstart.yaml", task={"name": notebook.Near, "drawn": True}, steps=1,
+                run={"dir": str(tmp_path / "run")}, **{**SHORT, "data.cache": str(cache)})
+    assert "near" in dict(run.rollouts().to_pylist()[0]["parts"])
+    shutil.rmtree(cache)
+    for name in [name for name in sys.modules if name.startswith(registry.FILE_MODULE) and name.endswith("_Near")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert evaluate(run)["heldout"]["metrics"]["near"]["mean"] >= 0

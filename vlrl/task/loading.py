@@ -14,7 +14,7 @@ from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task.base import Task
 
 _OF_A_NOTEBOOK = (" The class is defined in a notebook or script, from which other processes cannot load it: write it "
-                  "to a file and set task=path/file.py:{}")
+                  "to a file and set task=path/file.py:{0}, or pass the class to vlrl.train(task={0})")
 
 
 def notebook_warning(name: str) -> str:

@@ -14,6 +14,7 @@ from vlrl.errors import ConfigError
 from vlrl.rollout.error_limits import check_errors
 from vlrl.tools.evaluation.measure import choose_model, measure
 from vlrl.tools.run import Run, load_run
+from vlrl.tools.start.settings import with_task_named
 
 _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 
@@ -27,6 +28,8 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     evaluated, or model.name if run.dir has no checkpoint. Returns split -> {"n": number of samples, "metrics": {name:
     {"mean", "low", "high"}}} with 95 % intervals; "low" and "high" are None for a metric without an interval. Raises
     ConfigError if there is nothing to evaluate, RunError for a damaged checkpoint."""
+    settings = with_task_named(settings)
+    config_or_run = with_task_named(config_or_run) if isinstance(config_or_run, Mapping) else config_or_run
     if isinstance(config_or_run, (str, Path)) and os.path.isdir(config_or_run):
         config_or_run = load_run(Path(config_or_run))
     if isinstance(config_or_run, Run):  # the run's own settings, in its present folder

@@ -36,23 +36,23 @@ def train(config: str | Path | Config | Mapping[str, Any] | None = None, /, *, m
     with the parameters of TRL or EasyR1 work too (services/functions.py).
     - prompt: template with columns in braces; by default the row's `prompt` or `question`.
     - heldout: rows to evaluate on, or the share of `data` to hold out (0.1).
+    - task: a name, or a class, whose source is kept in the run folder.
     - callbacks: objects with some of the methods of vlrl.Callback, or functions (run, step, metrics).
 
     If algo.loss is `supervised`, training is that of `vlrl sft`. If the config has `stages`, all of them are run, and
     the run of the last stage that trained is returned. Raises ConfigError if a dictionary or Config has no run.dir, and
     KeyboardInterrupt if training is stopped before its last step."""
     from vlrl.tools.run import load_run
+    from vlrl.tools.start.settings import settings_of, with_task_named
     from vlrl.training.callbacks import checked
 
+    settings, config = with_task_named(settings), with_task_named(config) if isinstance(config, Mapping) else config
     sections = {name: value for name, value in (("model", model), ("data", data)) if _is_section(value)}
     model, data = (None if name in sections else value for name, value in (("model", model), ("data", data)))
     if config is None or any(value is not None for value in (model, data, reward, prompt, heldout)):
-        from vlrl.tools.start.settings import settings_of
-
         settings |= sections
         config = settings_of(config=config, model=model, data=data, reward=reward, prompt=prompt, heldout=heldout,
                              settings=settings)
-        settings = {name: value for name, value in settings.items() if name != "task" or not isinstance(value, type)}
     else:
         settings |= sections
     resolved = config_of(config, **settings)

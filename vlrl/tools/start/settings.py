@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -77,14 +78,29 @@ def settings_of(*, config: Any = None, model: Any = None, data: Any = None, rewa
     tree |= {"task": task} if task else {}
     tree |= {"data": rows} if rows else {}
     if not _at(own, "run", "dir"):
-        tree["run"] = {"dir": _folder(config, rows.get("train", ""), data, task)}
-    own = {name: value for name, value in own.items() if not isinstance(value, type)}
+        tree["run"] = {"dir": _folder(config, rows.get("train", ""), data, {"name": _chosen(own) or "", **task})}
     before = config_of(base, **own) if config is not None and reward is not None else None
     if before is not None and before.tasks:
         raise ConfigError(f"reward is given, and the config has several tasks ({before.task_name}): set task.parts of "
                           "each in the config, or select one task (task=LABEL)")
     known = plain(before.task)["parts"] if before is not None else []
     return _with_returns(merge(base, tree), known, own)
+
+
+def with_task_named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the location of its source in place of a task that is a class, or that is defined in a notebook
+    or script (`__main__:Class`): as `task`, `task.name`, or the `name` in `task`."""
+    cache = cache_folder(_at(settings, "data", "cache") or "")
+    found = {name: _named_task(settings[name], cache) for name in ("task", "task.name") if name in settings}
+    if isinstance(section := settings.get("task"), Mapping) and "name" in section:
+        found["task"] = {**section, "name": _named_task(section["name"], cache)}
+    return {**settings, **found}
+
+
+def _named_task(task: Any, cache: Path) -> Any:
+    if isinstance(task, str) and task.startswith("__main__:"):
+        task = getattr(sys.modules["__main__"], task.partition(":")[2], task)
+    return named(task, "task", cache)["name"] if isinstance(task, type) else task
 
 
 def write_config(tree: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
@@ -123,21 +139,22 @@ def _source(source: Any, name: str, cache: Path) -> tuple[str, list[str]]:
 
 
 def _task(config: Any, reward: Any, prompt: str | None, own: Mapping[str, Any], cache: Path) -> dict[str, Any]:
-    chosen = own.get("task.name") or (own["task"] if isinstance(own.get("task"), (str, type)) else _at(
-        own, "task", "name"))
+    chosen = _chosen(own)
     if config is None and chosen is None and reward is None:
         raise ConfigError("there is no reward: give reward=f (--reward file.py:f), a function of a completion and its "
                           "row, or a task that has rewards (task=grounding, --task grounding)")
     task: dict[str, Any] = {}
-    if isinstance(chosen, type):
-        task["name"] = named(chosen, "task", cache)["name"]
-    elif config is None and chosen is None:
+    if config is None and chosen is None:
         task["name"] = "rows"
     if prompt is not None:
         task["prompt"] = prompt
     if reward is not None:
         task["parts"] = _parts(reward, cache)
     return task
+
+
+def _chosen(own: Mapping[str, Any]) -> str | None:
+    return own.get("task.name") or (own["task"] if isinstance(own.get("task"), str) else _at(own, "task", "name"))
 
 
 def _parts(reward: Any, cache: Path) -> list[Any]:

@@ -11,6 +11,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import linecache
 import os
 import re
 import sys
@@ -123,7 +124,7 @@ class _Source:
 
     def _add_definition(self, name: str, value: Any) -> None:
         try:
-            source = textwrap.dedent(inspect.getsource(value))
+            source = _source_of(value)
         except (OSError, TypeError):
             raise ConfigError(f"{self.argument}: the source of {value.__qualname__} is not known, so the run could not "
                               "be evaluated in another process. Write it into a file, and give "
@@ -148,6 +149,24 @@ class _Source:
                               "cannot be stored with the run: create it inside the function, or write the function "
                               "into a file that creates it, and give path/file.py:function")
         return text
+
+
+def _source_of(value: Any) -> str:
+    """The source of a function or class. A class of a notebook belongs to no file: its source is found in the cell of
+    one of its methods. Raises OSError or TypeError if there is none."""
+    try:
+        return textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):
+        methods = [f for f in vars(value).values() if isinstance(f, types.FunctionType)] if isinstance(
+            value, type) else []
+        for code in (method.__code__ for method in methods):
+            cell = linecache.getlines(code.co_filename)
+            for node in ast.walk(ast.parse("".join(cell))):
+                if isinstance(node, ast.ClassDef) and node.name == value.__name__ \
+                        and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):
+                    first = min(n.lineno for n in (node, *node.decorator_list))
+                    return textwrap.dedent("".join(cell[first - 1:node.end_lineno]))
+        raise
 
 
 def _is_importable(value: Any) -> bool:
