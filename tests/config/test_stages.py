@@ -180,7 +180,8 @@ def test_a_preset_is_found_by_its_name_in_whatever_group_it_lies(tmp_path, monke
 
 
 @each("old words", [
-    ("reinforce", ["algo.advantage=dr_grpo", "algo.loss=reinforce", "algo.kl_coef=0"]),
+    ("reinforce", ["algo.advantage=dr_grpo", "algo.loss=reinforce", "algo.aggregation=token_mean",
+                   "algo.kl_coef=0"]),
     ("entropy_bonus", ["algo.entropy=bonus"]), ("length_bonus", ["algo.shaping=[length_bonus]"])])
 def test_a_preset_that_is_a_setting_now_names_the_setting(old, words):
     for name in (f"algorithms/{old}.yaml", f"{old}.yaml"):

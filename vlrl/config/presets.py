@@ -40,11 +40,12 @@ GROUPS = {
 """Folder in configs/ -> what the presets in this folder change."""
 MOVED = {
     "algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer",
-    "algorithms/reinforce.yaml": "the settings algo.advantage=dr_grpo algo.loss=reinforce algo.kl_coef=0",
+    "algorithms/reinforce.yaml": "the settings algo.advantage=dr_grpo algo.loss=reinforce algo.aggregation=token_mean "
+                                 "algo.kl_coef=0",
     "algorithms/entropy_bonus.yaml": "the setting algo.entropy=bonus",
     "algorithms/length_bonus.yaml": "the setting algo.shaping=[length_bonus]",
 }
-"""Name of a preset in an earlier version -> the preset or the settings that replace it."""
+"""Name of a preset in an earlier version -> what replaces it: a preset, or the settings that it had."""
 
 
 @dataclass(frozen=True, kw_only=True)
