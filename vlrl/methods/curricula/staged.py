@@ -308,7 +308,7 @@ def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
                 lists = f"stage_fields of the task: {', '.join(known)}" if known else "The task has no stage_fields"
                 raise ConfigError(f"curriculum.stages: stage {number}: fields={stage.fields!r}: stages cannot set the "
                                   f"field {name!r} of this task.{did_you_mean(name, known)} {lists} "
-                                  "(docs/write-an-environment.md, \"Help that ends\")")
+                                  "(docs/write-an-environment.md, \"Temporary help\")")
 
 
 def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
