@@ -103,7 +103,8 @@ def _loaded(config: str | None, words: list[str], given: dict[str, Any], save: P
     `save`, if that is not None."""
     if not given and save is None:
         if config is None:
-            raise ConfigError("no config is given: name a config, e.g. quickstart.yaml, or give --data and --reward")
+            raise typer.BadParameter("Missing argument 'CONFIG': name a config, e.g. quickstart.yaml, or give --data "
+                                     "and --reward")
         return load(config, words)
     from vlrl.config.loading import config_of, read_words
     from vlrl.tools.start.settings import settings_of, write_config
