@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,7 +118,7 @@ def _loaded(config: str | None, words: list[str], given: dict[str, Any], save: P
     settings = read_words([*words, *([f"task.name={task}"] if task else [])])
     tree = settings_of(config=config, heldout=_share(heldout), settings=settings, **given)
     loaded = config_of(tree, **settings)
-    if save is not None:
+    if save is not None and os.environ.get("RANK", "0") == "0":
         write_config(tree, settings, save)
         typer.echo(f"wrote {save}; vlrl train {save} does the same")
     return loaded
