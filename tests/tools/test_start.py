@@ -204,6 +204,9 @@ def test_settings_of_each_form(folder):
         "task": "qa", "run.dir": "r"})
     assert hub["extends"] == "models/qwen2_5_vl_3b.yaml" and hub["data"]["train"] == "org/name@train"
     assert "model" not in hub and "run" not in hub and "name" not in hub["task"]
+    larger = settings_of(model="Qwen/Qwen2.5-VL-32B-Instruct", data="rows.jsonl", reward="rewards.py:right")
+    assert larger["extends"] == "models/qwen2_5_vl_3b.yaml"
+    assert larger["model"] == {"name": "Qwen/Qwen2.5-VL-32B-Instruct"}
     other = settings_of(model="org/Other", data="rows.jsonl", reward="rewards.py:right")
     assert other["model"] == {"name": "org/Other"} and "extends" not in other
     added = config_of(settings_of(config="quickstart.yaml", reward="rewards.py:right"))

@@ -51,6 +51,8 @@ def train(config: str | Path | Config | Mapping[str, Any] | None = None, /, *, m
     model, data = (None if name in sections else value for name, value in (("model", model), ("data", data)))
     if config is None or any(value is not None for value in (model, data, reward, prompt, heldout)):
         settings |= sections
+        if config is None and isinstance(settings.get("task"), str):  # `task=NAME` would drop prompt and reward
+            settings["task"] = {"name": settings["task"]}
         config = settings_of(config=config, model=model, data=data, reward=reward, prompt=prompt, heldout=heldout,
                              settings=settings)
     else:

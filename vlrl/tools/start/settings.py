@@ -185,15 +185,26 @@ def _base(config: Any, model: Any) -> dict[str, Any]:
         return dict(config)
     if model is None or str(model).startswith("embedded/"):
         return {"extends": "tiny.yaml"}
-    for path in shipped_configs():
-        if path.parent.name == "models" and _at(parse(path.read_text("utf-8")) or {}, "model", "name") == str(model):
-            return {"extends": f"models/{path.name}"}
-    return {}
+    own = next((name for name, of in _presets().items() if of == str(model)), None)
+    near = next((name for name, of in _presets().items() if _series(of) == _series(str(model))), None)
+    return {"extends": own or near} if own or near else {}
+
+
+def _presets() -> dict[str, str]:
+    """The shipped config of each model: its name below configs/ -> model.name."""
+    return {f"models/{path.name}": str(_at(parse(path.read_text("utf-8")) or {}, "model", "name"))
+            for path in shipped_configs() if path.parent.name == "models"}
+
+
+def _series(model: str) -> str:
+    """The name of a model without organisation and size: "Qwen2.5-VL" of Qwen/Qwen2.5-VL-3B-Instruct."""
+    return re.split(r"-\d[\d.]*[BM]\b", model.rpartition("/")[2], maxsplit=1)[0].lower()
 
 
 def _is_preset(base: Mapping[str, Any], model: Any) -> bool:
-    return str(base.get("extends", "")).startswith("models/") or (base.get("extends") == "tiny.yaml"
-                                                                  and model == EMBEDDED)
+    """Whether the settings that a run is laid on name its model."""
+    extends = str(base.get("extends"))
+    return model == (EMBEDDED if extends == "tiny.yaml" else _presets().get(extends))
 
 
 def _folder(config: Any, file: str, data: Any, task: Mapping[str, Any]) -> str:
