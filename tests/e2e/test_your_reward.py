@@ -17,7 +17,7 @@ from vlrl.tools.start.settings import settings_of
 from vlrl.training.build_task import make_task
 
 PAGE = (ROOT / "docs" / "your-reward.md").read_text(encoding="utf-8")
-SMALL = ("steps=1", "rollout.prompts_per_step=2", "eval.samples=2")
+SMALL = ("steps=1", "rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "eval.samples=2")
 
 
 @pytest.fixture
