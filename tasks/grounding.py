@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlrl.config.base import Positive
+from vlrl.data.row_samples import xywh_hint
 from vlrl.errors import ConfigError
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.task.recipes import RecipeTask
@@ -218,5 +219,6 @@ def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
     for entry in row["boxes"]:
         box = entry.get("box") if isinstance(entry, dict) else None
         if not isinstance(box, list) or not all(map(is_number, box)) or iou(box, box) == 0:
-            return f"box {str(box)[:200]} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+            return f"box {str(box)[:200]} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2" + (
+                xywh_hint(box, (row["width"], row["height"])))
     return words.count_problem(row)

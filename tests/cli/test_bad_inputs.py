@@ -242,7 +242,7 @@ def task_file(folder: Path, body: str) -> str:
     ("train.lr=-1", "train.lr=-1.*greater than 0"),
     ("rollout.group_size=1", "rollout.group_size=1.*greater than or equal to 2"),
     ("task.rewards.vowel=1", "task.rewards.vowel.*Did you mean 'vowels'"),
-    ("model.name=no/such-model", "model.name='no/such-model' cannot be loaded.*Give the folder"),
+    ("model.name=no/such-model", "model.name='no/such-model' is not in the local Hub cache.*give the folder"),
     ("model.name=embedded/tiny", "no such embedded model"),
     ("algo.loss=my.module:loss", "algo.loss='my.module:loss'.*No module named"),
     ("log.trackers=[trackio]", "trackio.*pip install trackio"),

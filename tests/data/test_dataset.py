@@ -158,8 +158,10 @@ def test_bad_rows_are_left_out_and_listed(folder, caplog):
             {"id": "5", **sized, "action": {"type": "click", "point": [300, 4]}}, {"id": "6", "box": [0, 0, 999, 9]}]
     samples = read(save(path, rows), "auto", quarantine=True)
     assert [s.id for s in samples] == ["1", "6"] and [b.reason.split(": ", 1)[1] for b in samples.quarantined] == [
-        "box [5, 0, 5, 9] must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2",
-        "box [0, 0, 102, 50] extends beyond the image of 100x50 pixels",
+        "box [5, 0, 5, 9] must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2. If it is [x, y, width, height], set "
+        "data.boxes=xywh",
+        "box [0, 0, 102, 50] extends beyond the image of 100x50 pixels. If coordinates run from 0 to 1000, set "
+        "data.boxes=norm1000",
         "point [3, -4] lies outside the image of 100x50 pixels",
         "point [300, 4] lies outside the image of 100x50 pixels"]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from vlrl.checks.finding import Finding
 from vlrl.checks.rule import CheckedRow, Context
+from vlrl.checks.tasks import prompt_text
 from vlrl.config.registry import Table
 from vlrl.data import FIELDS, MEDIA_FIELDS
 from vlrl.data.row_media import media_names
@@ -31,12 +33,14 @@ _SOURCES = Table({"doubt": "vlrl.data.sources.box_forms:box_doubt",
 _PROBED = 8  # number of rows of a task that are used to find out which columns it reads
 _LISTED = 8
 _LONGEST = 60
+_ALIKE = 0.75  # similarity of names, by difflib, from which a column is taken for a misspelt field
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Yields one message per task that lists the columns used neither by the task's prompt nor by its reward, with an
-    example value of each column."""
+def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, Finding]]:
+    """Yields an error for each column that is not read and whose name is similar to that of a field that the task reads
+    and no row has, and one warning per task that lists the other columns used neither by the task's prompt nor by its
+    reward, with an example value of each column."""
     for task, numbers in _by_task(rows, context.task):
         columns = [_columns(rows[n]) for n in numbers]
         names = dict.fromkeys(name for given in columns for name in given)
@@ -44,10 +48,29 @@ def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, 
             continue
         read = _columns_read(task, [rows[n] for n in numbers], names) if task else FIELDS
         left = {name: [given[name] for given in columns if name in given] for name in names if name not in read}
+        taken = {"label"} if any(rows[n].row.get("multi") for n in numbers) else set[str]()  # from `labels`
+        misspelt = _misspelt(left, (read - names.keys()) | taken) if task else {}
+        for name, field in misspelt.items():
+            yield _first(columns, numbers, [name]), Finding(
+                message=f"nothing reads the column {name!r} ({_example(left.pop(name)[0])}), and no row has {field!r}, "
+                        f"which the task reads. If {name!r} is misspelt, rename it or set data.columns="
+                        f"{{{field}: {name}}}; otherwise remove it")
         content = {name: values for name, values in left.items() if not _SOURCES["is_bookkeeping"](name, values[0])}
         if content:
-            first = next(n for n, given in zip(numbers, columns, strict=True) if content.keys() & given.keys())
-            yield first, _unread_message(content, [*(left.keys() - content.keys())], len(numbers), task)
+            message = _unread_message(content, [*(left.keys() - content.keys())], len(numbers), task)
+            yield _first(columns, numbers, content), Finding(message=message, level="warning")
+
+
+def _first(columns: Sequence[Mapping[str, Any]], numbers: Sequence[int], names: Collection[str]) -> int:
+    """The number of the first row that has one of the columns `names`."""
+    return next(n for n, given in zip(numbers, columns, strict=True) if not given.keys().isdisjoint(names))
+
+
+def _misspelt(left: Collection[str], absent: Collection[str]) -> dict[str, str]:
+    """{column that nothing reads: field of a similar name that is read and absent}."""
+    fields = sorted(name for name in absent if name not in _READ_ELSEWHERE or name in MEDIA_FIELDS)
+    near = {name: get_close_matches(name, fields, n=1, cutoff=_ALIKE) for name in left}
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def box_units(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, Finding]]:
@@ -63,9 +86,7 @@ def _unread_message(content: Mapping[str, Sequence[Any]], bookkeeping: Sequence[
                     ) -> str:
     listed = []
     for name, values in [*content.items()][:_LISTED]:
-        example = repr(values[0])
-        example = example if len(example) <= _LONGEST else f"{example[:_LONGEST]}..."
-        listed.append(f"'{name}' ({len(values):,} of {count:,} rows, e.g. {example})")
+        listed.append(f"'{name}' ({len(values):,} of {count:,} rows, {_example(values[0])})")
     rest = f", and {len(content) - _LISTED} more" if len(content) > _LISTED else ""
     also = (f"; nor columns that look like bookkeeping: {', '.join(sorted(bookkeeping)[:_LISTED])}" if bookkeeping
             else "")
@@ -73,6 +94,11 @@ def _unread_message(content: Mapping[str, Sequence[Any]], bookkeeping: Sequence[
     first = next(iter(content))
     return (f"{who} {', '.join(listed)}{rest}{also}. If it belongs to the question, write {{{first}}} into task.prompt "
             f"or say which field it is (--columns NAME={first}, data.columns); otherwise remove it")
+
+
+def _example(value: Any) -> str:
+    shown = repr(value)
+    return f"e.g. {shown if len(shown) <= _LONGEST else f'{shown[:_LONGEST]}...'}"
 
 
 def _by_task(rows: Sequence[CheckedRow], task: Task | None) -> list[tuple[Task | None, list[int]]]:
@@ -130,9 +156,17 @@ def _record_reads(task: Task, sample: Sample, row: CheckedRow, read: set[str]) -
         nonlocal text
         text = task_oracle(task, recorded) or ""
 
-    for use in (lambda: task.sample_from_row(_RecordingRow(row.row, read), row.root),
-                lambda: task_messages(task, recorded), answer, lambda: task.target(recorded),
-                lambda: task.score(recorded, parse_answer(text)), lambda: task.guidance(recorded, ())):
+    shown = set[str]()
+
+    def ask() -> None:
+        messages = task_messages(task, replace(sample, row=_RecordingRow(sample.row, shown)))
+        if str(sample.get("question")) not in prompt_text(messages):  # it was only searched for marks of media
+            shown.discard("question")
+        read.update(shown)
+
+    for use in (lambda: task.sample_from_row(_RecordingRow(row.row, read), row.root), ask, answer,
+                lambda: task.target(recorded), lambda: task.score(recorded, parse_answer(text)),
+                lambda: task.guidance(recorded, ())):
         try:
             use()
         except (Exception, SystemExit):  # other rules report it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from vlrl.task.environment import has_environment
 _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category", "difficulty", "weight", "meta",
               "group_key")
 """Fields that are not part of the question."""
+_COUNTS = re.compile(r"\b(how|number|digit|count|age|year|numeral)\b", re.IGNORECASE)
+"""Finds questions whose answer is a number."""
 _LEAKS = {"row": ("what it asks", "held-out data must not be trained on: remove it from one of the two"),
           "group": ("group_key={}", "all rows of a group must be in the same split"),
           "media": ("its image or video", "`vlrl data split` keeps them in the same split")}
@@ -54,6 +57,18 @@ def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, s
             if other and (mark[0] != "row" or task is None or prompt_digest(task, row) == prompt_digest(task, other)):
                 yield n, _leak(row, mark[0], other.where)
                 break
+
+
+def number_labels(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
+    """Yields a message if all labels are numbers and no row lists the allowed labels, so that the answer that is
+    rewarded is a number that no prompt explains."""
+    labelled = [n for n, row in enumerate(rows) if row.row.get("label") is not None] if context.canonical else []
+    questions = {str(rows[n].row.get("question") or "") for n in labelled}
+    if len(questions) == 1 and not _COUNTS.search(next(iter(questions))) and all(
+            str(rows[n].row["label"]).isdecimal() and not rows[n].row.get("labels") for n in labelled):
+        yield labelled[0], (f"label={short(rows[labelled[0]].row['label'])}: every label is a number, and no row has "
+                            "`labels`, so a model cannot know what the numbers mean. Write the names of the classes "
+                            "as labels, list them in `labels`, or explain the numbers in task.prompt")
 
 
 def same_prompts(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:

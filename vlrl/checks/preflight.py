@@ -8,6 +8,7 @@ check everything."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from vlrl.checks import CheckedRow, Context, Finding
 from vlrl.checks.answers import OracleScore, original_pixels
 from vlrl.checks.finding import shorten
 from vlrl.checks.media_files import checked_row, read_header, unread_file, with_files
+from vlrl.checks.row_scores import unscorable_rows
 from vlrl.checks.rule import Size, default_refusal
 from vlrl.checks.tasks import TaskSamples, task_findings
 from vlrl.config.registry import prints_aside
@@ -61,7 +63,9 @@ def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = 
         if config.data.quarantine and "" not in bad and len(bad) < len(firsts):
             found = _as_warnings(found)
         findings += found
-    rows = row_findings(task, splits, config)
+    rows = row_findings(task, splits, config, scored)
+    if same := _same_file(config):
+        rows = [*same, *(found for found in rows if not found.rule.startswith("leak"))]
     return _stop_or_warn([*findings, *(_as_warnings(rows) if goes_on else rows)], config)
 
 
@@ -71,6 +75,15 @@ def check_splits(task: Task, config: Config) -> list[str]:
     run.checks=warn."""
     train = {"train": task_samples(task, "train")} if "train" in config.eval.splits else {}
     return _stop_or_warn(row_findings(task, {**train, **_heldout(task, config)}, config), config)
+
+
+def _same_file(config: Config) -> list[Finding]:
+    """A warning for each data section whose data.heldout is its data.train."""
+    sections = [config.data, *(entry.data for entry in config.tasks)]
+    return [Finding(message=f"data.heldout={one.heldout!r} is the file of data.train, so evaluations only show how "
+                            "well the rows of train are remembered: `vlrl data split` makes a held-out file",
+                    level="warning") for one in sections
+            if one.train and one.heldout and os.path.realpath(one.train) == os.path.realpath(one.heldout)]
 
 
 def _as_warnings(findings: Sequence[Finding]) -> list[Finding]:
@@ -156,12 +169,16 @@ def _repeated(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Config) -> list[Finding]:
-    """Findings of the cheap rules about the rows of some splits. Of generated samples, only the first are checked."""
+def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Config, scored: bool = False
+                 ) -> list[Finding]:
+    """Findings of the cheap rules about the rows of some splits. Of generated samples, only the first are checked. With
+    `scored`, answers to the checked rows are scored too."""
     refusal = image_refusal(config.model, default_refusal)
     rows = [row for split, samples in splits.items() for row in _rows(task, split, samples, config, refusal)]
     checks.file_findings(rows, Context(task=task, limits=config.limits), at_start=True)
     found = [f for row in rows for f in row.findings]
+    if scored:
+        found += unscorable_rows(task, (row for row in rows if row.checked), config.limits)
     return _as_warnings(found) if config.data.quarantine else found
 
 
@@ -179,6 +196,7 @@ def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, ref
             own = task.of(row.sample) if row.sample else task
             with_files(row, lambda key: read_header(key, config.limits), config.limits)
             checks.row_findings(row, Context(task=own, limits=config.limits, refusal=refusal), at_start=True)
+            row.checked = True
         else:
             with_files(row, unread_file)
         yield row
@@ -189,11 +207,11 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
     of_tasks: dict[tuple[str, str], list[Finding]] = {}
     of_rows = []
     for finding in findings:
-        if finding.where.startswith("task "):
+        if finding.where.startswith("task ") or not finding.where:
             of_tasks.setdefault((finding.where, finding.rule), []).append(finding)
         else:
             of_rows.append(finding)
-    lines = [f"{first.where}: {first.details.removeprefix(f'{first.where}: ')}"
+    lines = [(f"{first.where}: " if first.where else "") + first.details.removeprefix(f"{first.where}: ")
              + (f" (and {len(others)} more of the first samples)" if others else "")
              for first, *others in of_tasks.values()]
     return [*lines, *checks.finding_lines(of_rows)]

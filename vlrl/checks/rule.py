@@ -45,6 +45,7 @@ class CheckedRow:
     side: str | None = None  # "train" or "heldout"; None if unknown
     sample: Sample | None = None  # the sample that the task makes from the row; None if that fails
     files: Sequence[MediaFile] = ()  # the media of the row; empty if they were not inspected
+    checked: bool = False  # whether the rules of single rows were applied; other rows are only compared
     unlabelled: bool = False  # True if the task has no perfect answer to the row
     error: str = ""  # why the task cannot read the row; "" if it can
     path: Path = Path()

@@ -21,11 +21,12 @@ RULES: tuple[Rule, ...] = (
     Rule(name="size/length", scope="row", find=media.other_length),
     Rule(name="box", scope="row", find=media.boxes),
     Rule(name="oracle", scope="row", find=answers.oracle_below_maximum, cost="expensive"),
+    Rule(name="label/number", scope="file", find=files.number_labels, level="warning"),
     Rule(name="leak", scope="file", find=files.leaks, start="warning"),
     Rule(name="leak/prompt", scope="file", find=files.same_prompts, cost="expensive"),
     Rule(name="leak/look", scope="file", find=files.look_alikes, cost="expensive", level="warning"),
     Rule(name="box/units", scope="file", find=columns.box_units, level="error"),
-    Rule(name="unread", scope="file", find=columns.unread, level="warning"),
+    Rule(name="unread", scope="file", find=columns.unread),
 )
 
 

@@ -32,7 +32,7 @@ from vlrl.data import FIELDS, MEDIA_FIELDS
 from vlrl.data import media as loader
 from vlrl.data.media import VideoSampling
 from vlrl.data.row_media import named_media, unshown_advice, unshown_columns, unshown_problem
-from vlrl.errors import VlrlError
+from vlrl.errors import VlrlError, did_you_mean
 from vlrl.task import Task, task_messages, task_oracle
 from vlrl.task.environment import has_environment
 from vlrl.task.scoring import AnswerScore, score_group
@@ -42,7 +42,9 @@ BOUND = 10.0  # largest allowed magnitude of a reward part that the task does no
 SECONDS = 5.0  # time limit for trying answers, so that a slow `score` does not delay the start of a run
 _MOST_PROMPTED = 8
 _MOST_SCORED = 4
+_TRIED = 6  # number of values of a row that are tried as answers
 _ANSWERS = ("", "junk", "1", "<answer>2</answer>", "<think>I look.</think><answer>no</answer>", "\\boxed{B}")
+_TAGGED = ("<answer>{}</answer>", "\\boxed{{{}}}")
 _FRAMES = VideoSampling(fps=1.0, max_frames=2)  # for the width and height of a clip
 
 
@@ -113,24 +115,39 @@ class TaskSamples:
     @cached_property
     def trials(self) -> list[Trial]:
         """The scores of perfect and other answers to the samples, as many as fit into the time limit SECONDS."""
+        return self._trials_and_refusal[0]
+
+    @property
+    def refusal(self) -> str:
+        """Why scoring refuses what the task returned for an answer, such as a value of the wrong type; "" if it does
+        not."""
+        return self._trials_and_refusal[1]
+
+    @cached_property
+    def _trials_and_refusal(self) -> tuple[list[Trial], str]:
         begun, trials = time.monotonic(), list[Trial]()
-        with original_pixels(self.task), warnings.catch_warnings(), suppress(VlrlError):  # the oracle's rule reports it
+        with original_pixels(self.task), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for one in self.valid[:_MOST_SCORED] if self.rewarded else ():
-                for text in _answers_to(one):
+                for text in answers_to(one):
                     if trials and time.monotonic() - begun > SECONDS:
-                        return trials
-                    first, second = (score_group(self.task, one.scored, [answer_of(text)], 0)[0] for _ in range(2))
+                        return trials, ""
+                    try:
+                        first, second = (score_group(self.task, one.scored, [answer_of(text)], 0)[0] for _ in range(2))
+                    except VlrlError as error:
+                        return trials, str(error)
                     trials.append(Trial(one, text, first, second))
-        return trials
+        return trials, ""
 
 
-def _answers_to(prompted: PromptedSample) -> list[str]:
-    """Returns answers to try on a sample: the perfect answer, wrong answers, and the values of the row's fields."""
+def answers_to(prompted: PromptedSample) -> list[str]:
+    """Returns answers to try on a sample: the perfect answer, wrong answers, and the values of the row's fields, plain
+    and in the usual tags."""
     values = [str(v) for v in prompted.scored.row.values()
-              if isinstance(v, (str, int, float)) and len(str(v)) < 50][:6]
+              if isinstance(v, (str, int, float)) and len(str(v)) < 50][:_TRIED]
     own = [prompted.oracle] if prompted.oracle is not None else []
-    return list(dict.fromkeys([*own, *_ANSWERS, *values, *(f"<answer>{v}</answer>" for v in values)]))
+    tagged = (form.format(v) for form in _TAGGED for v in values)
+    return list(dict.fromkeys([*own, *_ANSWERS, *values, *tagged]))
 
 
 def has_score(task: Task) -> bool:
@@ -176,9 +193,42 @@ def _oracle(samples: TaskSamples) -> Iterator[Finding]:
             yield from found
 
 
+def _refused(samples: TaskSamples) -> Iterator[Finding]:
+    reported = any(one.oracle is not None or one.error for one in samples.prompted)  # by the rule of the oracle
+    if samples.refusal and not reported:
+        yield Finding(message=samples.refusal.removeprefix(f"task '{samples.task.name}': "))
+
+
+def _fails(samples: TaskSamples) -> Iterator[Finding]:
+    """Finds answers whose scoring fails. If it fails for the perfect answer, the rule of the oracle reports it."""
+    failed = [trial for trial in samples.trials if trial.first.error]
+    if not failed or any(trial.text == trial.prompted.oracle for trial in failed):
+        return
+    one, count = failed[0], len(samples.trials)
+    row = one.prompted.sample.row
+    field = _KEY_ERROR.match(one.first.error or "")
+    hint = (f" (the row has {', '.join(map(str, row))}.{did_you_mean(field[1], map(str, row))})"
+            if field and field[1] not in row else "")
+    many = f"each of the {count}" if len(failed) == count else f"{len(failed)} of {count}"
+    yield Finding(message=f"`score` fails for {many} answers tried: {one.first.error}{hint}. A rollout whose score "
+                  "fails has no reward, and the run stops if this happens to more than the share limits.score_errors: "
+                  "return a number for any text", id=one.prompted.sample.id, text=shorten(one.text),
+                  level="error" if 2 * len(failed) > count else "warning")
+
+
+def _best_of(samples: TaskSamples, one: PromptedSample) -> str | None:
+    """The perfect answer to a sample; if it is unknown, the answer tried that earned the most in a tag."""
+    if one.oracle is not None:
+        return one.oracle
+    tagged = [(t.first.reward, t.text) for t in samples.trials if t.prompted is one and t.first.reward
+              and t.first.reward == t.second.reward and t.text not in _ANSWERS
+              and t.text.startswith(("<answer>", "\\boxed"))]
+    return max(tagged, key=lambda found: found[0])[1] if tagged else None
+
+
 def _tag(samples: TaskSamples) -> Iterator[Finding]:
     for one in samples.valid:
-        if (text := one.oracle) is not None:
+        if (text := _best_of(samples, one)) is not None:
             with original_pixels(samples.task):
                 try:
                     reward = OracleScore(samples.task, one.scored, text).reward
@@ -227,8 +277,13 @@ def _constant(samples: TaskSamples) -> Iterator[Finding]:
         paid = [name for name, weight in part_weights(task).items() if weight > 0]
         if oracle_tried or all(t.first.parts.get(name) for t in trials for name in paid):  # else all may be wrong
             yield Finding(message=f"each of {len(trials)} different answers earns {value:g}: nothing can be learned "
-                                  "from a constant "
-                                  "reward", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text))
+                                  "from a constant reward. `score` must return more for a better "
+                                  "answer", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text))
+        elif not any(value for t in trials for value in t.first.parts.values()):
+            yield Finding(message=f"each of {len(trials)} different answers earns 0, those that repeat a value of the "
+                          "row included. If one of them is right, correct `score`; else give the task an `oracle`, "
+                          "and its perfect answer is checked", id=trials[0].prompted.sample.id,
+                          text=shorten(trials[-1].text), level="warning")
 
 
 def _range(samples: TaskSamples) -> Iterator[Finding]:
@@ -259,11 +314,13 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(name="prompt", scope="task", find=lambda samples: (
         f for one in samples.valid for f in placeholder_problems(samples.task, one.sample, one.prompt))),
     Rule(name="oracle", scope="task", find=_oracle),
+    Rule(name="score", scope="task", find=_refused),
+    Rule(name="score/fails", scope="task", find=_fails),
     Rule(name="tag", scope="task", find=_tag),
     Rule(name="deterministic/samples", scope="task", find=_changing_samples, start="warning"),
     Rule(name="deterministic", scope="task", find=_changing_scores, start="warning"),
-    Rule(name="unreadable", scope="task", find=_unreadable, start="warning"),
-    Rule(name="constant", scope="task", find=_constant, start="warning"),
+    Rule(name="unreadable", scope="task", find=_unreadable),
+    Rule(name="constant", scope="task", find=_constant),
     Rule(name="parts", scope="task", find=_range, start="warning"),
 )
 
@@ -275,6 +332,7 @@ def task_findings(samples: TaskSamples, *, at_start: bool = False) -> Iterator[F
             yield rule.finding(found, at_start, f"task '{samples.task.name}'", found.id)
 
 
+_KEY_ERROR = re.compile(r"KeyError: '([^']+)'")
 _PLACEHOLDER = re.compile(r"(?<![\w\\])\{(\w+)\}")  # {label}, not \boxed{label}
 
 
@@ -308,5 +366,6 @@ def placeholder_problems(task: Task, sample: Sample, text: str) -> Iterator[Find
     for name in dict.fromkeys(_PLACEHOLDER.findall(sample.prompt or task.templates_for(sample)[0])):
         if name not in sample.row and f"{{{name}}}" in text:
             yield Finding(message=f"the prompt asks for {{{name}}}, which the row does not have (it has "
-                          f"{', '.join(map(str, sample.row)) or 'no field'}): give the rows that field, or write "
+                          f"{', '.join(map(str, sample.row)) or 'no field'}).{did_you_mean(name, map(str, sample.row))}"
+                          f" Correct task.prompt, give the rows that field, or write "
                           f"{{ {name} }} for literal braces", id=sample.id)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from vlrl.config.base import Settings
-from vlrl.config.other_names import translation, translations_below
+from vlrl.config.other_names import similar_translation, translation, translations_below
 from vlrl.config.schema import Config
 from vlrl.config.sections import model_of
 from vlrl.config.value_hints import value_hint
@@ -24,7 +24,8 @@ def explained(error: Any) -> str:
     name, value = ".".join(loc), _SHORT.repr(error.get("input"))
     if error["type"] == "extra_forbidden":
         known = _names_at(loc[:-1])
-        near = translation(name) or did_you_mean(loc[-1], known) + translations_below(name, error.get("input"))
+        near = (translation(name) or did_you_mean(loc[-1], known) + translations_below(name, error.get("input"))
+                or similar_translation(name))
         return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
     if error["type"] == "model_type" and loc:

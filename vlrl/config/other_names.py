@@ -2,6 +2,7 @@
 
 docs/coming-from.md lists the same names, with differences in meaning."""
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,6 +98,13 @@ def translation(name: str) -> str:
     is a name of another framework, else ""."""
     own = _here(name)
     return f" Here it is {own} (docs/coming-from.md)." if own else ""
+
+
+def similar_translation(name: str) -> str:
+    """Like `translation`, for a misspelt name of another framework."""
+    names = {one.rpartition(".")[2] for names in _NAMES.values() for one in names.split()}
+    near = difflib.get_close_matches(name.rpartition(".")[2], sorted(names), n=1, cutoff=0.85)
+    return translation(near[0]) if near else ""
 
 
 def translations_below(name: str, value: Any) -> str:

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from vlrl.config.registry import Table
 from vlrl.data.coordinates import CONVENTIONS
-from vlrl.data.embedded import image_items, video_items, without_bytes
-from vlrl.data.media import ROOT_ONLY, MediaAccess, media_source, missing_file
+from vlrl.data.embedded import EmbeddedMedia, image_items, video_items, without_bytes
+from vlrl.data.media import ROOT_ONLY, MediaAccess, header, media_source, missing_file
 from vlrl.data.row_media import sources_of, unshown_problem
 from vlrl.data.turns import check_tools, check_turns, media_in_order
 from vlrl.data.values import short
@@ -25,6 +27,7 @@ from vlrl.types import Media, Sample
 
 _VIDEO = Table({"frame_times": "vlrl.data.video.sampling:frame_times"})
 MEDIA_FIELDS = ("image", "images", "video")
+_IN_PIXELS = ("boxes", "box", "points")
 OUTSIDE = 1.0
 """How many pixels a box or point may lie outside the image, because annotations are rounded."""
 _FIELDS = (
@@ -71,9 +74,21 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Me
         shown = _media(row, media, root or Path.cwd(), access)
         check_turns(row, [m.kind for m in shown])
         check_tools(row)
-        return Sample(id=sample_id, row=_weighted(clean), media=media_in_order(shown, row))
+        return Sample(id=sample_id, row=_weighted({**clean, **_size(row, shown)}), media=media_in_order(shown, row))
     except DataError as error:
         raise DataError(f"row {sample_id!r}: {error}") from None
+
+
+def _size(row: Mapping[str, Any], shown: Sequence[Media]) -> dict[str, int]:
+    """{width, height} from the header of the row's first image, if the row has boxes or points but no size; else {}."""
+    if not shown or shown[0].kind != "image" or any(row.get(side) is not None for side in ("width", "height")) or (
+            all(row.get(name) is None for name in _IN_PIXELS)):
+        return {}
+    source = shown[0].source
+    if isinstance(source, Image.Image):
+        return {"width": source.width, "height": source.height}
+    known = header(source) if isinstance(source, (Path, EmbeddedMedia)) else None
+    return {"width": known.size[0], "height": known.size[1]} if known else {}
 
 
 def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
@@ -131,13 +146,40 @@ def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
     for box in boxes:
         if _numbers(box, 4):
             if not (box[0] < box[2] and box[1] < box[3]):
-                yield f"box {short(box)} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+                yield f"box {short(box)} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2{xywh_hint(box, size)}"
             elif _outside(box, size):
-                yield f"box {short(box)} extends beyond the image of {size[0]}x{size[1]} pixels"
+                yield (f"box {short(box)} extends beyond the image of {size[0]}x{size[1]} pixels"
+                       f"{_norm1000(box, size)}{xywh_hint(box, size)}")
     action = row.get("action") if isinstance(row.get("action"), Mapping) else {}
     for point in (*_listed(row, "points"), action.get("point"), action.get("coordinate")):  # pyright: ignore
         if _numbers(point, 2) and _outside(point, size):
             yield f"point {short(point)} lies outside the image of {size[0]}x{size[1]} pixels"
+
+
+def xywh_hint(box: Any, size: Sequence[Any]) -> str:
+    """A hint for a box that fits into an image of `size` if it is [x, y, width, height]; "" for any other value."""
+    if not _numbers(box, 4):
+        return ""
+    known = all(is_number(side) and side > 0 for side in size)
+    corners = [box[0], box[1], box[0] + box[2], box[1] + box[3]]
+    fits = min(box) >= 0 and min(box[2:]) > 0 and not (known and _outside(corners, size))
+    return ". If it is [x, y, width, height], set data.boxes=xywh" if fits else ""
+
+
+def _norm1000(box: Sequence[float], size: Sequence[Any]) -> str:
+    """A hint for a box that may be in thousandths of the image's sides."""
+    return ". If coordinates run from 0 to 1000, set data.boxes=norm1000" if 0 <= min(box) <= max(box) <= 1000 else ""
+
+
+def size_problem(sample: Sample, root: Path | None = None) -> str:
+    """Returns why the size of a sample's first image is unknown: the row shows none, or its file is missing or not an
+    image; "" if nothing is wrong with it."""
+    if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
+        return problem
+    source = sample.media[0].source if sample.media else None
+    if not isinstance(source, Path):
+        return ""
+    return missing_file(source) or ("" if header(source) else f"media file {source} is empty or not an image")
 
 
 def _listed(row: Mapping[str, Any], field: str) -> list[Any]:

@@ -65,8 +65,8 @@ def _check_marks(row: Record, media_kinds: Sequence[str], in_turns: Sequence[str
     in_question, rest = len(marks) - len(in_turns), len(media_kinds) - len(in_turns)
     if rest < 0 or in_question not in (0, rest):
         raise DataError(f"turns and question have placeholders for {len(marks)} images or videos, but the row has "
-                        f"{len(media_kinds)}: use one placeholder per image or video (a question without placeholders "
-                        "shows the remaining media first)")
+                        f"{len(media_kinds)}: write one <image> or <video> per image or video (a question without "
+                        "placeholders shows the remaining media first)")
     if in_question and len(set(media_kinds)) > 1 and sorted(marks) != sorted(media_kinds):
         raise DataError(f"turns and question have placeholders for {', '.join(marks)}, but the row has "
                         f"{', '.join(media_kinds)}")

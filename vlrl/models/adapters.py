@@ -21,6 +21,7 @@ from vlrl.config.schema import LoraSettings, ModelSettings
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.models.families import Family, Part, family_in
 from vlrl.models.loading import adapter_base, check_finite, load_model, loading_errors, resolve
+from vlrl.models.names import second_adapter
 from vlrl.store.aligned_memory import align_weights, aligned_copy
 
 
@@ -29,11 +30,7 @@ def refuse_second(settings: ModelSettings) -> None:
     with loading_errors(f"model.name={settings.name!r}"):
         base = adapter_base(settings.name)
     if base:
-        raise ConfigError(
-            f"model.lora.rank={settings.lora.rank}, but model.name={settings.name!r} is itself a LoRA adapter, and a "
-            "second adapter cannot be saved on top of it. Continue the run that wrote the adapter (its run.dir, "
-            f"resume=must), start from the adapter's base model (model.name={base}), or merge first: the same command "
-            "with model.lora.rank=0 steps=0 and another run.dir saves the merged model in that folder.")
+        raise ConfigError(second_adapter(settings, base))
 
 
 def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:

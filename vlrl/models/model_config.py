@@ -53,8 +53,8 @@ def family_convention(model: str) -> str:
 def embedded(name: str) -> Path:
     """Folder of the embedded model `name`, which is shipped with the package. Raises ConfigError if there is none."""
     folder = ASSETS / name.removeprefix("embedded/")
-    if not folder.is_dir():
-        shipped = sorted(f"embedded/{p.name}" for p in ASSETS.glob("*/"))
+    if not (folder / "config.json").is_file():
+        shipped = sorted(f"embedded/{p.parent.name}" for p in ASSETS.glob("*/config.json"))
         raise ConfigError(f"model.name={name!r}: no such embedded model.{did_you_mean(name, shipped)} "
                           f"Shipped: {', '.join(shipped)}")
     return folder
@@ -64,13 +64,14 @@ def _model_config(name: str) -> dict[str, Any] | None:
     if name.startswith("embedded/"):
         name = str(embedded(name))
     for file in ("config.json", "adapter_config.json"):
-        path = Path(name, file) if os.path.isdir(name) else _cached(name, file)
+        path = Path(name, file) if os.path.isdir(name) else cached_file(name, file)
         if path and (config := read_json(path)):
             return config
     return None
 
 
-def _cached(name: str, file: str) -> Path | None:
+def cached_file(name: str, file: str) -> Path | None:
+    """Path of a file of the Hub model `name` in the local cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     try:

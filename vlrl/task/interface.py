@@ -169,7 +169,9 @@ def _is_message(message: Any) -> bool:
 def check_shape(task: Task, parts: Any, method: str) -> None:
     """Raises TaskError unless `parts`, which `method` returned, is a mapping whose keys are strings."""
     if not isinstance(parts, Mapping):
-        raise TaskError(f"task '{task.name}': {method} returned {type(parts).__name__}, expected {{part: number}}")
+        part = next(iter(task.weights), "right")
+        raise TaskError(f"task '{task.name}': {method} returned {type(parts).__name__}, expected {{part: number}}, "
+                        f"e.g. {{{part!r}: 1.0}}; the value was {ascii(parts)[:80]}")
     odd = [name for name in parts if not isinstance(name, str)]
     if odd:
         raise TaskError(f"task '{task.name}': {method} returned the part name {odd[0]!r} ({type(odd[0]).__name__}), "

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlrl.config import Config, config_of
 from vlrl.config.algo import SUPERVISED
-from vlrl.distributed import comm
 from vlrl.errors import ConfigError
+from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder
 from vlrl.tools.experiments.report import print_summary, summary_table
+from vlrl.training.start import Start, check_start
 
 if TYPE_CHECKING:
     from vlrl.tools.run import Run
@@ -79,23 +81,38 @@ def run_to_end(config: Config, supervised: bool = False, callbacks: Sequence[Any
             raise ConfigError("callbacks belong to one run, and this config has stages: train the stages one by one, "
                               "or remove them with stages=[]")
         return _run_stages(config)
+    start = _checked(config, supervised)  # before torch is imported
     from vlrl.training.session import Session
 
     make_session: Any = partial(Session, own_callbacks=callbacks) if callbacks else Session
     if supervised:
         from vlrl.training import sft
 
-        session = sft.train(config, make_session)
+        session = sft.train(config, make_session, start)
     else:
         from vlrl.training import loop
 
-        session = loop.train(config, make_session=make_session)
+        session = loop.train(config, make_session=make_session, start=start)
     if not session.complete:
         raise KeyboardInterrupt(f"stopped after {session.done} of {session.config.steps} steps; the same call resumes "
                                 f"from the checkpoint in {session.folder.checkpoints}")
-    if comm.is_main():
+    if _is_main():
         print_summary(session.folder, session.done, session.progress.print)
     return session.folder.path
+
+
+def _checked(config: Config, supervised: bool) -> Start | None:
+    """The result of check_start, whose warnings are printed here and not again when the model is loaded."""
+    start = check_start(config, supervised)
+    for warning in start.warnings if start else ():
+        Progress(config.steps, 0).print(f"warning: {warning}")
+    return replace(start, warnings=()) if start else None
+
+
+def _is_main() -> bool:
+    from vlrl.distributed import comm  # imports torch, so not before check_start
+
+    return comm.is_main()
 
 
 def _run_stages(config: Config) -> Path:
@@ -104,7 +121,7 @@ def _run_stages(config: Config) -> Path:
     outcome = train_stages(config, lambda words: print(words, flush=True))
     if not outcome.finished:
         raise KeyboardInterrupt(f"stopped in stage {outcome.stage!r}; the same call resumes in this stage")
-    if comm.is_main():
+    if _is_main():
         from rich.console import Console
 
         for stage in config.stages:

@@ -38,7 +38,7 @@ from vlrl.rollout import partial
 from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource, Measure
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.task import Task, task_samples
+from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.scoring import score_all
 from vlrl.task.services import LOGPROBS, SERVICES, drop_unserved_parts
@@ -46,6 +46,7 @@ from vlrl.task.subprocess_scorer import SubprocessScorer
 from vlrl.training.advantages import Credit
 from vlrl.training.build_engine import check_engine, engine_folder, make_engine
 from vlrl.training.build_task import make_task, settle_coordinates
+from vlrl.training.start import Start, training_samples
 from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Sample
 
@@ -110,10 +111,10 @@ def check_launcher(environ: Mapping[str, str]) -> None:
 
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
-             progress: Progress = no_progress) -> Parts:
+             progress: Progress = no_progress, start: Start | None = None) -> Parts:
     """Builds all objects of a run. `checkpoint` is the folder whose weights replace those of model.name, or None.
     `make_source` makes the GroupSource. If `algorithm` is None, it is made from the config. `progress` is called to
-    report slow work within a step."""
+    report slow work within a step. `start` has the task and samples if they have been checked already."""
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
@@ -121,10 +122,10 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     seed_everything(config.seed)
-    data = _read(config, algorithm, generates)
+    data = _read(config, algorithm, generates, start)
     with contextlib.ExitStack() as opened:
         scorer, environments, services = _make_helpers(config, data, generates, opened)
-        warnings = _warnings(config, data, generates, services, checkpoint)
+        warnings = _warnings(config, data, generates, services, checkpoint, start)
         model = policy.load(config, accelerator, checkpoint)
         settle_coordinates(data.task, config, model.family.coordinates)
         for process in filter(None, (scorer, environments)):
@@ -178,14 +179,11 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
     return algorithm
 
 
-def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
+def _read(config: Config, algorithm: Algorithm, generates: bool, start: Start | None) -> _RunData:
     """Returns the task, its samples and the sampler of prompts. Raises ConfigError if there are no training samples, or
     if the config cannot train on them."""
-    task = make_task(config)
-    samples = task_samples(task, "train")
-    if len(samples) == 0:
-        raise ConfigError(f"task '{task.name}' has no training samples. Check that data.train={config.data.train!r} "
-                          "names the right file")
+    task = start.task if start else make_task(config)
+    samples = start.samples if start else training_samples(task, config)
     partial.check(config, task, algorithm.requires, generates)
     offered = (*OFFERED, *config.services.given) if generates else [*SERVICES]
     drop_unserved_parts(task, offered, samples)  # raises before anything is loaded
@@ -215,9 +213,12 @@ def _make_helpers(config: Config, data: _RunData, generates: bool, opened: conte
     return made[0], made[1], made[2]
 
 
-def _warnings(config: Config, data: _RunData, generates: bool, services: Any, checkpoint: Path | None) -> list[str]:
-    found = comm.on_main(lambda: _CHECKS["start"](data.served(), data.samples, config, scored=generates,
-                                                  goes_on=checkpoint is not None), "checking data and task")
+def _warnings(config: Config, data: _RunData, generates: bool, services: Any, checkpoint: Path | None,
+              start: Start | None) -> list[str]:
+    resumes = checkpoint is not None
+    found = start.warnings if start and start.resumes == resumes else comm.on_main(
+        lambda: _CHECKS["start"](data.served(), data.samples, config, scored=generates, goes_on=resumes),
+        "checking data and task")
     return [*(found or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
 
 

@@ -11,17 +11,18 @@ from vlrl.rollout.error_limits import check_errors, refuse_stale
 from vlrl.rollout.group_source import GroupSource
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.session import Session
+from vlrl.training.start import Start
 from vlrl.training.update import update
 
 
 def train(config: Config, make_source: type[GroupSource] = GroupSource,
-          make_session: type[Session] = Session) -> Session:
+          make_session: type[Session] = Session, start: Start | None = None) -> Session:
     """Trains up to `config.steps` steps or for `config.epochs`, by default resuming from a checkpoint. Returns the
     session, finished or stopped.
 
     The same seed gives the same weights (on a CPU bit for bit), even if the run was killed and resumed: every random
     generator is seeded by the seed and its purpose. make_source and make_session: classes of the source of groups and
-    of the session."""
+    of the session. start: the result of check_start, if the run has been checked already."""
     config = resolve_sharding(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)
@@ -30,7 +31,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
             config = session.config  # with the steps that the rows give
             algorithm = Algorithm(config)
         parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm,
-                                        session.progress.busy))
+                                        session.progress.busy, start))
         policy, source, clock = parts.policy, parts.source, parts.clock
         for step in range(session.start, config.steps):
             comm.here.at(f"step {step}")

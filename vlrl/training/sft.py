@@ -24,6 +24,7 @@ from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
+from vlrl.training.start import Start
 from vlrl.types import Group
 
 
@@ -41,10 +42,10 @@ _SOURCES = Table({PAIRS: "vlrl.methods.preferences.pairs:PairSource"})
 """Value of algo.loss -> the source of groups that replaces SupervisedSource."""
 
 
-def train(config: Config, make_session: type[Session] = Session) -> Session:
+def train(config: Config, make_session: type[Session] = Session, start: Start | None = None) -> Session:
     """Runs supervised training up to `config.steps` steps of rollout.prompts_per_step samples; see loop.train."""
     source = _SOURCES.get(config.algo.loss.name, SupervisedSource)
-    return train_loop(supervised_config(config), source, make_session)
+    return train_loop(supervised_config(config), source, make_session, start)
 
 
 def supervised_config(config: Config) -> Config:
