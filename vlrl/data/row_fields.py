@@ -27,20 +27,6 @@ def positive_problem(name: str, value: Any) -> str | None:
     return None if is_number(value) and value > 0 else f"{name}={short(value)} must be a number above 0"
 
 
-def misspelt_column(problem: str, row: Mapping[str, Any]) -> str:
-    """If `problem`, the message about a row, begins with the name of a field that the row does not have ("answer=None
-    must ..."), returns a suggestion: the column of a similar name, else the row's columns. "" otherwise."""
-    field, equals, _ = problem.partition("=")
-    if not equals or not field.isidentifier() or row.get(field) is not None:
-        return ""
-    meta = row.get("meta")
-    columns = [str(name) for name in {**(meta if isinstance(meta, Mapping) else {}), **row}
-               if name not in ("id", "meta", field)]
-    near = did_you_mean(field, columns).removeprefix(" Did you mean '").removesuffix("'?")
-    return (f". The column {near!r} has a similar name: rename it, or set data.columns={{{field}: {near}}}" if near
-            else f". The row has {', '.join(columns)}; data.columns={{{field}: COLUMN}} reads a column as {field}")
-
-
 def cut_problem(start: Any, end: Any) -> str | None:
     """Returns an error message if `video_start` and `video_end` are numbers, but the start is not before the end."""
     if is_number(start) and is_number(end) and not start < end:

@@ -7,7 +7,9 @@ root folder.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from vlrl.types import Media, Sample
 
 _VIDEO = Table({"frame_times": "vlrl.data.video.sampling:frame_times"})
 MEDIA_FIELDS = ("image", "images", "video")
+_ABSENT = re.compile(r"(row '[^']*': )(\w+)=None ")
+"""Matches a message about a field that the row lacks."""
 _IN_PIXELS = ("boxes", "box", "points")
 OUTSIDE = 1.0
 """How many pixels a box or point may lie outside the image, because annotations are rounded."""
@@ -102,6 +106,8 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
         sample = task.sample_from_row(row, root)
         if not isinstance(sample, Sample):
             raise TaskError(f"task '{task.name}': sample_from_row returned {type(sample).__name__}, expected a Sample")
+    except DataError as error:
+        raise DataError(_with_hint(str(error), task, row, root)) from error
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:  # task code may fail on a row in any way
@@ -111,6 +117,30 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
     except DataError as error:
         raise DataError(f"row '{sample.id}': {error}") from None
     return replace(sample, row=_weighted({k: without_bytes(v) for k, v in sample.row.items()}))
+
+
+def _with_hint(message: str, task: Any, row: Mapping[str, Any], root: Path) -> str:
+    """The message about a row. If it is about a field that the row lacks, also names the column that may be meant, or
+    replaces it by the reason why the size of the image is unknown."""
+    found = _ABSENT.match(message)
+    if not found:
+        return message
+    if found[2] in ("width", "height"):
+        with suppress(DataError):
+            problem = size_problem(sample_from_row(row, root, MediaAccess.of(task.data)), root)
+            return f"{found[1]}{problem}" if problem else message
+    return message + _misspelt_column(found[2], row)
+
+
+def _misspelt_column(field: str, row: Mapping[str, Any]) -> str:
+    """Text to append to a message about a field that the row lacks: the column of a similar name, else the row's
+    columns."""
+    meta = row.get("meta")
+    columns = [str(name) for name in {**(meta if isinstance(meta, Mapping) else {}), **row}
+               if name not in ("id", "meta", field)]
+    near = did_you_mean(field, columns).removeprefix(" Did you mean '").removesuffix("'?")
+    return (f". The column {near!r} has a similar name: rename it, or set data.columns={{{field}: {near}}}" if near
+            else f". The row has {', '.join(columns)}; data.columns={{{field}: COLUMN}} reads a column as {field}")
 
 
 def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from vlrl.config.registry import resolve
-from vlrl.data.row_fields import misspelt_column
-from vlrl.data.row_samples import size_problem
 from vlrl.errors import ConfigError, DataError
 from vlrl.task.base import Task, Weight
 from vlrl.types import Answer, Parts, Sample, Variant
@@ -107,10 +105,8 @@ class RecipeTask(Task):
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         sample = super().sample_from_row(row, root)
         problem = self.problem(sample.row) or (self.used.problem and self.used.problem(self, sample.row))
-        if problem and problem.startswith(("width=None", "height=None")):
-            problem = size_problem(sample, root) or problem
         if problem:
-            raise DataError(f"row '{sample.id}': {problem}{misspelt_column(problem, sample.row)}")
+            raise DataError(f"row '{sample.id}': {problem}")
         return replace(sample, row=self.filled(sample.row))
 
     def filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
