@@ -21,3 +21,7 @@ def concise(sample, answer, *, most: int = 6):
     if answer.text == "raise":
         raise ValueError("no such answer")
     return len(answer.text) <= most * len(sample["answer"])
+
+
+def right(completion, row):
+    return completion.strip() == row["answer"]

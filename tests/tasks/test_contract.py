@@ -19,9 +19,11 @@ from tests.tasks import test_recipes as boxes
 from tests.tasks import test_video as video
 from tests.tasks.scaffold import assert_ok
 from vlrl import testing
+from vlrl.config.base import Named
 from vlrl.config.schema import DataSettings, EnvironmentSettings
 from vlrl.environments.external import resolved
 from vlrl.rewards.text import parse_answer
+from vlrl.services.extra_parts import with_extra_parts
 from vlrl.task import Task, builtin_names, load
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
@@ -53,7 +55,10 @@ ROWS = {
     "preference": [{"question": "What is it?", "responses": ["a cat", "a dog"], "answer": answer, "category": "x"}
                    for answer in (1, 2, 2, 1)],
     "classification": [{"label": "cat", "labels": ["cat", "dog"]}, {"label": "7"}, {"label": "C++", "question": "?"},
-                       {"label": "tabby", "synonyms": ["tabby cat"], "question": "Which cat?"}]}
+                       {"label": "tabby", "synonyms": ["tabby cat"], "question": "Which cat?"}],
+    "rows": [{"question": "2 + 2?", "answer": "4"}, {"problem": "5 + 2?", "answer": "7"},
+             {"prompt": [{"role": "user", "content": "1 + 2?"}], "answer": "3"}]}
+PARTS = {"rows": (Named(name="tests/services/own.py:right"),)}  # a task without a reward of its own
 IN_A_BROWSER = ("web",)  # what is checked in tests/tasks/test_web_pages.py instead, as it needs one
 CASES = [(name, i) for name in builtin_names() if name not in IN_A_BROWSER
          for i in range(len(VARIANTS.get(name, [{}])))]
@@ -63,7 +68,7 @@ PIECES = [*special_tokens(), "[", "]", ",", "1", "23.5", "-", " ", "cat", "none"
 @cache
 def built(name: str, variant: int, folder: str) -> Task:
     """The task, with a data file when it reads one."""
-    task = load(name, VARIANTS.get(name, [{}])[variant])
+    task = load(name, VARIANTS.get(name, [{}])[variant], lambda cls: with_extra_parts(cls, PARTS.get(name, ())))
     if task.lives_outside:
         task.outside = resolved(EnvironmentSettings(name=("gym:FrozenLake-v1",)))
     if name in ROWS and not getattr(task, "drawn", False):
@@ -71,7 +76,7 @@ def built(name: str, variant: int, folder: str) -> Task:
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(json.dumps({"id": f"r{i}", "width": 90, "height": 60, **row}) + "\n"
                             for i, row in enumerate(ROWS[name]))
-        task.data = DataSettings(train=path)
+        task.data = DataSettings(train=path, format=task.row_format)
     return task
 
 
