@@ -136,8 +136,9 @@ def assumed_form(formats: Iterable[str], fields: Iterable[str], name: str = "aut
     foreign = any(not one.startswith("canonical") for one in formats)
     if name != "auto" or not foreign or not {"boxes", "box", "points"} & set(fields):
         return ""
-    return ("boxes and points are read as pixels of the original images, and nothing in the file contradicts that. If "
-            "they are pixels of resized images, set data.boxes=resized:MULTIPLE:MIN_PIXELS:MAX_PIXELS (--boxes)")
+    return ("boxes and points without a stated unit are read as pixels of the original images, and nothing in the file "
+            "contradicts that. If they are pixels of resized images, set "
+            "data.boxes=resized:MULTIPLE:MIN_PIXELS:MAX_PIXELS (--boxes)")
 
 
 class _Box(NamedTuple):
