@@ -2,6 +2,7 @@
 folder. Long trainings are cut to one step; the slow test runs them as they are written."""
 
 import json
+import re
 import runpy
 import shlex
 
@@ -9,6 +10,8 @@ import pytest
 
 from tests.docs.test_readme import BLOCK, DOCS
 from vlrl.cli.main import main
+from vlrl.config.box_forms import parse_box_form
+from vlrl.data.formats.known import FORMATS
 
 PAGES = {"coco": "coco", "easyr1-trl": "easyr1", "ms-swift": "swift"}
 """Page -> the run that it trains, in runs/."""
@@ -81,3 +84,28 @@ def test_the_curve_rises_as_the_page_says(page, tmp_path, monkeypatch, capsys):
     lines = [json.loads(line) for line in (tmp_path / f"runs/{PAGES[page]}/eval.jsonl").read_text().splitlines()]
     assert lines[0]["iou"] == pytest.approx(figures[0], abs=0.03) and lines[-1]["iou"] == pytest.approx(
         figures[1], abs=0.05)
+
+
+def test_the_reference_names_every_format():
+    table = (DOCS / "data.md").read_text(encoding="utf-8").partition("## Formats")[2].partition("###")[0]
+    named = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(
+        r"`(\w+)`", line.split("|")[1])}
+    assert named == set(FORMATS)
+
+
+def test_your_data_from_files_to_a_dry_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows, *_ = [json.loads(line) for kind, body in blocks("your-data") if kind == "json" for line in body.splitlines()]
+    assert {"image", "question", "answer"} < rows.keys()
+    seen = [words[:2] for words, _ in followed("your-data", capsys, lambda words: words)]
+    assert seen.count(["data", "check"]) == 3 and ["data", "split"] in seen and seen[-1][0] == "train"
+    text = (DOCS / "your-data.md").read_text(encoding="utf-8")
+    table = text.partition("## Boxes")[2].partition("## ")[0]
+    forms = [line.split("|")[2].split("`")[1] for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(forms) == 6 and all(parse_box_form(form) for form in forms)
+    code = dict(written("your-data"))["colours.py"]
+    assert "steps=1)" in code
+    small = 'steps=1, rollout={"prompts_per_step": 2, "group_size": 2}, eval={"samples": 2})'
+    (tmp_path / "colours.py").write_text(code.replace("steps=1)", small))
+    runpy.run_path("colours.py")
+    assert "Evaluation before and after" in capsys.readouterr().out or (tmp_path / "runs").is_dir()

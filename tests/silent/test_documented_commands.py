@@ -46,7 +46,7 @@ def named_config(page: str, words: list[str]) -> str | None:
     written = {name for name, _ in FILE.findall(PAGES[page])}
     made = {"parity.yaml", "count.yaml", "stars.yaml"}  # by `vlrl tasks new`
     found = [word for word in words if word.endswith(".yaml") and "=" not in word]
-    return next((word for word in found if word not in OWN | written | made), None)
+    return next((word for word in found if word not in OWN | written | made and not word.startswith("runs/")), None)
 
 
 def settings_of(words: list[str]) -> list[str]:
