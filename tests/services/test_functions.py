@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlrl.config.base import Named
+from vlrl.data.coordinates import make
 from vlrl.data.row_fields import ground_truth
 from vlrl.errors import ConfigError, TaskError
 from vlrl.rewards.text import parse_answer
@@ -94,6 +95,20 @@ def test_a_function_of_a_group_is_called_once():
 
     parts(trl)
     assert calls == [["4", "five"]]
+
+
+def test_boxes_are_converted_for_a_function():
+    def area(completion, to_pixels):
+        x1, y1, x2, y2 = to_pixels([0, 0, 500, 1000])
+        return (x2 - x1) * (y2 - y1)
+
+    def areas(completions, to_pixels):
+        return [convert([0, 0, 500, 1000])[2] for convert in to_pixels]
+
+    row = {**ROW, "width": 80, "height": 40}
+    for function, expected in ((area, 40 * 40), (areas, 40)):
+        own = RewardFunction("s", Named(name=f"f.py:{function.__name__}"), function)
+        assert own.parts(Sample(id="7", row=row), ANSWERS, make("norm1000")) == [{function.__name__: expected}] * 2
 
 
 @pytest.mark.parametrize(("row", "truth"), [

@@ -72,7 +72,7 @@ def bind(setting: str, named: Named) -> ExtraPart:
     offer = getattr(found, ATTRIBUTE, None)
     if not isinstance(offer, PartSpec):
         own = RewardFunction(setting, named, found)
-        return ExtraPart(lambda task, sample, answers, services: own.parts(sample, answers), own.offer,
+        return ExtraPart(lambda task, sample, answers, _: own.parts(sample, answers, task.coordinates), own.offer,
                          lambda task, sample, answers: (), alone=not own.together, plain=True)
     function = bind_options(setting, named, PARTS, skip=4)
     readings = partial(offer.readings, **function.options) if offer.readings else _all_answers

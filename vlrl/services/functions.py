@@ -11,6 +11,9 @@ The names of a function's parameters say how it is called:
     sample, answer           one completion at a time, as vlrl.types.Sample and Answer
     anything else            one completion at a time: the text, and the row or the columns that the parameters name
 
+A parameter `to_pixels` gets a function that converts a box or point of the model to pixels of the original picture, or
+a list of such functions beside `completions`.
+
 The value of a part is None if a completion cannot be judged. A function that returns a dict has one part per key, which
 the option `returns` lists."""
 
@@ -19,9 +22,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vlrl.config.base import Named
+from vlrl.data.coordinates import Coordinates
 from vlrl.data.row_fields import ground_truth
 from vlrl.errors import ConfigError, TaskError
 from vlrl.task.part import PartSpec
@@ -34,6 +39,8 @@ TEXTS = ("completion", "response", "predict", "predict_str", "solution_str")
 """Names of the parameter that gets the text of one completion. Without such a parameter, it is the first one."""
 ROWS = ("row", "sample", "example")
 _OVERALL = "overall"
+_TO_PIXELS = "to_pixels"
+PIXELS = Coordinates()
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -72,12 +79,12 @@ class RewardFunction:
             raise ConfigError(f"{setting}={self.source!r}: the function takes no argument, but it is called with a "
                               "completion and its row: write def f(completion, row)")
 
-    def parts(self, sample: Sample, answers: Sequence[Answer]) -> list[Parts]:
-        """Returns {part: value} for each answer. Raises TaskError if the function returns values of the wrong form, and
-        any error that the function raises."""
+    def parts(self, sample: Sample, answers: Sequence[Answer], coordinates: Coordinates = PIXELS) -> list[Parts]:
+        """Returns {part: value} for each answer. `coordinates` converts from the model's convention. Raises TaskError
+        if the function returns values of the wrong form, and any error that the function raises."""
         if not self.together:
-            return [self._parts_of(self._call([answer], sample)) for answer in answers]
-        values = self._call(answers, sample)
+            return [self._parts_of(self._call([answer], sample, coordinates)) for answer in answers]
+        values = self._call(answers, sample, coordinates)
         if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or len(values) != len(answers):
             raise TaskError(f"the reward function {self.source} is called with a list of completions, so it must "
                             f"return a list with one value each; for {len(answers)} completions it returned "
@@ -86,12 +93,15 @@ class RewardFunction:
 
     def keys_of(self, sample: Sample, answer: Answer) -> list[str]:
         """The keys of the dict that the function returns for an answer; [] if it returns another value."""
-        value = self._call([answer], sample)
+        value = self._call([answer], sample, PIXELS)
         value = value[0] if self.together else value
         return list(map(str, value)) if isinstance(value, Mapping) else []
 
-    def _call(self, answers: Sequence[Answer], sample: Sample) -> Any:
+    def _call(self, answers: Sequence[Answer], sample: Sample, coordinates: Coordinates) -> Any:
         positional, named = self._arguments(self, self._parameters, answers, sample)
+        if _TO_PIXELS in self._parameters:
+            convert = partial(coordinates.to_original, sample)
+            named = {**named, _TO_PIXELS: [convert] * len(answers) if self.together else convert}
         value = self._function(*positional, **{**named, **self.options})
         return asyncio.run(value) if inspect.iscoroutine(value) else value
 
@@ -164,7 +174,7 @@ def _single(function: RewardFunction, parameters: Mapping[str, inspect.Parameter
     if first != "reward_input":
         known[first] = answer.text
     second = next((p for p in list(parameters.values())[1:2] if p.kind in _POSITIONAL), None)
-    if second and second.name not in known and second.default is second.empty and second.name not in function.options:
+    if second and second.default is second.empty and second.name not in (*known, *function.options, _TO_PIXELS):
         known[second.name] = dict(row)
     wanted = _wanted(function, parameters, known)
     positional = [name for name in wanted if parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY]
@@ -175,7 +185,7 @@ def _wanted(function: RewardFunction, parameters: Mapping[str, inspect.Parameter
             ) -> list[str]:
     """The parameters of a function that get a value of `known`. Raises TaskError if a required one has no value."""
     lacking = [name for name, p in parameters.items() if name not in known and name not in function.options
-               and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+               and name != _TO_PIXELS and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     if lacking:
         columns = ", ".join(name for name in known if name not in (*ROWS, "reward_input", "completions", "prompts"))
         raise TaskError(f"the reward function {function.source} has the parameter {lacking[0]!r}, but the row has no "
