@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from PIL import Image, ImageDraw
 
-SIZE = (96, 64)
+SIZE = (112, 84)  # as processors of Qwen-VL leave it
 COLOURS = ("red", "green", "blue", "white")
 TRAIN, HELDOUT = 40, 8
 
@@ -48,6 +48,7 @@ class Project:
     heldout: list[dict[str, Any]]
     files: dict[str, str] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)  # in place of the config file
 
     def own_task(self, score: str, prompt: str = "What colour is the square? {question}") -> None:
         self.files["own.py"] = OWN.format(score=score, prompt=prompt)
@@ -60,7 +61,7 @@ class Project:
         for name, text in self.files.items():
             (self.folder / name).write_text(text)
         (self.folder / "mine.yaml").write_text(yaml.safe_dump(self.config, sort_keys=False))
-        return ["train", "mine.yaml"]
+        return ["train", *(self.words or ["mine.yaml"])]
 
 
 def project(folder: Path, kind: str) -> Project:
@@ -76,8 +77,8 @@ def project(folder: Path, kind: str) -> Project:
 
 
 def _row(folder: Path, kind: str, name: str, rng: random.Random) -> dict[str, Any]:
-    x, y = rng.randrange(4, 50), rng.randrange(4, 30)
-    box, colour = [x, y, x + rng.randrange(20, 40), y + rng.randrange(12, 30)], rng.choice(COLOURS)
+    x, y = rng.randrange(4, 60), rng.randrange(4, 48)
+    box, colour = [x, y, x + rng.randrange(20, 50), y + rng.randrange(12, 34)], rng.choice(COLOURS)
     image = Image.new("RGB", SIZE, tuple(rng.randrange(60, 90) for _ in range(3)))  # no two pictures alike
     ImageDraw.Draw(image).rectangle(box, fill=colour)
     image.save(folder / f"{name}.png")
@@ -277,10 +278,10 @@ def picture_turned(p):
             row["boxes"] = [{"box": [5, 8, 30, 40]}]
 
 
-@mistake("grounding", "train.jsonl:1", "EXIF", "96x64", name="pictures turned by EXIF, with their stored size")
+@mistake("grounding", "train.jsonl:1", "EXIF", "112x84", name="pictures turned by EXIF, with their stored size")
 def picture_turned_size(p):
     picture_turned(p)
-    each(p, lambda row: row.update(width=96, height=64))
+    each(p, lambda row: row.update(width=SIZE[0], height=SIZE[1]))
 
 
 @mistake("qa", "train.jsonl:4", "train-3.png", "not an image", name="a picture that is a text")
@@ -345,6 +346,42 @@ def _reward(score: str) -> Callable[[Project], None]:
 
 for _name, (_score, _says, _stops) in REWARDS.items():
     MISTAKES[f"reward: {_name.removeprefix('a reward that ')}"] = Mistake("qa", _reward(_score), _says, _stops)
+
+
+FUNCTIONS = {
+    # name: (body of `def right(completion, row)`, what is said, whether it stops)
+    "returns None": ("return None", ("right", "None", r"0\.0"), True),
+    "a constant": ("return 0.5", ("right|rows", "0.5", "constant"), True),
+    "always the maximum": ("return 1", ("earns 1", "constant"), True),
+    "a text": ('return "good"', ("right", "'good'", "number"), True),
+    "raises": ('raise KeyError("anser")', ("rewards.py:2", "KeyError", "anser"), True),
+    "a field misspelt": ('return completion == row["anser"]', ("rewards.py:2", "anser", "Did you mean 'answer'"), True),
+    "NaN": ('return float("nan")', ("right", "nan"), True),
+    "a list": ("return [1.0]", ("right", r"\[1.0\]", "number"), True),
+    "a dict of texts": ('return {"right": "yes"}', ("right", "'yes'", "number"), True),
+    "a dict of changing keys": ('return {"iou": 1.0} if row["answer"] in completion else {"format": 0.0}',
+                                ("rewards.py:right", "iou", "format", "keys"), True),
+    "raises for some rows": ('return (row["answer"] in completion) / (row["id"] != "train-6")',
+                             ("train-6", "rewards.py:2", "ZeroDivisionError"), False),
+}
+
+
+def _function(body: str, *words: str) -> Callable[[Project], None]:
+    def make(p: Project) -> None:
+        p.files["rewards.py"] = f"def right(completion, row):\n    {body}\n"
+        p.words = ["--data", "train.jsonl", "--reward", *(words or ("rewards.py:right",)), "--prompt", "{question}",
+                   "steps=1", "run.dir=run", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=2",
+                   "rollout.max_new_tokens=4"]
+    return make
+
+
+for _name, (_body, _says, _stops) in FUNCTIONS.items():
+    MISTAKES[f"function: {_name}"] = Mistake("qa", _function(_body), _says, _stops)
+for _name, _word, _says in (("its name misspelt", "rewards.py:rigth", ("rewards.py:rigth", "'right'")),
+                            ("its file misspelt", "reward.py:right", ("reward.py", "does not exist", "rewards.py")),
+                            ("no name", "rewards.py", ("rewards.py", "right|rewards.py:name"))):
+    MISTAKES[f"function: {_name}"] = Mistake("qa", _function("return 1.0 * (row['answer'] in completion)", _word),
+                                             _says)
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def _failure(task: Task, row: CheckedRow) -> Iterator[Finding]:
                 return
             first = first or (result.error, text)
     if first:
-        yield Finding(message=f"`score` fails for this row: {first[0]}, for the answer {shorten(first[1])}. Correct "
+        yield Finding(message=f"scoring fails for this row: {first[0]}, for the answer {shorten(first[1])}. Correct "
                       "the row or the task, or leave the row out")
 
 

@@ -210,7 +210,7 @@ def _fails(samples: TaskSamples) -> Iterator[Finding]:
     hint = (f" (the row has {', '.join(map(str, row))}.{did_you_mean(field[1], map(str, row))})"
             if field and field[1] not in row else "")
     many = f"each of the {count}" if len(failed) == count else f"{len(failed)} of {count}"
-    yield Finding(message=f"`score` fails for {many} answers tried: {one.first.error}{hint}. A rollout whose score "
+    yield Finding(message=f"scoring fails for {many} answers tried: {one.first.error}{hint}. A rollout whose score "
                   "fails has no reward, and the run stops if this happens to more than the share limits.score_errors: "
                   "return a number for any text", id=one.prompted.sample.id, text=shorten(one.text),
                   level="error" if 2 * len(failed) > count else "warning")
@@ -261,7 +261,7 @@ def _unreadable(samples: TaskSamples) -> Iterator[Finding]:
     rewards = [t.first for t in samples.trials]
     if rewards and all(r.reward is None and r.error is None for r in rewards):
         names = ", ".join(name for name, value in rewards[0].parts.items() if value is None)
-        yield Finding(message=f"`score` returns None ({names}) for each of the {len(rewards)} answers tried, including "
+        yield Finding(message=f"scoring returns None ({names}) for each of the {len(rewards)} answers tried, including "
                               "the perfect answer if it is known: no reward has a value and nothing is learned. None "
                               "means that an answer cannot be judged; return 0.0 for a wrong "
                               "answer", id=samples.trials[0].prompted.sample.id)
@@ -277,11 +277,11 @@ def _constant(samples: TaskSamples) -> Iterator[Finding]:
         paid = [name for name, weight in part_weights(task).items() if weight > 0]
         if oracle_tried or all(t.first.parts.get(name) for t in trials for name in paid):  # else all may be wrong
             yield Finding(message=f"each of {len(trials)} different answers earns {value:g}: nothing can be learned "
-                                  "from a constant reward. `score` must return more for a better "
-                                  "answer", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text))
+                                  "from a constant reward: a better answer must earn "
+                                  "more", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text))
         elif not any(value for t in trials for value in t.first.parts.values()):
             yield Finding(message=f"each of {len(trials)} different answers earns 0, those that repeat a value of the "
-                          "row included. If one of them is right, correct `score`; else give the task an `oracle`, "
+                          "row included. If one of them is right, correct the reward; else give the task an `oracle`, "
                           "and its perfect answer is checked", id=trials[0].prompted.sample.id,
                           text=shorten(trials[-1].text), level="warning")
 

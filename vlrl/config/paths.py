@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlrl.errors import did_you_mean
+
 _SETTINGS = {("data", "train"), ("data", "heldout"), ("data", "root"), ("data", "difficulty"), ("data", "solutions"),
              ("data", "media_roots"), ("model", "name"), ("engine", "key_file")}
 _CODE = re.compile(r"(?s)(.+\.py)(:\w+)?")
@@ -33,6 +35,15 @@ def searched_in(value: str) -> str:
     "" if only one folder was searched."""
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
+
+
+def similar_file(path: Path) -> str:
+    """A suggestion for a misspelt file name, from the names in the file's folder; "" if none is similar."""
+    try:
+        names = [one.name for one in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return ""
+    return did_you_mean(path.name, names)
 
 
 def _resolved(value: Any, folder: Path, at: tuple[str, str]) -> Any:

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vlrl.config.paths import searched_in
+from vlrl.config.paths import searched_in, similar_file
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 
 _NOT_OWN = ("<", str(Path(__file__).parents[1]) + os.sep, *{sysconfig.get_path(k) + os.sep
@@ -96,6 +97,9 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
     place, colon, attribute = name.partition(":")
     if not colon:
         from vlrl.config.value_hints import preset_hint
+        if place.endswith(".py"):
+            raise ConfigError(f"{setting}={name!r} names a file: add the name of a function in it, as in "
+                              f"{setting}={place}:{_first_function(place)}")
         raise ConfigError(f"{setting}={name!r} is not known.{preset_hint(setting, name) or did_you_mean(name, table)} "
                           f"Known: {', '.join(table)}; your own: path/file.py:name or module:name.")
     try:
@@ -119,6 +123,16 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
     return function
 
 
+def _first_function(file: str) -> str:
+    """The name of the first public function or class in a Python file, which is not executed; "name" if there is
+    none."""
+    try:
+        names = re.findall(r"^(?:async def|def|class) ([a-zA-Z]\w*)", Path(file).read_text(encoding="utf-8"), re.M)
+    except (OSError, ValueError):
+        return "name"
+    return next(iter(names), "name")
+
+
 def file_module(path: Path) -> ModuleType:
     """Returns the module of a Python file, which is executed once per process. Raises MissingFile, or any error that
     the file raises. The file can import modules in its folder. This folder is appended to sys.path, so that its
@@ -126,7 +140,7 @@ def file_module(path: Path) -> ModuleType:
     given = str(path)
     if not os.path.isfile(path):
         if given not in COPIES:
-            raise MissingFile(f"the file {given!r} does not exist{searched_in(given)}")
+            raise MissingFile(f"the file {given!r} does not exist{searched_in(given)}{similar_file(path)}")
         path = COPIES[given]
     path = path.resolve()
     USED.setdefault(given, path)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.paths import searched_in, split_of_folder
+from vlrl.config.paths import searched_in, similar_file, split_of_folder
 from vlrl.config.schema import DataSettings
 from vlrl.data.media import MediaAccess
 from vlrl.data.row_samples import checked_sample, make_sample, repeated_id
@@ -23,7 +23,7 @@ from vlrl.data.sources.folders import rows_of_split, split_files
 from vlrl.data.sources.heldout import part_of
 from vlrl.data.sources.lazy_dataset import lazy_samples
 from vlrl.data.sources.reading import canonical_rows, rename_columns, rows_in
-from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import cache_folder
 from vlrl.types import Sample
 
@@ -162,14 +162,4 @@ def locate_files(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
         return matches, None
     if hub_name:
         return hub.fetch_split(hub_name, cache_folder(cache))
-    raise ConfigError(f"this file does not exist{searched_in(name)}{_similar_file(Path(name))}")
-
-
-def _similar_file(path: Path) -> str:
-    """A suggestion for a misspelt file name, from the files of its folder; "" if none is similar."""
-    try:
-        names = [one.name for one in path.parent.iterdir()]
-    except OSError:
-        return ""
-    near = did_you_mean(path.name, names)
-    return near and f".{near}"
+    raise ConfigError(f"this file does not exist{searched_in(name)}{similar_file(Path(name))}")
