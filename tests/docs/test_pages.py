@@ -15,6 +15,7 @@ from vlrl import config
 from vlrl import task as tasks
 from vlrl.cli.main import main
 from vlrl.config.descriptions import FIRST, summary, type_text
+from vlrl.config.other_names import translation
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_samples, sample_from_row
 from vlrl.data.media import resolve
@@ -153,19 +154,21 @@ def test_metrics_and_paths_named_on_the_pages_exist():
     assert all((ROOT / path).exists() for path in paths), paths
 
 
-def sections(name: str) -> dict[str, list[list[str]]]:
-    parts = re.split(r"^## ", PAGES[name], flags=re.MULTILINE)
-    return {part.splitlines()[0]: table_rows(part)[1:] for part in parts if table_rows(part)}
+def foreign_names() -> list[list[list[str]]]:
+    """The table of names on coming-from.md, a list of names per cell: vlrl's, then those of the other libraries."""
+    table = PAGES["coming-from"].partition("## Names")[2].partition("\n## ")[0]
+    return [[codes(cell) for cell in line.split(" | ")] for line in table.splitlines() if line.startswith("`")]
 
 
 def test_every_name_is_mapped_once_and_those_of_trl_are_its_own():
-    for title, rows in sections("coming-from").items():
-        names = [name for row in rows for name in codes(row[0])]
-        assert len(rows) > 25 and len(names) == len(set(names)), title
-        for left, middle, *_ in rows:
-            here = codes(middle)
-            assert codes(left) and (here or middle == "-"), left
-            assert {code.partition("=")[0] for code in here} <= KNOWN, left
+    rows = foreign_names()
+    assert len(rows) > 45 and all(len(row) == 4 and set(row[0]) <= KNOWN for row in rows)
+    for column in range(4):
+        names = [name for row in rows for name in row[column]]
+        assert {name for name in names if names.count(name) > 1} <= {"loss_type"}  # two settings here
+    for own, *others in rows:
+        for name in (name for cell in others for name in cell):
+            assert any(here in translation(name) for here in own), name
     spec = importlib.util.find_spec("trl")
     if spec is None:
         pytest.skip("TRL is not installed")
@@ -175,9 +178,10 @@ def test_every_name_is_mapped_once_and_those_of_trl_are_its_own():
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     fields = {n.target.id for path in sources for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
               if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
-    for name in (code for row in sections("coming-from")["TRL 1.16"] for code in codes(row[0])):
-        key, _, value = name.partition("=")
-        assert key in fields and value.strip('"') in text, name
+    assert {name for row in rows for name in row[1]} <= fields
+    values = PAGES["coming-from"].partition("## Values")[2].partition("\n## ")[0]
+    for line in (line for line in values.splitlines() if line.startswith("`loss_type")):
+        assert all(f'"{value}"' in text for value in codes(line.split(" | ")[0].partition(";")[0])[1:]), line
 
 
 MESSAGES = [codes(row[0])[0] for part in PAGES["troubleshooting"].split("\n## ")[2:] for row in table_rows(part)[1:]]
