@@ -14,13 +14,15 @@ from vlrl.types import Group
 
 
 def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
-    """Returns the field `measured` of a line of eval.jsonl, a dict with `rows`, `pictures` and all settings `eval.*`.
+    """Returns the field `measured` of a line of eval.jsonl, a dict with `rows`, `pictures` and all settings `eval.*`
+    but patience, which changes no measurement.
 
     `rows` is a hexadecimal checksum of the samples of all processes, and `pictures` is a checksum of the media in their
     prompts. All processes must call this function together, each with its own groups."""
     own = [(g.sample.id, row_sum(g.sample.id, g.sample.row), [m.sha256 for m in g.prompt.media]) for g in groups]
     samples = sorted(sample for part in comm.gather(own) for sample in part)
-    settings = {f"eval.{name}": value for name, value in config.eval.model_dump(mode="json").items()}
+    settings = {f"eval.{name}": value for name, value in config.eval.model_dump(
+        mode="json", exclude={"patience"}).items()}
     return {"rows": _sum((id, row) for id, row, _ in samples), "pictures": _sum((id, m) for id, _, m in samples),
             **settings}
 
