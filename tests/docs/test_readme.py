@@ -104,7 +104,7 @@ def test_the_example_task_keeps_the_contract(files):
 
 DOCS = ROOT / "docs"
 SHORT = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8")
-         for name in ("README", "faq", "glossary", "python", "install")}
+         for name in ("README", "troubleshooting", "glossary", "python", "install")}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
