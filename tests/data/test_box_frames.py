@@ -246,3 +246,15 @@ def test_the_answer_of_a_conversation_outlives_another_question(more, words):
     turns = [{"role": "system", "content": "Be brief."}, *record["messages"]]
     kept = rename_columns({**record, "messages": turns}, {"question": "problem"})
     assert isinstance(kept, DataError) is (not more) and (more or "earlier turns" in str(kept))
+
+
+@each("record grounded", [
+    ({"problem": "Find the mug.", "answer": "[1, 2, 30, 40]"}, True),
+    ({"prompt": "Where is the mug?", "solution": "[1, 2, 30, 40]"}, True),
+    ({"question": "the mug", "answer": [1, 2, 30, 40]}, True),
+    ({"question": "Which numbers are shown?", "answer": "[1, 2, 30, 40]"}, False),
+    ({"problem": "How many are there per row?", "answer": [1, 2, 30, 40]}, False),
+    ({"problem": "Detect all mugs.", "answer": '[{"bbox_2d": [1, 2, 3, 4], "label": "mug"}]'}, True)])
+def test_four_numbers_are_a_box_where_a_place_is_asked_for(record, grounded):
+    (row,) = canonical_rows({"image": "a.png", "width": 90, "height": 90, **record})
+    assert ("boxes" in row) is grounded

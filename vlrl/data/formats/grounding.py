@@ -191,12 +191,13 @@ def _problem(record: Record) -> str:
 
 
 def _problem_boxes(record: Record, question: str) -> list[Row] | None:
-    """Returns the boxes of the first answer field that consists of boxes. A list of four numbers is a box unless the
-    question may ask for several numbers."""
+    """Returns the boxes of the first answer field that consists of boxes. Four numbers are not a box if the question
+    may ask for several numbers: a list in `answer`, or any answer to another field than `problem`."""
+    numbers_asked = "question" in target(question) and not _PLACE.search(question)
     for name in _BOX_ANSWERS:
         value = unpacked(record.get(name))
         listed = isinstance(record.get(name), list) and all(map(is_plain_number, record[name]))
-        if listed and name != "solution" and "question" in target(question) and not _PLACE.search(question):
+        if numbers_asked and (not has(record, "problem") or (listed and name != "solution")):
             continue
         words = json.dumps(value) if isinstance(value, (list, Mapping)) else value
         if isinstance(words, str) and (boxes := boxes_of(answer_text(words), "", question)):
