@@ -139,7 +139,7 @@ def test_each_format_by_hand(format, record, row):
 def test_every_format_has_a_case():
     assert {format for format, *_ in (*FORMS.values(), *QUESTIONS.values())} | {
         "android_episode"} | {recognised_format(record) for record, _ in VQA.values()} | {
-        "natural_bench", "ocr_vqa", "visual7w", "ego4d_nlq"} == set(FORMATS) == set(PROJECTS)
+        "natural_bench", "ocr_vqa", "visual7w", "ego4d_nlq", "plain"} == set(FORMATS) == set(PROJECTS)
 
 
 OTHERS = {

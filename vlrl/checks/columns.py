@@ -49,7 +49,8 @@ def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, 
         read = _columns_read(task, [rows[n] for n in numbers], names) if task else FIELDS
         left = {name: [given[name] for given in columns if name in given] for name in names if name not in read}
         taken = {"label"} if any(rows[n].row.get("multi") for n in numbers) else set[str]()  # from `labels`
-        misspelt = _misspelt(left, (read - names.keys()) | taken) if task else {}
+        given = {field for n in numbers for field, value in rows[n].row.items() if value is not None}
+        misspelt = _misspelt(left, (read - given) | taken) if task else {}
         for name, field in misspelt.items():
             yield _first(columns, numbers, [name]), Finding(
                 message=f"nothing reads the column {name!r} ({_example(left.pop(name)[0])}), and no row has {field!r}, "
