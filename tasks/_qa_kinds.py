@@ -257,6 +257,8 @@ def problem(task: Any, row: Record) -> str | None:
     """Describes what is wrong with a qa row; None if the row is valid."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={str(row.get('question'))[:80]} must be the text of the question"
+    if isinstance(row.get("answer"), str) and not row["answer"].strip():
+        return f"answer={row['answer']!r} is empty: give the right answer, or leave the row out"
     if not isinstance(row.get("answer_type"), str) or row["answer_type"] not in KINDS:
         hint = "" if row.get("answer_type") else "; or set data.format=qa, which infers it from the answer"
         return f"answer_type={str(row.get('answer_type'))[:_SHORT]} must be one of {', '.join(KINDS)}{hint}"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,9 @@ def _misspelt_column(field: str, row: Mapping[str, Any]) -> str:
     meta = row.get("meta")
     columns = [str(name) for name in {**(meta if isinstance(meta, Mapping) else {}), **row}
                if name not in ("id", "meta", field)]
-    near = did_you_mean(field, columns).removeprefix(" Did you mean '").removesuffix("'?")
+    near = next(iter(get_close_matches(field, [name for name in columns if name not in FIELDS], n=1)), "")
     return (f". The column {near!r} has a similar name: rename it, or set data.columns={{{field}: {near}}}" if near
-            else f". The row has {', '.join(columns)}; data.columns={{{field}: COLUMN}} reads a column as {field}")
+            else f". The row has {', '.join(columns) or 'no other field'}")
 
 
 def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:

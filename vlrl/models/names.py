@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from vlrl.config.schema import ModelSettings
@@ -109,8 +110,8 @@ def _check_hub_name(name: str, what: str) -> None:
 def _similar(name: str) -> str:
     """A suggestion for a misspelt name; owners are compared only if the name alone is not similar to a known one."""
     alone = {known.partition("/")[2].lower(): known for known in KNOWN}
-    word = did_you_mean(name.rpartition("/")[2].lower(), alone).removeprefix(" Did you mean '").removesuffix("'?")
-    return f" Did you mean '{alone[word]}'?" if word else did_you_mean(name, KNOWN)
+    words = get_close_matches(name.rpartition("/")[2].lower(), alone, n=1)
+    return f" Did you mean '{alone[words[0]]}'?" if words else did_you_mean(name, KNOWN)
 
 
 def _offline() -> bool:
