@@ -77,11 +77,12 @@ def convert(
         boxes = boxes or settled.data.boxes
         format = task.data.format if format == "auto" else format
     check_answer_type(answer_type, "--answer-type")
-    remarks: list[str] = []
+    remarks, notes = list[str](), list[str]()
     count, bad = run(file, out, format, root, task, columns=pairs_of(columns), keep_going=keep_going, force=force,
-                     answer_type=answer_type, types=types, boxes=form_of(boxes), remarks=remarks)
+                     answer_type=answer_type, types=types, boxes=form_of(boxes), remarks=remarks, notes=notes)
     if json:
         emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad], "remarks": remarks,
+              "notes": notes,
               "types": [asdict(line) for line in types.lines()]})
         return
     show_types(types.lines())
@@ -89,6 +90,8 @@ def convert(
         typer.echo(f"left out {printable(line)}")
     for line in remarks:
         typer.echo(printable(f"warning: {line}"))
+    for line in notes:
+        typer.echo(line)
     typer.echo(f"{out}: {count:,} rows" + (f", {len(bad):,} left out" if bad else ""))
 
 

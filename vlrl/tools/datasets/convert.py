@@ -44,7 +44,7 @@ class UsableRow:
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
             columns: Mapping[str, str] | None = None, keep_going: bool = False, force: bool = False,
             answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
-            remarks: list[str] | None = None) -> tuple[int, list[BadRow]]:
+            remarks: list[str] | None = None, notes: list[str] | None = None) -> tuple[int, list[BadRow]]:
     """Writes the rows of `path` to `out` (.jsonl or .json), atomically; returns the number of written rows and the list
     of bad rows.
 
@@ -52,7 +52,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
     relative to `root`, else to the folder of `path`. With a task, its `sample_from_row` decides which rows are usable.
     Media files may be missing. Embedded media (parquet, base64) are written to the folder `<out>_media`. `columns` maps
     canonical fields to columns, e.g. {"image": "photo"}. `answer_type` replaces guessed answer types; `boxes` is as in
-    data.boxes. `types` collects the answer types that are written, `remarks` the warnings about the file as a whole.
+    data.boxes. `types` collects the answer types that are written, `remarks` the warnings about the file as a whole,
+    `notes` what was assumed about it.
 
     Raises DataError at the first bad row unless `keep_going`, for a row whose media would lie outside the new root, if
     no row is usable, and if `out` exists without `force`."""
@@ -87,7 +88,9 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
             temporary.write_bytes(item.data)
     write_rows(out, rows)
     if remarks is not None:
-        remarks += [*said, *filter(None, [assumed_form(shapes, {name for row in rows for name in row}, boxes)])]
+        remarks += said
+    if notes is not None:
+        notes += filter(None, [assumed_form(shapes, {name for row in rows for name in row}, boxes)])
     return len(good), bad
 
 
