@@ -295,8 +295,9 @@ def test_scores(config, tmp_path, capsys):
     fails(capsys, "returned the part 'bonus'", *words("return {'vowels': 1.0, 'short': 0.0, 'bonus': 1.0}"))
     fails(capsys, "left out the part 'short'", *words("return {'vowels': 1.0}"))
     fails(capsys, "heldout at step 0: 8 of 8 rollouts failed.*limits.score_errors.*'vowels' was nan.*rollouts are in",
-          *words("return {'vowels': float('nan'), 'short': 0.0}"))
-    fails(capsys, "failed to score.*KeyError: 'shade'", *words("return {'vowels': sample['shade'], 'short': 0.0}"))
+          *words("return {'vowels': float('nan'), 'short': 0.0}"), "run.checks=warn")
+    fails(capsys, "failed to score.*KeyError: 'shade'", *words("return {'vowels': sample['shade'], 'short': 0.0}"),
+          "run.checks=warn")
     body = "return {'vowels': 1 / (len(answer.text) % 3), 'short': 0.0}"
     assert train_script([str(w) for w in (*words(body), "steps=1", "limits.score_errors=1", "eval.samples=0")]) == 0
     table = RunFolder(tmp_path / "run").rollouts().to_pylist()
@@ -308,7 +309,7 @@ def test_scores(config, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_what_was_scored_is_kept_when_scoring_fails(config, tmp_path, capsys):
-    words = (config, f"run.dir={tmp_path}/run", "steps=2")
+    words = (config, f"run.dir={tmp_path}/run", "steps=2", "run.checks=warn")
     broken = task_file(tmp_path, "raise KeyError('shade')")
     for keep in ("all", "mixed"):
         message = fails(capsys, "step 0: (16 of 16|64 of 64) rollouts failed.*KeyError", *words, f"task={broken}",
@@ -322,7 +323,7 @@ def test_what_was_scored_is_kept_when_scoring_fails(config, tmp_path, capsys):
 @pytest.mark.slow
 def test_an_evaluation_of_another_start_does_not_stay(config, tmp_path, capsys):
     """Of a start that ended before its first step: a run that has completed one is not begun anew."""
-    words = [str(config), f"run.dir={tmp_path}/run", "steps=1", *SMALL]
+    words = [str(config), f"run.dir={tmp_path}/run", "steps=1", "run.checks=warn", *SMALL]
     only_heldout = task_file(tmp_path, "return {'vowels': 0.0 if sample.id[0] == 'h' else {}[0], 'short': 0.0}")
     fails(capsys, "step 0: 4 of 4 rollouts failed.*KeyError", *words, f"task={only_heldout}")
     assert [line["vowels"] for line in metrics(tmp_path / "run", "eval.jsonl")] == [0]

@@ -83,7 +83,7 @@ def test_presets_lie_on_any_config_and_supervised_training_needs_no_engine(recor
             found = load(f"extends=engines/{preset.name}", path=path)
             assert found.engine.name in ("vllm", "vllm_server") and found.task_name == load(path=path).task_name, preset
     seen = []
-    monkeypatch.setattr(sft, "train_loop", lambda settings, source: seen.append(settings.engine))
+    monkeypatch.setattr(sft, "train_loop", lambda settings, source, *_: seen.append(settings.engine))
     sft.train(small(tmp_path, tiny_models["qwen3_vl"]))
     sft.train(load("engine.batch_rollouts=4"))
     assert seen == [EngineSettings(), EngineSettings(batch_rollouts=4)]

@@ -213,7 +213,7 @@ test_rows_that_cannot_be_used = refused(DataError, lambda change: sample_of(qa()
     ({"answer_type": "math", "answer": "the half"}, "as one mathematical expression"),
     ({"answer_type": "math", "answer": "\\frac{1}{"}, "as one mathematical expression, so no"),
     ({"answer_type": "count", "answer": 2.5}, "answer='2.5'"),
-    ({"answer_type": "text", "answer": ""}, "as a short text")], start="row 'r1': .*")
+    ({"answer_type": "text", "answer": ""}, "is empty")], start="row 'r1': .*")
 
 
 def test_math_rows_need_the_library(monkeypatch):

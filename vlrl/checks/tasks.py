@@ -213,7 +213,7 @@ def _fails(samples: TaskSamples) -> Iterator[Finding]:
     yield Finding(message=f"scoring fails for {many} answers tried: {one.first.error}{hint}. A rollout whose score "
                   "fails has no reward, and the run stops if this happens to more than the share limits.score_errors: "
                   "return a number for any text", id=one.prompted.sample.id, text=shorten(one.text),
-                  level="error" if 2 * len(failed) > count else "warning")
+                  level="error" if len(failed) > count * max(0.5, samples.limits.score_errors) else "warning")
 
 
 def _best_of(samples: TaskSamples, one: PromptedSample) -> str | None:
