@@ -19,7 +19,7 @@ from PIL import Image
 from vlrl import Callback, evaluate, load_run, train
 from vlrl.config import config_of, registry
 from vlrl.data.sources.heldout import part_of
-from vlrl.errors import ConfigError
+from vlrl.errors import ConfigError, RunError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load as load_task
 from vlrl.task import task_samples
@@ -107,6 +107,15 @@ def test_a_share_is_held_out_by_group(count, share, held):
     other = part_of(samples(count), "heldout", share, 6, "f")
     assert {s.id for s in again} == ids[1] and (count < 40 or {s.id for s in other} != ids[1])
     assert f"held out for evaluation: {len(ids[1]):,} of {count:,} rows of f" in heldout.note
+
+
+def test_labels_are_held_out_in_proportion():
+    rows = [Sample(id=str(i), row={"label": "rare" if i % 10 == 0 else "a" if i % 2 else "b"}) for i in range(100)]
+    for seed in range(5):
+        labels = [s["label"] for s in part_of(rows, "heldout", 0.1, seed, "f")]
+        assert sorted(map(labels.count, ("rare", "a", "b"))) in ([1, 4, 5], [2, 4, 4], [0, 5, 5], [1, 3, 6])
+    digits = [Sample(id=str(i), row={"answer": str(i // 10)}) for i in range(100)]
+    assert len({s["answer"] for s in part_of(digits, "heldout", 0.1, 3, "f")}) == 10
 
 
 def test_one_group_cannot_be_shared_out():
@@ -281,6 +290,13 @@ class Stop(Callback):
 SHORT = {"rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 4}, "eval": {"samples": 2, "every": 1}}
 
 
+def changed():
+    def vowels(completion, row):
+        return len(completion)
+
+    return vowels
+
+
 def test_a_run_of_objects_with_callbacks(tmp_path):
     def vowels(completion, row):
         return sum(c in "aeiou" for c in completion) + row["bonus"]
@@ -293,9 +309,14 @@ def test_a_run_of_objects_with_callbacks(tmp_path):
     assert watch.seen == [("heldout", 0, 1), ("step", 0, True), ("heldout", 1, 2), ("step", 1, True), ("heldout", 2, 3)]
     assert steps == [0, 1] and json.loads((run.path / "heartbeat.json").read_text())["state"] == "finished"
     assert (run.path / "source/vowels.py").exists() and run.last.name == "step-000002"
+    with pytest.raises(RunError, match=r"(?s)the rows have changed: .*the source of vowels has changed: "):
+        train(data=rows[1:], reward=changed(), prompt="How bright is {name}?",
+              steps=9, run={"dir": str(tmp_path / "run")}, **{**SHORT, "data.cache": str(tmp_path / "cache")})
     (row, *_) = run.rollouts(columns=["prompt", "parts", "sample", "media"]).to_pylist()
     assert "How bright is picture" in row["prompt"] and len(row["media"]) == 1
     assert dict(row["parts"]).keys() == {"vowels"}
+    found = evaluate(run, heldout=rows[:3], **{"data.cache": str(tmp_path / "cache"), "eval.samples": 9})
+    assert found["heldout"]["n"] == 3 and evaluate(run.path)["heldout"]["n"] == 2
     patient = train(data=rows, reward=vowels, prompt="How bright is {name}?", steps=9, train={"lr": 1e-9},
                     run={"dir": str(tmp_path / "patient")}, **{
                         **SHORT, "data.cache": str(tmp_path / "cache"), "eval.patience": 2})

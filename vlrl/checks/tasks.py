@@ -269,7 +269,8 @@ def _unreadable(samples: TaskSamples) -> Iterator[Finding]:
 
 def _constant(samples: TaskSamples) -> Iterator[Finding]:
     task, trials = samples.task, samples.trials
-    if task.needs or type(task).score_group is not Task.score_group:  # parts that compare answers, or ask services
+    together = type(task).score_group is not Task.score_group
+    if task.needs or (together and not task.plain_group):  # parts that compare answers, or ask services
         return
     rewards = {t.first.reward for t in trials}
     if len(trials) > 1 and len(rewards) == 1 and (value := next(iter(rewards))) is not None:
@@ -278,7 +279,8 @@ def _constant(samples: TaskSamples) -> Iterator[Finding]:
         if oracle_tried or all(t.first.parts.get(name) for t in trials for name in paid):  # else all may be wrong
             yield Finding(message=f"each of {len(trials)} different answers earns {value:g}: nothing can be learned "
                                   "from a constant reward: a better answer must earn "
-                                  "more", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text))
+                                  "more", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text),
+                          level="warning" if together else "error")
         elif not any(value for t in trials for value in t.first.parts.values()):
             yield Finding(message=f"each of {len(trials)} different answers earns 0, those that repeat a value of the "
                           "row included. If one of them is right, correct the reward; else give the task an `oracle`, "

@@ -11,6 +11,7 @@ with a suggestion. The resolved config is saved in the run folder."""
 import difflib
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,22 @@ def differences(old: Config, new: Config) -> list[str]:
     """Returns a line `name: old -> new` for each setting that differs between the configs and must not change when a
     run is resumed (all settings except schema.RESUMABLE)."""
     a, b = fixed_settings(old), fixed_settings(new)
-    return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
+    return [f"{k}: {_change(a.get(k), b.get(k))}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
+
+
+_WRITTEN = re.compile(r".*/source/[0-9a-f]{12}/(\w+)\.py:\w+|.*/rows/[0-9a-f]{16}\.(jsonl)")
+"""Matches the file of a function or of rows that Python objects were written to, named by its content (tools/start)."""
+
+
+def _change(old: Any, new: Any) -> str:
+    """`old -> new`, and in words if the source of a function, or rows of Python objects, have changed."""
+    both = zip(old, new, strict=False) if isinstance(old, list) and isinstance(new, list) else [(old, new)]
+    for a, b in both:
+        first, second = (_WRITTEN.fullmatch(v) if isinstance(v, str) else None for v in (a, b))
+        if first and second and a != b and first.groups() == second.groups():
+            what = "the rows have changed" if first[2] else f"the source of {first[1]} has changed"
+            return f"{what}: {a} -> {b}"
+    return f"{old!r} -> {new!r}"
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
@@ -200,13 +216,15 @@ def describe() -> list[tuple[str, str, Any, str]]:
 
 
 def find_config(name: str | Path) -> Path:
-    """The path of a config file. This is `name` if there is such a file, else the config of this name that comes with
-    vlrl.
+    """The path of a config file. This is `name` if there is such a file, the config.yaml of a run if `name` is its
+    folder, else the config of this name that comes with vlrl.
 
     Raises ConfigError if no such config exists, or if several configs of vlrl have this name."""
     path = Path(name)
     if os.path.isfile(path):  # Path.is_file raises for a name that is too long
         return path
+    if os.path.isfile(path / "config.yaml") and os.path.isfile(path / "env.json"):  # a run folder
+        return path / "config.yaml"
     if not os.path.exists(path) and (own := shipped(str(name))):
         return own
     if os.path.exists(path):

@@ -97,6 +97,7 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
 
     class Mixed(cls):
         name = cls.name
+        plain_group = cls.score_group is Task.score_group and all(extra.plain for extra in extras)
         added_parts = (*cls.added_parts, *(part for extra in extras if extra.plain for part in extra.offer.weights))
 
         @classmethod

@@ -14,21 +14,22 @@ from vlrl.errors import ConfigError
 from vlrl.rollout.error_limits import check_errors
 from vlrl.tools.evaluation.measure import choose_model, measure
 from vlrl.tools.run import Run, load_run
-from vlrl.tools.start.settings import with_task_named
+from vlrl.tools.start.settings import with_heldout, with_task_named
 
 _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 
 
 def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *, checkpoint: str | Path | None = None,
-             **settings: Any) -> dict[str, dict[str, Any]]:
+             heldout: Any = None, **settings: Any) -> dict[str, dict[str, Any]]:
     """Evaluates a model on each of eval.splits. The run folder is neither locked nor changed.
 
-    The first argument is a run or its folder, or a config as for `train`. `checkpoint` is the folder of a checkpoint,
+    The first argument is a run or its folder, or a config as for `train`. `heldout` are other rows to evaluate on, in
+    the forms of `train`. `checkpoint` is the folder of a checkpoint,
     or a run folder, which stands for its newest checkpoint. Without `checkpoint`, the newest checkpoint of run.dir is
     evaluated, or model.name if run.dir has no checkpoint. Returns split -> {"n": number of samples, "metrics": {name:
     {"mean", "low", "high"}}} with 95 % intervals; "low" and "high" are None for a metric without an interval. Raises
     ConfigError if there is nothing to evaluate, RunError for a damaged checkpoint."""
-    settings = with_task_named(settings)
+    settings = {**with_heldout(heldout, settings), **with_task_named(settings)}
     config_or_run = with_task_named(config_or_run) if isinstance(config_or_run, Mapping) else config_or_run
     if isinstance(config_or_run, (str, Path)) and os.path.isdir(config_or_run):
         config_or_run = load_run(Path(config_or_run))

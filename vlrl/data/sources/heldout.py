@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlrl.data.row_fields import ground_truth
 from vlrl.data.row_media import sources_of
 from vlrl.data.samples import Samples, SampleSequence, fingerprint_rows, readable, where
 from vlrl.errors import ConfigError
@@ -13,6 +14,8 @@ from vlrl.types import Sample
 
 MOST = 1000
 """Most rows that are held out."""
+MOST_LABELS = 100
+"""Most different ground truths that are held out in proportion."""
 
 
 class SplitPart(SampleSequence):
@@ -44,13 +47,18 @@ class SplitPart(SampleSequence):
 
 def part_of(samples: Sequence[Sample], split: str, share: float, seed: int, name: str) -> SplitPart:
     """Returns the training or held-out part of the samples of a file: about `share` of them, at most MOST, are held
-    out, chosen by `seed`. Rows with the same `group_key`, or else the same media, are in the same part.
+    out, chosen by `seed`. Rows with the same `group_key`, or else the same media, are in the same part. Each ground
+    truth has about the same share held out, if there are few of them, such as the labels of classes.
 
     Reads every row once. Raises ConfigError if one of the parts would be empty. `name` is the file, for messages."""
     members: dict[str, list[int]] = {}
+    truths: dict[str, str] = {}
     for i in range(len(samples)):
-        members.setdefault(_group(readable(samples, i), i), []).append(i)
-    order = sorted(members, key=lambda key: hashlib.sha256(f"{seed}/{key}".encode("utf-8", "replace")).digest())
+        sample = readable(samples, i)
+        key = _group(sample, i)
+        members.setdefault(key, []).append(i)
+        truths.setdefault(key, str(ground_truth(sample.row))[:100] if sample else "")
+    order = _spread(truths if len({*truths.values()}) <= MOST_LABELS else dict.fromkeys(truths, ""), seed)
     wanted, out = min(MOST, max(1, round(share * len(samples)))), list[int]()
     for key in order:
         if len(out) >= wanted:
@@ -63,6 +71,19 @@ def part_of(samples: Sequence[Sample], split: str, share: float, seed: int, name
     kept = sorted(chosen) if split == "heldout" else [i for i in range(len(samples)) if i not in chosen]
     return SplitPart(samples, kept, f"held out for evaluation: {len(out):,} of {len(samples):,} rows of {name} "
                                     f"(data.heldout_share={share:g}, chosen by data.seed={seed})")
+
+
+def _spread(labels: Mapping[str, str], seed: int) -> list[str]:
+    """The keys of `labels` (key -> label) in a random order of which every beginning has the labels in proportion."""
+    def rank(text: str) -> bytes:
+        return hashlib.sha256(f"{seed}/{text}".encode("utf-8", "replace")).digest()
+
+    by_label: dict[str, list[str]] = {}
+    for key in sorted(labels, key=rank):
+        by_label.setdefault(labels[key], []).append(key)
+    place = {key: ((i + rank(label)[0] / 256) / len(keys), rank(key)) for label, keys in by_label.items()
+             for i, key in enumerate(keys)}
+    return sorted(labels, key=lambda key: place[key])
 
 
 def _group(sample: Sample | None, index: int) -> str:

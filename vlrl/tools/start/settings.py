@@ -103,6 +103,14 @@ def _named_task(task: Any, cache: Path) -> Any:
     return named(task, "task", cache)["name"] if isinstance(task, type) else task
 
 
+def with_heldout(heldout: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that name rows to evaluate on, given in any form of `settings_of`; {} if `heldout` is None."""
+    if heldout is None:
+        return {}
+    name, roots = _source(heldout, "heldout", cache_folder(_at(settings, "data", "cache") or ""))
+    return {"data.heldout": name, **({"data.media_roots": roots} if roots else {})}
+
+
 def write_config(tree: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
     """Writes the result of `settings_of`, overridden by `settings` (dotted names or nested), as a config file. Raises
     ConfigError if the file exists."""
