@@ -249,6 +249,16 @@ def test_what_is_held_out_is_said_alike_and_a_label_in_other_capitals_is_among_i
     assert main(["data", "check", str(file)]) == 0
 
 
+def test_a_label_of_one_row_is_named(tmp_path, capsys):
+    rows = [{"id": str(i), "image": f"{i}.png", "label": "cqt" if i == 20 else ("cat", "dog")[i % 2]} for i in range(21)]
+    for i in range(21):
+        picture(tmp_path, f"{i}.png", seed=i)
+    assert main(["data", "check", str(rows_file(tmp_path, "all.jsonl", rows))]) == 0
+    assert "label='cqt' has one row, and every other label 10 or more" in " ".join(capsys.readouterr().out.split())
+    assert main(["data", "check", str(rows_file(tmp_path, "all.jsonl", rows[:6]))]) == 0
+    assert "has one row" not in capsys.readouterr().out
+
+
 def test_ids_leaks_and_prompts_of_samples_that_code_makes(tmp_path):
     for n, (prompt, id, rules) in enumerate((
             ("{split} {n}: how many?", "{split}-{i}", set()), ("{split} {n}: how many?", "{i}", {"id"}),

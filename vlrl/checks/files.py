@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from vlrl.checks.rule import CheckedRow, Context
 from vlrl.data import MEDIA_FIELDS, repeated_id
 from vlrl.data.samples import train_or_heldout
 from vlrl.data.values import short
+from vlrl.errors import did_you_mean
 from vlrl.task.environment import has_environment
 
 _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category", "difficulty", "weight", "meta",
@@ -19,6 +21,8 @@ _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category",
 """Fields that are not part of the question."""
 _COUNTS = re.compile(r"\b(how|number|digit|count|age|year|numeral)\b", re.IGNORECASE)
 """Finds questions whose answer is a number."""
+_OFTEN = 5
+"""A label of a single row is suspicious if every other label has at least this many rows."""
 _LEAKS = {"row": ("what it asks", "held-out data must not be trained on: remove it from one of the two"),
           "group": ("group_key={}", "all rows of a group must be in the same split"),
           "media": ("its image or video", "`vlrl data split` keeps them in the same split")}
@@ -69,6 +73,24 @@ def number_labels(rows: Sequence[CheckedRow], context: Context) -> Iterator[tupl
         yield labelled[0], (f"label={short(rows[labelled[0]].row['label'])}: every label is a number, and no row has "
                             "`labels`, so a model cannot know what the numbers mean. Write the names of the classes "
                             "as labels, list them in `labels`, or explain the numbers in task.prompt")
+
+
+def rare_labels(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
+    """Yields a message for each label of a single row if the other labels have several rows each, since it may be
+    misspelt. Files in which more than a tenth of the labels are that rare are left alone."""
+    first: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for n, row in enumerate(rows):
+        if isinstance(label := row.row.get("label"), str):
+            counts[label] += 1
+            first.setdefault(label, n)
+    once = [label for label, count in counts.items() if count == 1]
+    others = [count for count in counts.values() if count > 1]
+    if once and others and len(once) <= max(1, len(counts) // 10) and min(others) >= _OFTEN:
+        for label in once:
+            near = did_you_mean(label, [name for name in counts if name != label])
+            yield first[label], (f"label={short(label)} has one row, and every other label {min(others)} or more: "
+                                 f"correct it if it is misspelt.{near}")
 
 
 def same_prompts(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:

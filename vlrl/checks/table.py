@@ -22,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     Rule(name="box", scope="row", find=media.boxes),
     Rule(name="oracle", scope="row", find=answers.oracle_below_maximum, cost="expensive"),
     Rule(name="label/number", scope="file", find=files.number_labels, level="warning"),
+    Rule(name="label/rare", scope="file", find=files.rare_labels, cost="expensive", level="warning"),
     Rule(name="leak", scope="file", find=files.leaks, start="warning"),
     Rule(name="leak/prompt", scope="file", find=files.same_prompts, cost="expensive"),
     Rule(name="leak/look", scope="file", find=files.look_alikes, cost="expensive", level="warning"),
