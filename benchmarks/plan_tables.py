@@ -40,8 +40,8 @@ ZERO = {"`zero2`, servers generate": f"{SEVEN} train.sharding=zero2 engine=vllm_
 SMALL, LARGE = "qwen2_5_vl_3b_24gb.yaml", "qwen2_5_vl_7b_8x80gb.yaml"
 FIRST = {"3B, `engine=hf`": f"{SMALL} --card 'RTX 4090'",
          "3B, 4-bit weights": f"{SMALL} --card 'RTX 4090' model.lora.quantize=nf4",
-         "3B, vLLM on the same card": f"{SMALL} --card 'RTX 4090' engine=vllm engine.memory=0.4",
-         "7B, eight cards with vLLM on each": f"{LARGE} --gpus 8"}
+         "3B, vLLM on the same GPU": f"{SMALL} --card 'RTX 4090' engine=vllm engine.memory=0.4",
+         "7B, eight GPUs with vLLM on each": f"{LARGE} --gpus 8"}
 
 
 def told(command: str) -> dict[str, Any]:
