@@ -15,7 +15,7 @@ from vlrl.training.build_task import make_task
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in PAGE.splitlines()
-        if line.startswith("| ") and not line.startswith("| trouble")]
+        if line.startswith("| ") and not line.startswith("| symptom")]
 OWN = {"FIELD": "category", "FOLDER": "some/model", "FILE": "rows.jsonl"}
 LONG = ["rollout.max_new_tokens=512"]
 EPISODES = PAGE[PAGE.index("## Episodes"):PAGE.index("## Speed")]

@@ -18,7 +18,7 @@ PAGE = (DOCS / "first-real-run.md").read_text(encoding="utf-8")
 LINES = [shlex.split(line) for kind, body in BLOCK.findall(PAGE) if kind == "bash" for line in body.splitlines()]
 FIGURE = re.compile(r"^.*\d ?Gi?B\b.*$", re.MULTILINE)
 NO_ESTIMATES = ("first run", "one GPU with 24 GB", "VLLM_CPU_KVCACHE_SPACE", "84 GB", "0.5 GB",
-                "7B model with an adapter")
+                "adapter on 80 GB")
 """Words of lines with sizes of cards, files and main memory."""
 
 
