@@ -258,3 +258,17 @@ def test_the_answer_of_a_conversation_outlives_another_question(more, words):
 def test_four_numbers_are_a_box_where_a_place_is_asked_for(record, grounded):
     (row,) = canonical_rows({"image": "a.png", "width": 90, "height": 90, **record})
     assert ("boxes" in row) is grounded
+
+
+def test_the_share_that_is_held_out_does_not_depend_on_the_folder(tmp_path):
+    held = []
+    for place in ("a", "b/c"):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        path, _ = written(folder, "EasyR1", "small", "pixels", "xyxy")
+        for name, *_ in pictures("small"):
+            Image.new("RGB", (9, 9)).save(folder / name)
+        settings = ["task.drawn=false", f"data.train={path}", "data.heldout=", "data.heldout_share=0.25"]
+        task = make_task(load("quickstart.yaml", settings))
+        held.append([sample.id for sample in task_samples(task, "heldout")])
+    assert held[0] == held[1] and len(held[0]) == 6

@@ -8,6 +8,7 @@ from typing import Any
 
 from vlrl.data.row_fields import ground_truth
 from vlrl.data.row_media import sources_of
+from vlrl.data.row_samples import MEDIA_FIELDS
 from vlrl.data.samples import Samples, SampleSequence, fingerprint_rows, readable, where
 from vlrl.errors import ConfigError
 from vlrl.types import Sample
@@ -52,13 +53,16 @@ def part_of(samples: Sequence[Sample], split: str, share: float, seed: int, name
 
     Reads every row once. Raises ConfigError if one of the parts would be empty. `name` is the file, for messages."""
     members: dict[str, list[int]] = {}
+    names: dict[str, str] = {}
     truths: dict[str, str] = {}
     for i in range(len(samples)):
         sample = readable(samples, i)
         key = _group(sample, i)
         members.setdefault(key, []).append(i)
+        names.setdefault(key, _name(sample, i))
         truths.setdefault(key, str(ground_truth(sample.row))[:100] if sample else "")
-    order = _spread(truths if len({*truths.values()}) <= MOST_LABELS else dict.fromkeys(truths, ""), seed)
+    labels = truths if len({*truths.values()}) <= MOST_LABELS else dict.fromkeys(truths, "")
+    order = _spread(labels, names, seed)
     wanted, out = min(MOST, max(1, round(share * len(samples)))), list[int]()
     for key in order:
         if len(out) >= wanted:
@@ -73,15 +77,16 @@ def part_of(samples: Sequence[Sample], split: str, share: float, seed: int, name
                                     f"(data.heldout_share={share:g}, chosen by data.seed={seed})")
 
 
-def _spread(labels: Mapping[str, str], seed: int) -> list[str]:
-    """The keys of `labels` (key -> label) in a random order of which every beginning has the labels in proportion."""
+def _spread(labels: Mapping[str, str], names: Mapping[str, str], seed: int) -> list[str]:
+    """The keys of `labels` (key -> label) in a random order of which every beginning has the labels in proportion. The
+    order depends on the seed and on `names` (key -> name)."""
     def rank(text: str) -> bytes:
         return hashlib.sha256(f"{seed}/{text}".encode("utf-8", "replace")).digest()
 
     by_label: dict[str, list[str]] = {}
-    for key in sorted(labels, key=rank):
+    for key in sorted(labels, key=lambda key: rank(names[key])):
         by_label.setdefault(labels[key], []).append(key)
-    place = {key: ((i + rank(label)[0] / 256) / len(keys), rank(key)) for label, keys in by_label.items()
+    place = {key: ((i + rank(label)[0] / 256) / len(keys), rank(names[key])) for label, keys in by_label.items()
              for i, key in enumerate(keys)}
     return sorted(labels, key=lambda key: place[key])
 
@@ -91,4 +96,13 @@ def _group(sample: Sample | None, index: int) -> str:
         return f"row {index}"
     key = sample.get("group_key")
     media = [str(source) for one in sample.media for source in sources_of(one)]
+    return f"key {key}" if key not in (None, "") else f"media {media}" if media else f"id {sample.id}"
+
+
+def _name(sample: Sample | None, index: int) -> str:
+    """The name by which a group is drawn: its media as the row names them, so that it does not depend on the folder."""
+    if sample is None:
+        return f"row {index}"
+    key = sample.get("group_key")
+    media = [sample.get(field) for field in MEDIA_FIELDS if sample.get(field) is not None]
     return f"key {key}" if key not in (None, "") else f"media {media}" if media else f"id {sample.id}"
