@@ -2,7 +2,7 @@
 start of `vlrl train` says of it.
 
 `python -m tests.silent.mistakes [NAME ...]` makes each of them in a folder of its own, starts `vlrl train` there in a
-process of its own and prints the seconds until it ends."""
+process of its own and prints the seconds until the message."""
 
 from __future__ import annotations
 
@@ -489,11 +489,17 @@ for _name, _path, _value, _says in (
 
 
 def train(p: Project) -> tuple[int, str, float]:
-    """Starts `vlrl train` in the project's folder: its exit code, what it prints, and its seconds."""
-    words, begun = p.write(), time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "vlrl", *words], cwd=p.folder, capture_output=True, text=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **p.environ}, timeout=300)
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - begun
+    """Starts `vlrl train` in the project's folder: its exit code, what it prints, and the seconds until its first error
+    or warning."""
+    words, begun, lines, seconds = p.write(), time.monotonic(), [], None
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1", **p.environ}
+    with subprocess.Popen([sys.executable, "-m", "vlrl", *words], cwd=p.folder, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, env=environ) as run:
+        for line in run.stdout or ():
+            lines.append(line)
+            if seconds is None and line.startswith(("error:", "warning:")):
+                seconds = time.monotonic() - begun
+    return run.returncode, "".join(lines), seconds or time.monotonic() - begun
 
 
 def missing(case: Mistake, said: str) -> list[str]:
@@ -511,7 +517,7 @@ def _table(names: list[str]) -> None:
             case.make(p)
             code, said, seconds = train(p)
             lacks = missing(case, said)
-            good = not lacks and code == int(case.stops)
+            good = not lacks and (code == 1 or not case.stops)  # a warned run may fail later
             print(f"{'ok ' if good else 'BAD'} {seconds:5.1f} s  exit {code}  {name}"
                   + (f"   lacks {lacks}" if lacks else ""), flush=True)
             lines = [line.replace(folder, "") for line in said.splitlines()
