@@ -8,13 +8,14 @@ text, or at the marks <image> and <video> in the text. Without `task.prompt`, th
 list of chat messages as in TRL, or else its `question`, `problem`, `instruction` or `query`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vlrl.data.row_fields import ground_truth
 from vlrl.data.turns import MARK
 from vlrl.errors import DataError
-from vlrl.task import Task, fill
+from vlrl.task import Task
 from vlrl.task.base import marked_content
 from vlrl.types import Sample
 
@@ -39,10 +40,11 @@ class Rows(Task):
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
         template = sample.prompt or self.templates[0]
-        asked = next((sample.row[name] for name in QUESTIONS if sample.row.get(name)), "")
-        text = fill(template, sample.row) if template else asked
-        turns = [dict(turn) for turn in text] if isinstance(text, (list, tuple)) else [
-            {"role": "user", "content": str(text)}]
+        name = next((name for name in QUESTIONS if sample.row.get(name)), "prompt")
+        if template or not isinstance(sample.get(name), (list, tuple)):
+            turns = super().messages(replace(sample, prompt=template or f"{{{name}}}"))
+            return [*turns[:-1], _marked_turn(turns[-1])]
+        turns = [dict(turn) for turn in sample[name]]
         if self.system and not any(turn["role"] == "system" for turn in turns):
             turns = [{"role": "system", "content": self.system}, *turns]
         return _with_media(turns, [media.kind for media in sample.media])
@@ -62,6 +64,17 @@ def _check_messages(sample: Sample, asked: Any) -> None:
     if not asked or asked[-1]["role"] != "user":
         raise DataError(f"row {sample.id!r}: the last chat message of the prompt must be the user's, because the model "
                         "answers it. Remove the assistant's answer from the prompt")
+
+
+def _marked_turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """A message whose placeholders come before its text, with each placeholder moved to its mark in the text, if the
+    text has as many marks."""
+    content = turn["content"]
+    texts = [part["text"] for part in content if part.get("type") == "text"]
+    kinds = [part["type"] for part in content if part.get("type") != "text"]
+    if len(texts) != 1 or len(MARK.findall(texts[0])) != len(kinds):
+        return turn
+    return {**turn, "content": marked_content(texts[0], kinds)}
 
 
 def _with_media(turns: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[dict[str, Any]]:

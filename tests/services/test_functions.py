@@ -1,16 +1,24 @@
 """Plain functions as reward parts: what each signature is called with, what may be returned, and what is refused."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from vlrl.checks.tasks import TaskSamples, task_findings
+from vlrl.config import config_of
 from vlrl.config.base import Named
 from vlrl.data.coordinates import make
 from vlrl.data.row_fields import ground_truth
 from vlrl.errors import ConfigError, TaskError
 from vlrl.rewards.text import parse_answer
 from vlrl.services.functions import RewardFunction
+from vlrl.task import task_samples
+from vlrl.training.build_task import make_task
 from vlrl.types import Sample
 
 ROW = {"id": "7", "question": "2 + 2?", "answer": "4", "level": 3, "meta": {"level": 3}}
@@ -109,6 +117,21 @@ def test_boxes_are_converted_for_a_function():
     for function, expected in ((area, 40 * 40), (areas, 40)):
         own = RewardFunction("s", Named(name=f"f.py:{function.__name__}"), function)
         assert own.parts(Sample(id="7", row=row), ANSWERS, make("norm1000")) == [{function.__name__: expected}] * 2
+
+
+def test_a_function_that_gets_boxes_in_other_units_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.py").write_text("def f(completion, row): return len(completion)\n"
+                                   "def g(completion, row, to_pixels): return len(completion)\n")
+    Image.new("RGB", (128, 128)).save("a.png")
+    Path("rows.jsonl").write_text(json.dumps({"image": "a.png", "question": "Where?", "answer": "[10, 20, 70, 90]"}))
+    for name, coordinates, said in (("f", "norm1000", True), ("g", "norm1000", False), ("f", "original", False)):
+        config = config_of({"task": {"name": "rows", "parts": [f"r.py:{name}"], "coordinates": coordinates},
+                            "model": {"name": "x"}, "data": {"train": "rows.jsonl"}})
+        task = make_task(config)
+        samples = TaskSamples(task, task_samples(task, "train"), config.limits)
+        found = [f.message for f in task_findings(samples) if f.rule == "box/units"]
+        assert bool(found) == said and (not said or "has no parameter `to_pixels`" in found[0])
 
 
 @pytest.mark.parametrize(("row", "truth"), [

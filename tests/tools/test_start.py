@@ -251,9 +251,9 @@ def test_copies_of_code_are_kept_and_loaded(folder, monkeypatch):
     run = folder / "run"
     own = config_of({"task": {"name": "rows", "parts": ["rewards.py:right"]}, "model": {"name": "x"}})
     assert registry.resolve("reward", "rewards.py:right", {})("1", {"answer": "1"})
-    (folder / "other.py").write_text("f = print")
-    assert registry.resolve("reward", "other.py:f", {}) is print  # of another run of this process
-    assert sources.keep(run, own) == [] == sources.keep(run, own) and not (run / "source/other.py").exists()
+    (folder / "unrelated_code.py").write_text("f = print")
+    assert registry.resolve("reward", "unrelated_code.py:f", {}) is print  # of another run of this process
+    assert sources.keep(run, own) == [] == sources.keep(run, own) and not (run / "source/unrelated_code.py").exists()
     (folder / "rewards.py").write_text(FUNCTIONS + "# changed")
     (warning,) = sources.keep(run, own)
     assert "rewards.py has changed since the run began" in warning and (run / "source/rewards.py.before-1").exists()

@@ -30,6 +30,7 @@ from vlrl.checks.rule import Rule
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import FIELDS, MEDIA_FIELDS
 from vlrl.data import media as loader
+from vlrl.data.coordinates import Convention
 from vlrl.data.media import VideoSampling
 from vlrl.data.row_media import named_media, unshown_advice, unshown_columns, unshown_problem
 from vlrl.errors import VlrlError, did_you_mean
@@ -309,6 +310,25 @@ def range_problem(task: Task, name: str, value: Any) -> str:
     return ""
 
 
+def _box_units(samples: TaskSamples) -> Iterator[Finding]:
+    """Finds reward functions that get boxes in the model's units while the rows have boxes in pixels."""
+    task, units = samples.task, ""
+    for one in samples.valid[:1] if task.unconverted else ():
+        with suppress(VlrlError):  # a model that is not on this machine
+            units = task.coordinates.used(one.sample) if isinstance(task.coordinates, Convention) else ""
+        boxes = [text for text in map(str, one.sample.row.values()) if _FOUR.fullmatch(text.strip())]
+        if boxes and units not in ("", "original"):
+            yield Finding(message=f"the row has the box {shorten(boxes[0])}, and the model writes boxes as {units}, "
+                                  "not in pixels of the original image. The reward function "
+                                  f"{task.unconverted[0]} has no parameter `to_pixels`, a function that converts a "
+                                  "box of the model to pixels "
+                                  "(docs/your-reward.md)", id=one.sample.id)
+
+
+_FOUR = re.compile(r"(?:<answer>)?\s*\[+\s*(?:\d+(?:\.\d+)?\s*,\s*){3}\d+(?:\.\d+)?\s*\]+\s*(?:</answer>)?")
+"""Matches a list of four numbers, as a box is written."""
+
+
 TASK_RULES: tuple[Rule, ...] = (
     Rule(name="task", scope="task", find=_no_reward),
     Rule(name="media", scope="task",
@@ -324,6 +344,7 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(name="unreadable", scope="task", find=_unreadable),
     Rule(name="constant", scope="task", find=_constant),
     Rule(name="parts", scope="task", find=_range, start="warning"),
+    Rule(name="box/units", scope="task", find=_box_units, level="warning"),
 )
 
 

@@ -60,6 +60,8 @@ class ExtraPart:
     """Function (task, sample, answers) that returns the texts whose log-probabilities are needed."""
     alone: bool = False
     """Whether the value of an answer depends on no other answer of its group, so that `Task.score` can return it."""
+    unconverted: str = ""
+    """The name of a plain function that does not take `to_pixels`; "" for any other function."""
     plain: bool = False
     """Whether the function is a plain reward function, without @part."""
 
@@ -73,7 +75,8 @@ def bind(setting: str, named: Named) -> ExtraPart:
     if not isinstance(offer, PartSpec):
         own = RewardFunction(setting, named, found)
         return ExtraPart(lambda task, sample, answers, _: own.parts(sample, answers, task.coordinates), own.offer,
-                         lambda task, sample, answers: (), alone=not own.together, plain=True)
+                         lambda task, sample, answers: (), alone=not own.together, plain=True,
+                         unconverted="" if own.converts else named.name)
     function = bind_options(setting, named, PARTS, skip=4)
     readings = partial(offer.readings, **function.options) if offer.readings else _all_answers
     return ExtraPart(function, offer, readings)
@@ -97,6 +100,7 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
 
     class Mixed(cls):
         name = cls.name
+        unconverted = tuple(extra.unconverted for extra in extras if extra.unconverted)
         plain_group = cls.score_group is Task.score_group and all(extra.plain for extra in extras)
         added_parts = (*cls.added_parts, *(part for extra in extras if extra.plain for part in extra.offer.weights))
 
@@ -105,7 +109,8 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
             own = super().rewards_for(settings)
             if twice := sorted(own.keys() & weights):
                 raise ConfigError(f"task.parts: the part '{twice[0]}' already belongs to this task. Remove this part "
-                                  "from task.parts")
+                                  "from task.parts; a reward function needs another name for it (its own name, the "
+                                  "key of the dict that it returns, or NAME in --reward NAME=file.py:f)")
             if str(settings.get("combine", "")).startswith("max:"):  # the larger of both counts
                 return {**own, **weights}
             return {**own, **weights, **_replaced_weights(own, cls.outcome_for(settings), extras)}

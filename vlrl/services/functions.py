@@ -63,7 +63,7 @@ class RewardFunction:
         self._check(setting)
         batch = next((name for name in _BATCHES if name in self._parameters), "")
         self._arguments = _BATCHES.get(batch, _single)
-        self.together = bool(batch)
+        self.together, self.converts = bool(batch), _TO_PIXELS in self._parameters
 
     def _check(self, setting: str) -> None:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
@@ -99,7 +99,7 @@ class RewardFunction:
 
     def _call(self, answers: Sequence[Answer], sample: Sample, coordinates: Coordinates) -> Any:
         positional, named = self._arguments(self, self._parameters, answers, sample)
-        if _TO_PIXELS in self._parameters:
+        if self.converts:
             convert = partial(coordinates.to_original, sample)
             named = {**named, _TO_PIXELS: [convert] * len(answers) if self.together else convert}
         value = self._function(*positional, **{**named, **self.options})

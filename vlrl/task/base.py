@@ -174,6 +174,8 @@ class Task:
     """Reward parts that functions in `task.parts` add to those of `score`. Their maximum is unknown, so a perfect
     answer need not reach it."""
 
+    unconverted: ClassVar[Sequence[str]] = ()
+    """Functions of `task.parts` that get boxes of the model in the model's units, not in pixels."""
     plain_group: ClassVar[bool] = False
     """Whether `score_group` only calls plain functions of `task.parts`, which mostly score each answer by itself."""
 
@@ -429,8 +431,8 @@ def setting_names(cls: type[Task]) -> list[str]:
     names in _OF_EVERY_TASK are not included."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
-    return sorted(names - {"name", "rewards", "outcome", "lives_outside", "row_format", "plain_group", "needs", "knobs",
-                           "best_parts", "stage_fields", "written_fields"})
+    return sorted(names - {"name", "rewards", "outcome", "lives_outside", "row_format", "plain_group", "unconverted",
+                           "needs", "knobs", "best_parts", "stage_fields", "written_fields"})
 
 
 def _checked(cls: type[Task], key: str, value: Any) -> Any:

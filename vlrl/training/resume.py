@@ -25,7 +25,10 @@ def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
     if latest.path is not None:
         before = refuse_other_settings(folder, settings)
         refuse_other_run(latest.path, settings)
-        return latest._replace(warnings=(*latest.warnings, *_gone(folder, latest.step, before)))
+        beyond = () if latest.step <= settings.steps else (
+            f"the run has completed {latest.step} steps, more than steps={settings.steps}: nothing is trained. Raise "
+            f"steps, {_WAY}",)
+        return latest._replace(warnings=(*latest.warnings, *beyond, *_gone(folder, latest.step, before)))
     done = _completed(folder)
     if done and (settings.resume == "must" or not _never_saved(folder)):
         why = "; ".join(latest.warnings) or f"{folder.checkpoints} has none"
