@@ -142,7 +142,8 @@ def test_the_ground_truth_of_a_row(row, truth):
 
 
 def weights(function, returns):
-    return dict(RewardFunction("s", Named.model_validate({"name": "f.py:f", "returns": returns}), function).offer.weights)
+    named = Named.model_validate({"name": "f.py:f", "returns": returns})
+    return dict(RewardFunction("s", named, function).offer.weights)
 
 
 def test_overall_is_the_reward():
