@@ -53,11 +53,12 @@ def read_samples(task: Any, split: str) -> Sequence[Sample]:
     otherwise the first bad row stops the run. Rows of large files are read and checked on demand, see `data.index`.
 
     Raises ConfigError if the split has no file, DataError naming file, line and row."""
-    share = 0.0 if task.data is None or task.data.heldout else task.data.heldout_share
+    data = task.data or DataSettings()
+    share = 0.0 if data.heldout else data.heldout_share
     source = "train" if share else split
     files, root = _split_files(task, source)
     samples = lazy_samples(task, source, files, root) or _all_samples(task, source, files, root)
-    return part_of(samples, split, share, task.data.seed, task.data.train) if share else samples
+    return part_of(samples, split, share, data.seed, data.train) if share else samples
 
 
 def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Samples:
