@@ -301,7 +301,7 @@ def test_keys_files_and_second_starts_of_a_run_are_documented(run, capsys):
     assert all(f"{key}/ci95_low" in line for key in ("iou", "acc@.5"))
     (table,) = re.findall(r"^## Files\n\n(\|.*?)\n\n", READING, re.MULTILINE | re.DOTALL)
     named = {name.rstrip("/") for row in table_rows(table)[1:] for name in codes(row[0])}
-    assert named == {path.name for path in run.iterdir()} | {"source"}  # of tasks and functions in files alone
+    assert named == {path.name for path in run.iterdir()} | {"source", "alerts.jsonl"}  # own code; alerts
     (body,) = [body for kind, body in BLOCK.findall(READING) if kind == "python"]
     exec(body.replace("runs/quickstart", str(run)).replace("step=79", "step=1"), {})
     assert "'iou'" in capsys.readouterr().out
