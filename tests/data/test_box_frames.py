@@ -126,6 +126,47 @@ def test_boxes_in_five_frames_are_right_or_named(tmp_path, kind):
             assert found[-1].startswith(layout), (kind, sizes, frame, layout, found)
 
 
+ANY_SIZE = [(64, 48), (96, 64), (112, 84), (200, 150), (320, 240), (427, 640), (640, 480), (800, 600), (1024, 768),
+            (1280, 720), (1280, 960), (1600, 1200), (1920, 1080), (1080, 1920)]
+
+
+def right_rows(seed):
+    """20 to 200 rows with boxes in pixels of pictures of one size or several: anywhere, far from all edges, small,
+    large, often at the right and lower edges, or ending on multiples of 28."""
+    rng = random.Random(seed)
+    sizes = rng.sample(ANY_SIZE, rng.choice([1, 1, 2, 3, 6]))
+    style = rng.choice(["", "far", "small", "large", "edge", "28"])
+    low, high = {"small": (0.02, 0.2), "large": (0.4, 0.8)}.get(style, (0.05, 0.6))
+    for _ in range(rng.randint(20, 200)):
+        size, sides = rng.choice(sizes), []
+        for side in size:
+            gap = 0.1 * side if style == "far" else 0
+            extent = rng.uniform(low, high) * side
+            start = rng.uniform(gap, side - gap - extent)
+            end = {"28": max(28, (start + extent) // 28 * 28), "edge": rng.choice([side, start + extent])}.get(
+                style, start + extent)
+            sides.append((round(min(start, end - 2)), round(end)))
+        (x1, x2), (y1, y2) = sides
+        yield {"width": size[0], "height": size[1], "boxes": [{"box": [x1, y1, max(x2, x1 + 1), max(y2, y1 + 1)]}]}
+
+
+def test_boxes_that_are_pixels_never_stop_a_run():
+    found = [doubt for seed in range(250) if (doubt := box_doubt([*right_rows(seed)]))]
+    assert not [doubt.message for doubt in found if doubt.sure] and len(found) <= 2
+
+
+def test_a_form_that_is_only_more_probable_is_a_warning():
+    for frame, kind in product(("resized", "norm1000"), SIZES):
+        rows = [{"width": size[0], "height": size[1], "box": framed(box, size, frame, "xyxy")}
+                for _, size, box, _ in pictures(kind)]
+        outside = sum(any(v > row[side] + 1 for v, side in zip(row["box"][2:], ("width", "height"), strict=True))
+                      for row in rows)
+        doubt = box_doubt(rows)
+        assert (doubt and doubt.sure) == (outside > 2 if (frame, kind) != ("resized", "small") else None)
+    assert box_doubt([{"width": 640, "height": 480, "box": [0.1, 0.2, 0.5, 0.9]}] * 9).sure
+    assert box_doubt([{"width": 640, "height": 480, "box": [300, 200, 50, 60]}] * 9).sure
+
+
 def test_small_pictures_and_what_is_said_where_nothing_can_show(tmp_path, capsys):
     for kind, frame in product(("coco", "EasyR1", "ms-swift"), ("pixels", "norm1", "norm1000")):
         assert outcome(*written(tmp_path, kind, "small", frame, NATIVE.get(kind, "xyxy"))) is not None, (kind, frame)

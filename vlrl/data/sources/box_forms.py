@@ -20,19 +20,21 @@ _THOUSAND = 1000.5
 """Upper bound of coordinates from 0 to 1000, with a tolerance because annotations are rounded."""
 _FAR = 800.0
 """If all coordinates are below this number, they are taken as pixels and not as coordinates from 0 to 1000."""
-_CHANCE = 0.05
-"""Coordinates of at most 1000 are suspected not to be pixels if the probability that boxes in pixels all stay below
-1000 by chance is less than this."""
+_CHANCE = 0.01
+"""Boxes of which none extends beyond its image are suspected not to be pixels if they all lie inside the smaller frame
+of another form, and the probability that boxes in pixels do so by chance is less than this."""
+_ONE_SIDED = 6
+"""Such a suspicion also needs this many distances to the left or upper edge of images (at least) that are smaller than
+every distance of boxes in the frame to the opposite edge: objects that avoid all four edges are not suspected."""
 _COMMON = 0.3
 """Boxes larger than this fraction of the image side count as this large when the probability for _CHANCE is computed,
 because larger boxes are rare."""
-_OUTSIDE = 0.1
-"""Coordinates of at most 1000 are also suspected if more than this fraction of the boxes lie outside their images."""
+_CONTRADICTED = 0.1
+"""The assumed form is contradicted if more than this fraction of the boxes, and more than 2, extend beyond their images
+or have their second corner before the first."""
 _LIMITS = (401408, 602112, 802816, 1003520, 2007040, 4014080, 12845056)
 _RESIZES = (*((28, 3136, limit) for limit in _LIMITS), (32, 65536, 16777216))
 """Numbers of usual image processors: of Qwen2-VL and Qwen2.5-VL with some limits of pixels, and of Qwen3-VL."""
-_RESIZED_CHANCE = 0.01
-"""As _CHANCE, for pixels of the resized image, of which several limits are tried."""
 _REACH = 0.8
 """Boxes are only taken as pixels of resized images if one of them ends beyond this fraction of such an image."""
 
@@ -126,7 +128,8 @@ class BoxDoubt(NamedTuple):
     row: int
     """Index of the first row that supports the suspicion."""
     sure: bool = True
-    """Whether a run must not start before the user has answered. False if only a few boxes support the suspicion."""
+    """Whether the boxes contradict the form in which they were read, so that a run must not start. False if they could
+    be in this form, and another one is only more probable."""
 
 
 def assumed_form(formats: Iterable[str], fields: Iterable[str], name: str = "auto") -> str:
@@ -165,7 +168,7 @@ def box_doubt(rows: Sequence[Record], name: str = "auto") -> BoxDoubt | None:
         return None
     said = [*filter(None, [reason]), *([_reason(read, units[0])] if units else [])]
     forms = ["-".join(filter(None, (layout, unit))) for unit in units or [form.unit]]
-    sure = bool(units) or layout == "xyxy" or sum(map(_is_turned, given)) > max(2, _OUTSIDE * len(given))
+    sure = "norm1" in units or _many(map(_is_turned, given), given) or _many(map(_is_outside, given), given)
     return BoxDoubt(f"{', and '.join(said)}: {_ways_out(forms, form)}", read[0].row, sure)
 
 
@@ -190,10 +193,14 @@ def _layout(given: Sequence[_Box]) -> tuple[str, str, list[_Box]]:
                                                                   for b in given]
     outside = sum(map(_is_outside, given))
     undone = [[v[0], v[1], v[2] - v[0], v[3] - v[1]] for v in boxes]
-    if outside > max(2, _OUTSIDE * len(boxes)) and len(boxes) == len(given) and all(map(_is_ordered, undone)):
+    if _many(map(_is_outside, given), given) and len(boxes) == len(given) and all(map(_is_ordered, undone)):
         return "xyxy", (f"{outside} of {len(boxes)} boxes extend beyond their images as [x, y, width, height], and all "
                         "can be two corners"), [b._replace(values=v) for b, v in zip(given, undone, strict=True)]
     return "", "", [*given]
+
+
+def _many(contradictions: Iterable[bool], boxes: Sequence[_Box]) -> bool:
+    return sum(contradictions) > max(2, _CONTRADICTED * len(boxes))
 
 
 def _is_turned(box: _Box) -> bool:
@@ -252,9 +259,8 @@ def _is_thousand(boxes: Sequence[_Box]) -> bool:
     reach = max(value for b in boxes for value in b.values[-2:])
     if not _FAR <= reach <= _THOUSAND:
         return False
-    if sum(map(_is_outside, boxes)) > max(2, _OUTSIDE * len(boxes)):
-        return True
-    return _chance(boxes, [(1000.0, 1000.0) if max(b.size) > _THOUSAND else b.size for b in boxes]) < _CHANCE
+    return _many(map(_is_outside, boxes), boxes) or _is_improbable(
+        boxes, [(1000.0, 1000.0) if max(b.size) > _THOUSAND else b.size for b in boxes])
 
 
 def _is_resized(boxes: Sequence[_Box], resize: tuple[int, int, int]) -> bool:
@@ -264,7 +270,17 @@ def _is_resized(boxes: Sequence[_Box], resize: tuple[int, int, int]) -> bool:
                  for end, side in zip(b.values[-2:], frame, strict=True))
     if not inside or max(shares) < _REACH:
         return False
-    return any(map(_is_outside, boxes)) or _chance(boxes, frames) < _RESIZED_CHANCE
+    return any(map(_is_outside, boxes)) or _is_improbable(boxes, [
+        [limit if side - limit > resize[0] else side for limit, side in zip(frame, b.size, strict=True)]
+        for frame, b in zip(frames, boxes, strict=True)])  # rounding to multiples alone shows nowhere
+
+
+def _is_improbable(boxes: Sequence[_Box], frames: Sequence[Sequence[float]]) -> bool:
+    """Whether boxes in pixels, which all lie inside `frames`, would hardly do so by chance: neither if each may be
+    anywhere in its image, nor if they avoid the right and lower edges as much as the left and upper ones."""
+    mirrored = sum(side - low > limit for b, frame in zip(boxes, frames, strict=True)
+                   for low, side, limit in zip(b.values, b.size, frame, strict=False))
+    return mirrored >= _ONE_SIDED and _chance(boxes, frames) < _CHANCE
 
 
 def _chance(boxes: Sequence[_Box], frames: Sequence[Sequence[float]]) -> float:
