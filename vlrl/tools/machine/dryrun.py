@@ -127,11 +127,12 @@ class DryRun:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """A context manager that catches a VlrlError raised in its block and adds the message to `problems`."""
+        """A context manager that catches a VlrlError raised in its block and adds the message to `problems`, once."""
         try:
             yield
         except VlrlError as error:
-            self.problems.append(str(error))
+            if (message := str(error)) not in self.problems:  # both splits may be parts of one file
+                self.problems.append(message)
 
 
 @prints_aside()
