@@ -135,6 +135,18 @@ def column_misspelt_grounding(p):
         renamed(rows, "expression", "expresion")
 
 
+def _easyr1(p, old, new):
+    for rows in (p.train, p.heldout):
+        rows[:] = [{"images": [row["image"]], "problem": f"<image>Find the bounding box of {row['expression']}.",
+                    "answer": json.dumps(row["boxes"][0]["box"])} for row in rows]
+        renamed(rows, old, new)
+
+
+for old_, new_ in (("answer", "anwser"), ("problem", "problm"), ("images", "imges")):
+    mistake("grounding", "train.jsonl:1", f"'{new_}'", rf"data\.columns={{{old_}: {new_}}}", f"--columns {old_}={new_}",
+            name=f"EasyR1 {new_}")(lambda p, old=old_, new=new_: _easyr1(p, old, new))
+
+
 @mistake("classification", "train.jsonl", "'lable'", "'label'", "rename")
 def column_misspelt_label(p):
     for rows in (p.train, p.heldout):

@@ -105,7 +105,7 @@ def _example(value: Any) -> str:
 def _by_task(rows: Sequence[CheckedRow], task: Task | None) -> list[tuple[Task | None, list[int]]]:
     groups: dict[int, tuple[Task | None, list[int]]] = {}
     for n, row in enumerate(rows):
-        if row.row and not (task and row.sample is None):
+        if row.row and not row.error and not (task and row.sample is None):
             own = task.of(row.sample) if task and row.sample else task
             groups.setdefault(id(own), (own, []))[1].append(n)
     return list(groups.values())

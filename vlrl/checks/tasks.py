@@ -374,7 +374,7 @@ def media_problems(task: Task, sample: Sample) -> Iterator[Finding]:
     else:
         for column in unshown_columns(sample, FIELDS, MEDIA_FIELDS)[:1]:
             yield Finding(message=f"the prompt does not show all media of the row, {named_media(sample.row, column)}: "
-                          f"{unshown_advice(column, MEDIA_FIELDS)}", id=sample.id, level="warning")
+                          f"{unshown_advice(column, MEDIA_FIELDS, sample.row[column])}", id=sample.id, level="warning")
     shown = [part.get("type") for m in task_messages(task, sample) if not isinstance(m["content"], str)
              for part in m["content"] if part.get("type") != "text"]
     has = [media.kind for media in sample.media]

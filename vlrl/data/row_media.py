@@ -13,6 +13,7 @@ from vlrl.data.embedded import MEDIA_HASH, EmbeddedMedia, without_bytes
 from vlrl.types import Media, Sample
 
 _SUFFIX = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|mp4|m4v|avi|mov|mkv|webm|mpe?g|ts)(\?[^\s/]*)?$", re.I)
+_VIDEO_SUFFIX = re.compile(r"\.(mp4|m4v|avi|mov|mkv|webm|mpe?g|ts)(\?[^\s/]*)?$", re.I)
 _INLINE = re.compile(r"data:(image|video)/", re.I)
 _CALLED = re.compile(r"image|img|photo|pic|frame|screenshot|video|clip|scan", re.I)
 """Matches names of columns that usually hold media, even if the file names have no suffix."""
@@ -41,7 +42,7 @@ def unshown_problem(sample: Sample, canonical: Collection[str], media_fields: Co
     if not columns:
         return ""
     return (f"the prompt shows no image or video, and {named_media(sample.row, columns[0])}: "
-            f"{unshown_advice(columns[0], media_fields)}")
+            f"{unshown_advice(columns[0], media_fields, sample.row[columns[0]])}")
 
 
 def named_media(row: Mapping[str, Any], column: str) -> str:
@@ -51,12 +52,27 @@ def named_media(row: Mapping[str, Any], column: str) -> str:
     return f"the column {column!r} names media ({shown if len(shown) <= 80 else shown[:77] + '...'})"
 
 
-def unshown_advice(column: str, media_fields: Collection[str]) -> str:
-    """Returns the end of an error message about a media column that no prompt shows: what the user can do."""
+def unshown_advice(column: str, media_fields: Collection[str], value: Any) -> str:
+    """Returns the end of an error message about a media column that no prompt shows: what the user can do. `value` is
+    the value of the column in a row."""
     if column in media_fields:
         return "the task's sample_from_row drops it: pass it to the Sample as media"
-    return (f"media are read only from {', '.join(media_fields)}. Rename the column, or move it into 'meta' if no "
-            "prompt should show it")
+    return (f"media are read only from {', '.join(media_fields)}. Rename the column, set "
+            f"{column_setting({media_field(value): column})}, or move it into 'meta' if no prompt should show it")
+
+
+def column_setting(columns: Mapping[str, str]) -> str:
+    """Returns the settings that map fields to columns: "data.columns={image: file} (--columns image=file)"."""
+    options = " ".join(f"--columns {field}={column}" for field, column in columns.items())
+    return f"data.columns={{{', '.join(f'{field}: {column}' for field, column in columns.items())}}} ({options})"
+
+
+def media_field(value: Any) -> str:
+    """Returns the field of a row that a value with media belongs to: video, images for a list, else image."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    if isinstance(first, str) and _VIDEO_SUFFIX.search(first):
+        return "video"
+    return "images" if isinstance(value, (list, tuple)) else "image"
 
 
 def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:

@@ -28,6 +28,7 @@ from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Media, Sample
 
+_SOURCES = Table({"column_hint": "vlrl.data.sources.misspelt:column_hint"})
 _VIDEO = Table({"frame_times": "vlrl.data.video.sampling:frame_times"})
 MEDIA_FIELDS = ("image", "images", "video")
 _ABSENT = re.compile(r"(row '[^']*': )(\w+)=None ")
@@ -60,6 +61,8 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Me
     is negative or not finite, unknown `coordinates`, or text that is not Unicode."""
     sample_id = row.get("id")
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int)) or sample_id == "":
+        if "id" not in row and (hint := _SOURCES["column_hint"](row)):
+            raise DataError(f"the fields match no known format: {short(', '.join(map(str, row)))}; {hint}")
         if row and "id" not in row and not row.keys() & FIELDS:
             raise DataError(f"the fields match no known format: {short(', '.join(map(str, row)))}. Name them as in "
                             "docs/data.md, or map them, e.g. --columns image=photo "

@@ -136,7 +136,7 @@ def assumed_form(formats: Iterable[str], fields: Iterable[str], name: str = "aut
     """Returns a sentence that says in which form boxes of other projects' formats were read; "" for canonical rows,
     rows without boxes, and if data.boxes (`name`) names the form. `formats` and `fields` are the recognised formats and
     the fields of the rows."""
-    foreign = any(not one.startswith("canonical") for one in formats)
+    foreign = any(not one.startswith(("canonical", "no known")) for one in formats)
     if name != "auto" or not foreign or not {"boxes", "box", "points"} & set(fields):
         return ""
     return ("boxes and points without a stated unit are read as pixels of the original images, and nothing in the file "

@@ -17,6 +17,7 @@ from vlrl.data.sources.answer_types import AnswerTrend, TypeTable, settle_type
 from vlrl.data.sources.box_forms import boxes_to_pixels
 from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.folders import records
+from vlrl.data.sources.misspelt import column_hint
 from vlrl.data.sources.unread import forget_shapes, unread_columns
 from vlrl.data.turns import are_tools, tools_of
 from vlrl.data.values import short, unpacked
@@ -117,11 +118,11 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     placed: Placed = []
     for where, id, record in entries:
         if shapes is not None and not isinstance(record, DataError):
-            shapes[_TABLES["shape_of"](record, name if format != "auto" else recognised_format(record) or name)] += 1
+            known = name if format != "auto" else recognised_format(record)
+            unknown = known is None and name == "canonical" and "id" not in record
+            shapes["no known format" if unknown else _TABLES["shape_of"](record, known or name)] += 1
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
-            record = {"id": id, **record} if record.keys() & _CONTENT else DataError(
-                f"the columns match no known format: {short(', '.join(record))}. Name them as in docs/data.md, or map "
-                "them, e.g. --columns image=photo --columns xmin=left_edge")
+            record = {"id": id, **record} if record.keys() & _CONTENT else _unknown_columns(record)
         record_rows = rows_as(record, name, RecordSource(id, root or path.parent, roots, boxes), sure=format != "auto")
         placed += [(len(placed) + n, where, row) for n, row in enumerate(record_rows)]
     placed = sorted((format_named(name).together or list)(placed), key=lambda entry: entry[0])
@@ -129,6 +130,12 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
         unique_ids(path, [row for *_, row in placed], set() if taken is None else taken)
     tendency = AnswerTrend.of(row for *_, row in placed)
     return [(where, settle_type(row, tendency, answer_type, types)) for _, where, row in placed]
+
+
+def _unknown_columns(record: Mapping[str, Any]) -> DataError:
+    hint = column_hint(record)
+    return DataError(f"the columns match no known format: {short(', '.join(record))}" + (f"; {hint}" if hint else (
+        ". Name them as in docs/data.md, or map them, e.g. --columns image=photo --columns xmin=left_edge")))
 
 
 def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set[str]) -> None:
@@ -164,18 +171,28 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSour
     """Converts a record to rows. `name` is the format in which the file is read. If the record belongs to another
     format, it is read in the format `name` with `sure`, and gives a DataError without `sure`."""
     if sure or name == "canonical" or isinstance(record, DataError):
-        return canonical_rows(record, name, source)
+        return _with_hint(canonical_rows(record, name, source), record, source)
     known, own = format_named(name), recognised_format(record)
     plain = {k: v for k, v in record.items() if k != "id"}  # others have ids too
     asks = (own is None or known.refuse) and any(_recognises(known, r) for r in (record, plain))
     if own == name or asks:
-        return canonical_rows(record, name, source)
+        return _with_hint(canonical_rows(record, name, source), record, source)
     if own is None and (empty := _TABLES["unanswered"](record)):
         return [empty]
     of = f"format {own}" if own else f"no known format ({short(', '.join(record))})"
+    hint = column_hint(record, source) if own is None else ""
     return [DataError(f"the fields of the row are those of {of}, but most of the file's rows are of format "
                       f"{name}. Fix the row, move it to another file, or read all rows in one format: "
-                      f"data.format={name} (--format {name})")]
+                      f"data.format={name} (--format {name})" + (f"; {hint}" if hint else ""))]
+
+
+def _with_hint(rows: Sequence[Row | DataError], record: Mapping[str, Any] | DataError, source: RecordSource
+               ) -> Sequence[Row | DataError]:
+    """The rows of a record; if there is only an error, it also names the columns that are probably misspelt."""
+    if len(rows) != 1 or isinstance(record, DataError) or not isinstance(rows[0], DataError):
+        return rows
+    hint = column_hint(record, source)
+    return [DataError(f"{rows[0]}; {hint}")] if hint else rows
 
 
 def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
