@@ -134,6 +134,20 @@ def test_a_function_that_gets_boxes_in_other_units_is_named(tmp_path, monkeypatc
         assert bool(found) == said and (not said or "has no parameter `to_pixels`" in found[0])
 
 
+@pytest.mark.parametrize(("body", "level"), [
+    ("[1.0] * len(completions)", "error"), ("[1 / completions.count(c) for c in completions]", "warning"),
+    ("[float(len(c)) for c in completions]", None)])
+def test_a_constant_function_of_a_group_is_an_error(body, level, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.py").write_text(f"def f(completions, **columns): return {body}\n")
+    Path("rows.jsonl").write_text(json.dumps({"question": "Where?", "answer": "here"}))
+    config = config_of({"task": {"name": "rows", "parts": ["r.py:f"]}, "model": {"name": "x"},
+                        "data": {"train": "rows.jsonl"}})
+    task = make_task(config)
+    samples = TaskSamples(task, task_samples(task, "train"), config.limits)
+    assert [f.level for f in task_findings(samples) if f.rule == "constant"] == ([level] if level else [])
+
+
 @pytest.mark.parametrize(("row", "truth"), [
     ({"answer": 4}, 4), ({"solution": "a", "label": "b"}, "a"), ({"reward_model": {"ground_truth": "x"}}, "x"),
     ({"ground_truth": None, "label": 0}, 0), ({}, None)])

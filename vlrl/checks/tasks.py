@@ -281,12 +281,21 @@ def _constant(samples: TaskSamples) -> Iterator[Finding]:
             yield Finding(message=f"each of {len(trials)} different answers earns {value:g}: nothing can be learned "
                                   "from a constant reward: a better answer must earn "
                                   "more", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text),
-                          level="warning" if together else "error")
+                          level="warning" if together and _compares(samples) else "error")
         elif not any(value for t in trials for value in t.first.parts.values()):
             yield Finding(message=f"each of {len(trials)} different answers earns 0, those that repeat a value of the "
                           "row included. If one of them is right, correct the reward; else give the task an `oracle`, "
                           "and its perfect answer is checked", id=trials[0].prompted.sample.id,
                           text=shorten(trials[-1].text), level="warning")
+
+
+def _compares(samples: TaskSamples) -> bool:
+    """Whether `score_group` gives different rewards to a group of all answers tried, one of them twice."""
+    trials = samples.trials
+    own = [trial.text for trial in trials if trial.prompted is trials[0].prompted]
+    with original_pixels(samples.task):
+        scores = score_group(samples.task, trials[0].prompted.scored, [answer_of(text) for text in (*own, own[0])], 0)
+    return len({score.reward for score in scores}) > 1
 
 
 def _range(samples: TaskSamples) -> Iterator[Finding]:
