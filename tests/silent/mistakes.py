@@ -406,7 +406,7 @@ def prompt_without_tag(p):
     p.files["own.py"] += '\n    def oracle(self, sample):\n        return f"<answer>{sample[\'answer\']}</answer>"\n'
 
 
-@mistake("qa", "<answer>", "Ask for <answer>", name="a prompt without its tag, no oracle")
+@mistake("qa", "<answer>", "Ask for <answer>", stops=False, name="a prompt without its tag, no oracle")
 def prompt_without_tag_alone(p):
     p.own_task('return {"right": float(f"<answer>{sample[\'answer\']}</answer>" in answer.text)}')
 

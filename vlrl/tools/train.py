@@ -82,17 +82,19 @@ def run_to_end(config: Config, supervised: bool = False, callbacks: Sequence[Any
                               "or remove them with stages=[]")
         return _run_stages(config)
     start = _checked(config, supervised)  # before torch is imported
-    from vlrl.training.session import Session
+    given: dict[str, Any] = {"start": start}
+    if callbacks:
+        from vlrl.training.session import Session
 
-    make_session: Any = partial(Session, own_callbacks=callbacks) if callbacks else Session
+        given["make_session"] = partial(Session, own_callbacks=callbacks)
     if supervised:
         from vlrl.training import sft
 
-        session = sft.train(config, make_session, start)
+        session = sft.train(config, **given)
     else:
         from vlrl.training import loop
 
-        session = loop.train(config, make_session=make_session, start=start)
+        session = loop.train(config, **given)
     if not session.complete:
         raise KeyboardInterrupt(f"stopped after {session.done} of {session.config.steps} steps; the same call resumes "
                                 f"from the checkpoint in {session.folder.checkpoints}")

@@ -1,7 +1,7 @@
 """Names the columns of an unreadable record that are probably misspelt or have an unknown name.
 
-    column_hint({"images": ["a.png"], "problem": "<image>Find the mug.", "anwser": "[1, 2, 30, 40]"})
-    # "the column 'anwser' may be the field 'answer': rename it, or set data.columns={answer: anwser} (...)" """
+    column_hint({"images": ["a.png"], "problem": "<image>Find the mug.", "answr": "[1, 2, 30, 40]"})
+    # "the column 'answr' may be the field 'answer': rename it, or set data.columns={answer: answr} (...)" """
 
 from __future__ import annotations
 
