@@ -218,6 +218,12 @@ def test_settings_of_each_form(folder):
     assert larger["model"] == {"name": "Qwen/Qwen2.5-VL-32B-Instruct"}
     other = settings_of(model="org/Other", data="rows.jsonl", reward="rewards.py:right")
     assert other["model"] == {"name": "org/Other"} and "extends" not in other
+    with_rows = {"data": {"train": "rows.jsonl", "heldout": "other.jsonl"}, "task": "qa", "model": {"name": "x"}}
+    shared = config_of(settings_of(config=with_rows, heldout=0.3, settings={"run.dir": "r"}))
+    assert (shared.data.train, shared.data.heldout, shared.data.heldout_share) == ("rows.jsonl", "", 0.3)
+    assert config_of(settings_of(config=with_rows, heldout="rows.jsonl")).data.heldout == "rows.jsonl"
+    inert = config_of(with_rows, **{"data.heldout_share": 0.3})
+    assert [name for name, *_ in inert.data.inert(inert)] == ["data.heldout_share"]
     added = config_of(settings_of(config="quickstart.yaml", reward="rewards.py:right"))
     assert added.task.name == "grounding" and [p.name for p in added.task.parts] == ["rewards.py:right"]
     assert added.run.dir == "runs/quickstart" and added.data.heldout_share == 0

@@ -108,7 +108,9 @@ class DataSettings(Settings):
         return value
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields (name, value, reason) for data.shuffle_buffer if this setting has no effect."""
+        """Yields (name, value, reason) for data.shuffle_buffer and data.heldout_share if they have no effect."""
+        if self.heldout and self.heldout_share:
+            yield "data.heldout_share", self.heldout_share, f"data.heldout={self.heldout} is evaluated on instead"
         sampler, buffer = config.curriculum.name, self.shuffle_buffer
         if self.stream and sampler != "uniform":
             yield ("data.shuffle_buffer", buffer, f"curriculum.name={sampler} draws the prompts in its own order, and "

@@ -288,3 +288,16 @@ def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any)
         return ""
     return (f"{len(idle)} of {len(inside)} trained tensors of the vision tower come after layer {read} of {layers}, "
             f"whose output this model uses (vision_feature_layer={chosen}): they count as trained but never change")
+
+
+HUB_NAMES = (
+    *(f"Qwen/Qwen2-VL-{size}-Instruct" for size in ("2B", "7B", "72B")),
+    *(f"Qwen/Qwen2.5-VL-{size}-Instruct" for size in ("3B", "7B", "32B", "72B")),
+    *(f"Qwen/Qwen3-VL-{size}-{kind}" for size in ("2B", "4B", "8B", "32B") for kind in ("Instruct", "Thinking")),
+    *(f"HuggingFaceTB/SmolVLM-{size}Instruct" for size in ("256M-", "500M-", "")),
+    *(f"HuggingFaceTB/SmolVLM2-{size}-Instruct" for size in ("256M-Video", "500M-Video", "2.2B")),
+    "HuggingFaceM4/Idefics3-8B-Llama3",
+    *(f"llava-hf/llava-onevision-qwen2-{size}-ov-hf" for size in ("0.5b", "7b", "72b")),
+    *(f"OpenGVLab/InternVL3-{size}-hf" for size in ("1B", "2B", "8B", "14B")),
+)
+"""Names of models on the Hub that are suggested for a misspelt name."""

@@ -10,20 +10,10 @@ from pathlib import Path
 
 from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, did_you_mean
+from vlrl.models.families import HUB_NAMES
 from vlrl.models.model_config import cached_file, embedded
 from vlrl.store.files import read_json
 
-KNOWN = (
-    *(f"Qwen/Qwen2-VL-{size}-Instruct" for size in ("2B", "7B", "72B")),
-    *(f"Qwen/Qwen2.5-VL-{size}-Instruct" for size in ("3B", "7B", "32B", "72B")),
-    *(f"Qwen/Qwen3-VL-{size}-{kind}" for size in ("2B", "4B", "8B", "32B") for kind in ("Instruct", "Thinking")),
-    *(f"HuggingFaceTB/SmolVLM-{size}Instruct" for size in ("256M-", "500M-", "")),
-    *(f"HuggingFaceTB/SmolVLM2-{size}-Instruct" for size in ("256M-Video", "500M-Video", "2.2B")),
-    "HuggingFaceM4/Idefics3-8B-Llama3",
-    *(f"llava-hf/llava-onevision-qwen2-{size}-ov-hf" for size in ("0.5b", "7b", "72b")),
-    *(f"OpenGVLab/InternVL3-{size}-hf" for size in ("1B", "2B", "8B", "14B")),
-)
-"""Names of models on the Hub that are suggested for a misspelt name."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CONFIGS = ("config.json", "adapter_config.json")
 _PATIENCE_S = 5.0
@@ -81,16 +71,16 @@ def _no_hub_name(name: str) -> str:
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
     if looks_local:
         return f"this folder does not exist (looked for {os.path.abspath(os.path.expanduser(name))})"
-    owner = next((known for known in KNOWN if known.partition("/")[2].lower() == name.lower()), "")
+    owner = next((known for known in HUB_NAMES if known.partition("/")[2].lower() == name.lower()), "")
     near = f" Did you mean '{owner}'?" if owner else _similar(name)
     return (f"there is no folder of this name, and a model on the Hub has an owner and a name, as in "
-            f"{KNOWN[3]}.{near}")
+            f"{HUB_NAMES[3]}.{near}")
 
 
 def _check_hub_name(name: str, what: str) -> None:
     if any(cached_file(name, file) for file in _CONFIGS):
         return
-    near = "" if name in KNOWN else _similar(name)
+    near = "" if name in HUB_NAMES else _similar(name)
     if _offline():
         raise ConfigError(f"{what} is not in the local Hub cache, there is no folder of this name, and HF_HUB_OFFLINE "
                           f"is set, so it cannot be downloaded.{near} Unset HF_HUB_OFFLINE, download the model first "
@@ -109,9 +99,9 @@ def _check_hub_name(name: str, what: str) -> None:
 
 def _similar(name: str) -> str:
     """A suggestion for a misspelt name; owners are compared only if the name alone is not similar to a known one."""
-    alone = {known.partition("/")[2].lower(): known for known in KNOWN}
+    alone = {known.partition("/")[2].lower(): known for known in HUB_NAMES}
     words = get_close_matches(name.rpartition("/")[2].lower(), alone, n=1)
-    return f" Did you mean '{alone[words[0]]}'?" if words else did_you_mean(name, KNOWN)
+    return f" Did you mean '{alone[words[0]]}'?" if words else did_you_mean(name, HUB_NAMES)
 
 
 def _offline() -> bool:

@@ -34,7 +34,6 @@ from vlrl.tools.start.source import named
 from vlrl.training.build_task import make_task
 from vlrl.types import Answer
 
-EMBEDDED = "embedded/tiny-qwen3-vl"
 HELDOUT_SHARE = 0.1
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TRIED = ("", "1", "<answer>1</answer>")
@@ -59,19 +58,20 @@ def settings_of(*, config: Any = None, model: Any = None, data: Any = None, rewa
     tree: dict[str, Any] = {}
     rows: dict[str, Any] = {}
     data, heldout = _splits(data, heldout)
+    roots: list[str] = []
     if data is not None:
         rows["train"], roots = _source(data, "data", cache)
-        if isinstance(heldout, (int, float)) and not isinstance(heldout, bool):
-            rows["heldout_share"] = heldout
-        elif heldout is not None:
-            rows["heldout"], more = _source(heldout, "heldout", cache)
-            roots = list(dict.fromkeys([*roots, *more]))
-        elif config is None and not _at(own, "data", "heldout"):
-            rows["heldout_share"] = HELDOUT_SHARE
-        if roots:
-            rows["media_roots"] = roots
-    elif heldout is not None:
+    elif heldout is not None and config is None:
         raise ConfigError("heldout is given, but data is not: name the training rows with data (--data)")
+    if isinstance(heldout, (int, float)) and not isinstance(heldout, bool):
+        rows |= {"heldout": "", "heldout_share": heldout} if config is not None else {"heldout_share": heldout}
+    elif heldout is not None:
+        rows["heldout"], more = _source(heldout, "heldout", cache)
+        roots = list(dict.fromkeys([*roots, *more]))
+    elif config is None and not _at(own, "data", "heldout"):
+        rows["heldout_share"] = HELDOUT_SHARE
+    if roots:
+        rows["media_roots"] = roots
     task = _task(config, reward, prompt, own, cache)
     base = _base(config, model)
     tree |= {"model": {"name": str(model)}} if model is not None and not _is_preset(base, model) else {}
@@ -199,9 +199,11 @@ def _base(config: Any, model: Any) -> dict[str, Any]:
 
 
 def _presets() -> dict[str, str]:
-    """The shipped config of each model: its name below configs/ -> model.name."""
-    return {f"models/{path.name}": str(_at(parse(path.read_text("utf-8")) or {}, "model", "name"))
-            for path in shipped_configs() if path.parent.name == "models"}
+    """The shipped config of each model: its name below configs/ -> model.name. tiny.yaml is that of the embedded
+    model."""
+    paths = {path: f"models/{path.name}" if path.parent.name == "models" else path.name for path in shipped_configs()
+             if path.parent.name == "models" or (path.name == "tiny.yaml" and path.parent.name == "configs")}
+    return {name: str(_at(parse(path.read_text("utf-8")) or {}, "model", "name")) for path, name in paths.items()}
 
 
 def _series(model: str) -> str:
@@ -211,8 +213,7 @@ def _series(model: str) -> str:
 
 def _is_preset(base: Mapping[str, Any], model: Any) -> bool:
     """Whether the settings that a run is laid on name its model."""
-    extends = str(base.get("extends"))
-    return model == (EMBEDDED if extends == "tiny.yaml" else _presets().get(extends))
+    return model == _presets().get(str(base.get("extends")))
 
 
 def _folder(config: Any, file: str, data: Any, task: Mapping[str, Any]) -> str:
